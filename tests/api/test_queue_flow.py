@@ -195,7 +195,7 @@ def test_an_edited_priority_class_acts_while_the_job_trains(team: Team) -> None:
     team.cluster.kubectl("-n", team.namespace, "label", "hpjob", "ranked", f"{CLASS}=higher", "--overwrite")
     team.until(lambda: ranks() == {0: (2000, "higher"), 1: extra, 2: extra}, "the priorities to follow", "ranked")
     team.cluster.kubectl("-n", team.namespace, "label", "hpjob", "ranked", f"{CLASS}-")
-    pending = "the edited priority acts when the job is suspended and resumed"
+    pending = "the edited priority takes effect when the job is suspended and resumed"
     team.until(lambda: pending in team.warning("ranked"), "what Kueue refuses to be told", "ranked")
     assert {number: body["metadata"]["uid"] for number, body in team.workloads("ranked").items()} == before
 

@@ -83,7 +83,7 @@ TROUBLES: list[tuple[str, dict[str, Any], str, str, tuple[str, ...]]] = [
         {"command": CRASHING_SCRIPT},
         "Faulted",
         "WorkerCrash",
-        ("the learning rate is missing", "failures in a row", "next try"),
+        ("the learning rate is missing", "failures in a row", "next attempt"),
     ),
 ]
 

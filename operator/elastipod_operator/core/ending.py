@@ -1,4 +1,4 @@
-"""The end of a job: what becomes of its pods, and its deletion."""
+"""The end of a job: its pods, its deletion."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ SIDECAR_GRACE = timedelta(seconds=60)
 SIDECAR_RUNS = "a container still runs a minute after the end of the job"
 NAMED_PODS = 3
 DELETION_LIMIT = timedelta(seconds=30)
-# What a kubelet leaves the containers of a pod after that; 0 would be removal by force.
+# The grace period of a pod after that; 0 would delete it by force.
 KILL_GRACE = timedelta(seconds=1)
-# A kubelet needs some seconds to end a pod at once; what takes longer is told.
+# A kubelet needs some seconds to kill a pod; a longer delay is reported.
 BLOCKED_AFTER = timedelta(seconds=30)
 
 Parts = tuple[Record, tuple[Action, ...], datetime | None]
 
 
 def plan_end(snapshot: Snapshot, record: Record, replicas: Replicas) -> Parts:
-    """Let every agent go, then treat the pods as cleanPodPolicy says, then the job itself as its time to live says."""
+    """Shut the agents down, keep or delete the pods (cleanPodPolicy), and delete the job when its time to live is over."""
     policy = snapshot.job.policy
-    # Where the spec cannot be read, nobody knows what the user wants done with the pods: they stay.
+    # Without a valid spec, the user's cleanPodPolicy is unknown: keep the pods.
     clean = policy.clean_pods if policy else CleanPodPolicy.NONE
     ended_at = record.ended_at or snapshot.now
     actions: list[Action] = []
@@ -68,28 +68,28 @@ def _to_be_deleted(clean: CleanPodPolicy, record: Record, replica: Replica) -> b
 
 
 def _has_finished(record: Record, replica: Replica) -> bool:
-    """Whether a replica's work is done, as far as anything tells: an operator that just began has not heard its agent."""
+    """Whether a replica has finished. A new operator that has not heard its agent yet trusts the outcome."""
     if _container_has_ended(replica) or replica.agent.state in (AgentState.COMPLETED, AgentState.SHUTDOWN):
         return True
     return replica.agent.state is None and record.outcome == "Completed" and replica.id in record.members
 
 
 def _has_run(replica: Replica) -> bool:
-    """Whether there is anything to keep of a pod: one whose agent never began has no logs and would only begin later."""
+    """Whether a pod ever ran: otherwise it has no logs to keep, and its agent could still start later."""
     container = replica.pod.container
     return replica.pod.started or replica.pod.ended or (container is not None and container.has_run)
 
 
 def _container_has_ended(replica: Replica) -> bool:
-    """Whether the agent's container is over. The phase of the pod says so only some time later."""
+    """Whether the agent's container has ended. The phase of the pod follows some time later."""
     return replica.pod.ended or (replica.pod.container is not None and replica.pod.container.ended)
 
 
 def plan_deletion(snapshot: Snapshot, record: Record, replicas: Replicas) -> Parts:
-    """Delete quickly: workers are ended at once, pods deleted, the finalizer taken off when they are gone.
+    """Delete quickly: stop the workers, delete the pods, and remove the finalizer when they are gone.
 
-    With annotation elastipod.io/drain-on-delete the workers get the graceful time-out for a last checkpoint. After 30 s
-    kubelets have to end at once what is left; what is gone is removed by force.
+    With annotation elastipod.io/drain-on-delete the workers get the graceful time-out for a last checkpoint. After 30 s the
+    kubelets must kill what still runs, and pods that cannot run again are deleted by force.
     """
     since = snapshot.job.deleting_since or snapshot.now
     grace = _drain_time(snapshot)
@@ -111,10 +111,10 @@ def plan_deletion(snapshot: Snapshot, record: Record, replicas: Replicas) -> Par
 
 
 def _kill(replica: Replica, now: datetime) -> list[Action]:
-    """Have a pod ended without further delay.
+    """End a pod without further delay.
 
-    Its object goes by force only where that leaves nothing running: its containers have ended, or its node is gone. Elsewhere
-    the kubelet is told to kill what still runs, and confirms that by taking the object away.
+    Its object is deleted by force only if that leaves nothing running: its containers have ended, or its node is gone.
+    Otherwise the kubelet kills what still runs and confirms it by removing the object.
     """
     pod = replica.pod
     if replica.cannot_run_again:
@@ -126,12 +126,12 @@ def _kill(replica: Replica, now: datetime) -> list[Action]:
 
 
 def deletion_notes(deletions: Sequence[DeletePod]) -> tuple[JobEvent, ...]:
-    """Give the Events for deletions that a user would not expect: by force, and of pods with a sidecar (29)."""
+    """Give the Events for deletions that a user would not expect: by force, and of pods with a sidecar."""
     forced = [action for action in deletions if action.force]
     kept_alive = [action for action in deletions if action.reason == SIDECAR_RUNS and not action.force]
     events: list[JobEvent] = []
     if forced:
-        text = "removed by force, for no kubelet does it any more; on a node that is cut off its containers may run on until it is back"
+        text = "deleted by force, because no kubelet does it; on a disconnected node its containers may run until the node is back"
         events.append(
             JobEvent(Reason.POD_FORCE_DELETED, f"{_pod_names(forced)} ({forced[0].reason}): {text}", warning=True)
         )
@@ -139,7 +139,7 @@ def deletion_notes(deletions: Sequence[DeletePod]) -> tuple[JobEvent, ...]:
         events.append(
             JobEvent(
                 Reason.SIDECAR_STILL_RUNS,
-                f"{_pod_names(kept_alive)} deleted: {SIDECAR_RUNS}, and would hold its devices",
+                f"{_pod_names(kept_alive)} deleted: {SIDECAR_RUNS} and would keep its devices",
             )
         )
     return tuple(events)
@@ -152,12 +152,12 @@ def _pod_names(deletions: Sequence[DeletePod]) -> str:
 
 
 def deletion_due_at(snapshot: Snapshot) -> datetime:
-    """Give until when the pods of a job that is being deleted may take to end."""
+    """Give when the pods of a job that is being deleted must have ended."""
     return (snapshot.job.deleting_since or snapshot.now) + _drain_time(snapshot) + DELETION_LIMIT
 
 
 def blocked_deletion(snapshot: Snapshot, replicas: Replicas) -> str:
-    """Say what holds the deletion of a job up when its pods should be gone for a while; empty when nothing does."""
+    """Say what blocks the deletion of a job after its pods should have ended; empty when nothing does."""
     if snapshot.job.deleting_since is None or snapshot.now < deletion_due_at(snapshot) + BLOCKED_AFTER:
         return ""
     left = sorted((r for r in replicas.by_id.values() if not r.cannot_run_again), key=lambda r: r.id)
@@ -167,8 +167,8 @@ def blocked_deletion(snapshot: Snapshot, replicas: Replicas) -> str:
     node = snapshot.nodes.get(pod.node)
     why = "its kubelet has not ended it" if node is not None and node.ready else "its node is not ready"
     return (
-        f"pod {pod.name}{more} on node {pod.node or '(none)'} is to go, but {why}; the job goes when the pod has ended, or when "
-        f"its node is deleted, tainted as out of service, or not ready for {drain_grace(snapshot).total_seconds():g} s"
+        f"pod {pod.name}{more} on node {pod.node or '(none)'} should have ended, but {why}; the job is deleted when the pod has ended, "
+        f"or when its node is deleted, tainted as out of service, or not ready for {drain_grace(snapshot).total_seconds():g} s"
     )
 
 
@@ -178,8 +178,8 @@ def _drain_time(snapshot: Snapshot) -> timedelta:
 
 
 KEPT_TEXT = (
-    "spec.runPolicy.ttlSecondsAfterFinished is 0, which means that the job is kept; set it to 1 or more to have the job deleted so "
-    "many seconds after its end"
+    "spec.runPolicy.ttlSecondsAfterFinished is 0, which means that the job is kept; set it to 1 or more to delete the job that many "
+    "seconds after its end"
 )
 
 

@@ -14,14 +14,15 @@ from .reasons import NO_REASON, AnyReason, Reason, ReasonAndMessage
 from .record import Record, RestartMode, RestartWindow, Transition, TransitionKind
 from .snapshot import Policy
 from .time_order import earliest
+from .wording import counted
 
-# So many recoveries in a row that brought no newer step are a job that does not progress.
+# A job that reached no newer step in this many consecutive recoveries does not progress.
 NO_PROGRESS_LIMIT = 3
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetCheck:
-    """A recovery whose budgets were looked at. reason and message: why the job ends; empty when it goes on."""
+    """A recovery whose budgets were checked. reason and message: why the job ends; empty when it continues."""
 
     record: Record
     reason: AnyReason = NO_REASON
@@ -31,7 +32,7 @@ class BudgetCheck:
 
 
 def close_window(record: Record, policy: Policy, now: datetime) -> Record:
-    """Begin a new evaluation window when the present one is over; never between a fault and what follows from it."""
+    """Begin a new evaluation window when the present one is over, but not during a transition."""
     end = window_end(record, policy)
     if end is None or now < end or record.transition is not None:
         return record
@@ -39,15 +40,15 @@ def close_window(record: Record, policy: Policy, now: datetime) -> Record:
 
 
 def window_end(record: Record, policy: Policy) -> datetime | None:
-    """Give the end of the present evaluation window; None when nothing was counted in it."""
+    """Give the end of the present evaluation window; None when it has counted no restart."""
     return record.window.since + policy.eval_period if record.window.since is not None else None
 
 
 def check_budgets(record: Record, replicas: Replicas, policy: Policy, now: datetime) -> BudgetCheck:
-    """Decide once for each recovery what it costs and how far it reaches.
+    """Decide what a recovery costs and how far it reaches, once for each recovery.
 
-    Asked when every member is accounted for: by then it is known whether a lost node, which never counts, was behind the
-    failures of the workers. The answer is in the record before anything follows from it.
+    The check waits until every member is accounted for. By then it is known whether a lost node, which never counts, caused
+    the failures of the workers. The result is recorded before the operator acts on it.
     """
     transition = record.transition
     assert transition is not None
@@ -63,19 +64,19 @@ def check_budgets(record: Record, replicas: Replicas, policy: Policy, now: datet
 
 
 def does_not_progress(record: Record) -> bool:
-    """Whether recoveries follow each other without a newer step."""
+    """Whether consecutive recoveries reached no newer step."""
     return record.stalled_recoveries >= NO_PROGRESS_LIMIT
 
 
 def _why_everything(record: Record, transition: Transition, policy: Policy) -> str:
-    """Say why all pods are made anew; empty when they are not. A worker may ask for it also when it is not to blame."""
+    """Say why all pods are recreated; empty when they are not. A worker may request this even if it did not cause the fault."""
     if transition.reach is RestartMode.JOB:
-        return "a worker asked for a job-level restart: all pods are made anew"
+        return "a worker requested a job-level restart: all pods are recreated"
     if not transition.uses_budget or not _is_full_restart_due(record, policy):
         return ""
     return (
-        f"{record.window.restarts} restarts within {policy.eval_period.total_seconds():g} s, more than "
-        f"numRestartBeforeFullJobRestart {policy.restarts_before_full}: all pods are made anew"
+        f"{counted(record.window.restarts, 'restart')} within {policy.eval_period.total_seconds():g} s, more than "
+        f"numRestartBeforeFullJobRestart {policy.restarts_before_full}: all pods are recreated"
     )
 
 
@@ -89,8 +90,8 @@ def _why_it_ends(record: Record, policy: Policy) -> ReasonAndMessage | None:
     if policy.max_retries is not None and record.retries > policy.max_retries:
         return transition.cause, f"spec.runPolicy.jobMaxRetryCount {policy.max_retries} is used up"
     if policy.max_retries is None and record.best_step >= 0 and does_not_progress(record):
-        text = f"{record.stalled_recoveries} recoveries brought no step newer than {record.best_step}"
-        return Reason.NO_PROGRESS, f"{text}; set spec.runPolicy.jobMaxRetryCount to have it tried that often"
+        text = f"the last {record.stalled_recoveries} recoveries reached no step after {record.best_step}"
+        return Reason.NO_PROGRESS, f"{text}; set spec.runPolicy.jobMaxRetryCount to allow more attempts"
     limit = policy.max_full_restarts
     is_full = transition.reach is RestartMode.JOB or _is_full_restart_due(record, policy)
     if is_full and limit is not None and window.full_restarts >= limit:
@@ -99,9 +100,9 @@ def _why_it_ends(record: Record, policy: Policy) -> ReasonAndMessage | None:
 
 
 def _restart_everything(record: Record, replicas: Replicas, why: str, events: tuple[JobEvent, ...]) -> BudgetCheck:
-    """A full job restart: every pod that has a place is given up, and none of them is ever taken back.
+    """Restart the whole job: give up every pod that has a node and never use it again.
 
-    It spends one of maxFullJobRestarts, unless nothing counts that a lost node caused.
+    This uses one of maxFullJobRestarts, unless the fault does not count.
     """
     transition, window = record.transition, record.window
     assert transition is not None
@@ -122,6 +123,6 @@ def _restart_everything(record: Record, replicas: Replicas, why: str, events: tu
 
 
 def next_window_end(record: Record, policy: Policy, now: datetime) -> datetime | None:
-    """Give when the evaluation window must be closed, for its counts are in the status."""
+    """Give when the evaluation window must be closed, because the status shows its counts."""
     end = window_end(record, policy)
     return earliest(end) if record.transition is None and end is not None and end > now else None

@@ -1,4 +1,4 @@
-"""Faults: what broke, whom it concerns, what it costs, and the recovery that follows."""
+"""Faults: what broke, which replicas it hit, and whether it counts against the restart budgets."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from .record import FaultyReplica, Record
 from .silence import SILENCE_LIMIT
 from .snapshot import AgentState
 
-# Workers that do not report steps have made progress when they ran this long.
+# Workers that do not report steps are taken to have made progress after this time.
 PROOF_OF_LIFE = timedelta(seconds=60)
-# Old workers are ended at once; an agent that has not managed it by then is helped (stopping.HARD_STOP_AFTER and on).
+# Time for a hard stop; after that the operator repeats it and gives the pod up (stopping.HARD_STOP_AFTER, GIVE_UP_AFTER).
 STOP_TIME = timedelta(seconds=30)
-# An agent says RUNNING in the moment in which it takes a /start, which is repeated every few seconds.
+# An agent reports RUNNING as soon as it accepts a /start, which is repeated every few seconds.
 START_LIMIT = timedelta(seconds=60)
 STARTS_TRIED = 3
 AGENT_RESTARTED = Reason.AGENT_RESTARTED
-# So many replicas of one incident are named.
+# Only this many replicas of one fault are recorded.
 MAX_FAULTY_REPLICAS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault, however many pods it hit. counted: it spends restarts of the job's budgets (worker and log-rule faults).
+    """One fault, however many pods it hit. uses_budget: it counts against the restart budgets (worker and log-rule faults).
 
-    faulty_replicas: the replicas that it began with, at most MAX_FAULTY_REPLICAS of them.
+    faulty_replicas: the replicas on which it began, at most MAX_FAULTY_REPLICAS.
     """
 
     cause: AnyReason
@@ -43,8 +43,8 @@ class Fault:
 def find_fault(record: Record, replicas: Replicas) -> Fault | None:
     """Find what ended the present generation; None while nothing did.
 
-    A lost pod or node is the root cause even when the workers of others failed too. In a drain a member that is missing
-    does no harm once any of them stands at the checkpoint, which all reach together.
+    A lost pod or node is the root cause even if workers of other pods failed too. During a drain a missing member does no harm
+    once any member has reached the checkpoint, because all members reach it together.
     """
     draining = record.transition is not None
     missing = _missing(record, replicas)
@@ -67,37 +67,37 @@ def find_fault(record: Record, replicas: Replicas) -> Fault | None:
 
 
 def _drained(replica: Replica, record: Record) -> bool:
-    """Whether its workers ended at the checkpoint; of agents of another make a stopped one is believed."""
+    """Whether its workers ended at the checkpoint. An agent that does not report a generation is believed once it is idle."""
     if not replica.is_idle or not replica.runs(record.generation):
         return False
     return replica.agent.drained or replica.agent.generation is None
 
 
 def _is_unknown(replica: Replica) -> bool:
-    """Whether an agent has not told this operator anything yet, though it may."""
+    """Whether an agent has not answered this operator yet, but still may."""
     return replica.agent.state is None and replica.health in (Health.PENDING, Health.DISRUPTED)
 
 
 def _failed_draining(replica: Replica) -> bool:
-    """Workers that fail while they are asked for a checkpoint leave their agent READY, with the failure."""
+    """Whether workers failed during the drain: their agent is then READY and reports the failure."""
     return replica.is_idle and not replica.agent.drained and replica.agent.failure is not None
 
 
 def _missing(record: Record, replicas: Replicas) -> Fault | None:
-    gone = [m for m in record.members if replicas.get(m) is None]
+    missing = [m for m in record.members if replicas.get(m) is None]
     there = [r for m in record.members if (r := replicas.get(m)) is not None]
     lost = [r for r in there if r.health is Health.LOST]
     ended = [r for r in there if r.has_no_workers and not r.finished(record.generation)]
     hit = lost or ended
     if hit:
-        # What a node or somebody else brought about is the root cause, also when others ended by themselves over it.
+        # A failure from outside is the root cause, even if other pods ended by themselves because of it.
         first = next((r for r in hit if not r.ended_by_itself), hit[0])
         more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
         faulty_replicas = _culprits(record, *(r.id for r in hit), replicas=replicas)
-        counted = all(r.ended_by_itself for r in hit)
-        return Fault(first.cause, first.detail + more, counted, tuple(r.id for r in lost), faulty_replicas)
-    if gone:
-        return Fault(Reason.POD_LOST, gone_text(gone[0]), False, (), _culprits(record, *gone, replicas=replicas))
+        uses_budget = all(r.ended_by_itself for r in hit)
+        return Fault(first.cause, first.detail + more, uses_budget, tuple(r.id for r in lost), faulty_replicas)
+    if missing:
+        return Fault(Reason.POD_LOST, gone_text(missing[0]), False, (), _culprits(record, *missing, replicas=replicas))
     return None
 
 
@@ -136,12 +136,12 @@ def _worker_fault(record: Record, faulted: list[tuple[int, Replica]]) -> Fault:
 
 
 def is_port_taken(replica: Replica, record: Record) -> bool:
-    """Whether somebody else held the port that global rank 0 was to open: the next generation has another one."""
+    """Whether another process held the port that global rank 0 needed; the next generation uses another port."""
     return replica.agent.message.startswith("EADDRINUSE") and replica.runs(record.generation)
 
 
 def first_line(message: str) -> str:
-    """Give the agent's own sentence; what its workers printed follows in further lines."""
+    """Give the agent's own sentence; the output of its workers follows on further lines."""
     return message.partition("\n")[0]
 
 
@@ -152,12 +152,12 @@ def _log_rule(reason: str) -> str:
 
 
 def _valid_reason(text: str) -> str:
-    """Make a reason that conditions and Events may carry: the agent's one may hold the name that a user gave to a rule."""
+    """Make a valid reason for conditions and Events: the agent's reason may contain the name that a user gave to a log rule."""
     return re.sub(r"[^A-Za-z0-9_]", "_", text).strip("_")
 
 
 def failure_text(replica: Replica) -> str:
-    """Say how the first failing rank of a pod ended, in one sentence; empty when its agent did not tell."""
+    """Say how the first failing rank of a pod ended, in one sentence; empty when its agent does not report it."""
     failure = replica.agent.failure
     if failure is None:
         return ""
@@ -168,7 +168,7 @@ def failure_text(replica: Replica) -> str:
     if not lines:
         return f"rank {failure.global_rank} {how}"
     if lines[-1].startswith(f"rank {failure.global_rank} "):
-        # The agent's own sentence: the worker printed nothing about its end but perhaps the error that follows the colon.
+        # The agent's own sentence; an error that the worker printed follows the colon.
         sentence, _, words = lines[-1][:300].partition(": ")
         return f"{sentence}: {quote_output(words)}" if words else sentence
     return f"rank {failure.global_rank} {how}: {quote_output(lines[-1][:300])}"
@@ -188,12 +188,12 @@ def _generation_mismatch(members: list[Replica], record: Record, replicas: Repli
             return Fault(cause, message, True, faulty_replicas=_culprits(record, replica.id, replicas=replicas))
         stopped = agent.state in (AgentState.READY, AgentState.SHUTDOWN) and not agent.drained
         if agent.generation == record.generation and stopped:
-            return Fault(Reason.WORKERS_STOPPED, f"somebody else stopped the workers of pod {name}", uses_budget=False)
+            return Fault(Reason.WORKERS_STOPPED, f"another client stopped the workers of pod {name}", uses_budget=False)
     return None
 
 
 def agent_restarted(replica: Replica, record: Record) -> bool:
-    """Whether an agent that ran this generation is a new process; an answer from before it ran is no news."""
+    """Whether an agent that ran this generation has restarted. Answers from before it ran the generation do not count."""
     agent = replica.agent
     if agent.state not in (AgentState.INIT, AgentState.READY) or agent.generation != 0 or not record.generation:
         return False
@@ -205,29 +205,29 @@ def agent_restarted(replica: Replica, record: Record) -> bool:
 
 
 def unprovoked_end(replica: Replica, record: Record) -> ReasonAndMessage | None:
-    """Give cause and sentence of the end of an agent, or of its container, that nobody else brought about; None without one."""
+    """Give the cause and message if an agent or its container ended without a cause from outside; else None."""
     if replica.ended_by_itself and not replica.finished(record.generation):
         return replica.cause, replica.detail
     if agent_restarted(replica, record):
-        what = f"has begun anew and knows nothing of generation {record.generation}: its process ended"
+        what = f"has restarted and knows nothing of generation {record.generation}: its process had ended"
         return AGENT_RESTARTED, f"the agent of pod {replica.pod.name} {what}"
     return None
 
 
 def answers_count_from(record: Record) -> datetime:
-    """Give from when on an agent's answer was surely given after all agents had answered that they run."""
+    """Give the time from which an agent's answer is certain to be later than RUNNING of all agents."""
     assert record.running_since is not None
     return record.running_since + SILENCE_LIMIT
 
 
 def _start_not_taken(members: list[Replica], record: Record, now: datetime | None) -> Fault | None:
-    """Give up on agents that answer and do not do what they are told; others, who did, wait for them.
+    """Find agents that answer but have not accepted the /start, while the other members wait for them.
 
-    When nobody took the start, it may be that no call of this operator arrives: the next generations are tried first.
+    If no agent accepted it, the calls of this operator may not arrive: then further generations are tried before pods are given up.
     """
     if record.generation_began_at is None or record.running_since is not None or now is None:
         return None
-    late = [r for r in members if (until := start_limit(r, record)) is not None and now >= until]
+    late = [r for r in members if (limit := start_limit(r, record)) is not None and now >= limit]
     if not late:
         return None
     is_running = any(r.agent.state is AgentState.RUNNING and r.runs(record.generation) for r in members)
@@ -237,13 +237,13 @@ def _start_not_taken(members: list[Replica], record: Record, now: datetime | Non
         f"within {START_LIMIT.total_seconds():g} s"
     )
     is_hopeless = is_running or record.consecutive_failures >= STARTS_TRIED
-    # Who is still stopping is told to hurry by the recovery, before it is given up.
+    # The recovery stops agents that are still STOPPING hard before it gives them up.
     lost = tuple(r.id for r in late if r.ready) if is_hopeless else ()
     return Fault(Reason.START_NOT_TAKEN, message, uses_budget=False, lost=lost)
 
 
 def start_limit(replica: Replica, record: Record) -> datetime | None:
-    """Give until when an agent that answers must have taken the /start; None where it has, or need not."""
+    """Give when an agent that answers must have accepted the /start; None if it has, or need not."""
     agent = replica.agent
     is_stopping = replica.health is Health.GOOD and agent.state is AgentState.STOPPING and agent.generation is not None
     is_older = (agent.generation or 0) < record.generation

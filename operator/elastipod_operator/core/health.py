@@ -1,4 +1,4 @@
-"""Which pods can train, which are about to go, which are lost: one judgement for each pod."""
+"""Assess each pod: it can train, it is disrupted, it is silent, or it is lost."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .silence import AGENT_ENDED, AGENT_SILENT, NODE_LOST, PeerReports, diagnose
 from .snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod, Snapshot
 
 TICK = timedelta(milliseconds=1)
-# An agent answers within a second of its container's start; after this long the container does not run one.
+# An agent answers within a second of its container's start. After this time the container is assumed to run none.
 AGENT_EXPECTED = timedelta(seconds=30)
-# A start every second for thirty years. An agent that lies may make generations jump, but not beyond what numbers can hold.
+# One start per second for thirty years. An agent may report a false generation, but none above this limit is believed.
 MAX_GENERATION = 10**9
 
 POD_FAILED, CONTAINER_RESTARTED = Reason.POD_FAILED, Reason.CONTAINER_RESTARTED
@@ -27,34 +27,34 @@ NO_SLOTS: Mapping[Slot, ReasonAndMessage] = MappingProxyType({})
 
 
 class Health(StrEnum):
-    """What a pod is good for."""
+    """The state of a pod."""
 
     PENDING = "pending"  # not started, or its agent has not answered yet
     GOOD = "good"  # its agent answers
-    SILENT = "silent"  # its agent does not answer at present; nothing is proven
-    DISRUPTED = "disrupted"  # it answers, but it, its node or its quota will go: drain it
-    LOST = "lost"  # it will never train again, though the API server may still list it
+    SILENT = "silent"  # its agent does not answer at present; it is not proven lost
+    DISRUPTED = "disrupted"  # it answers, but it will lose its pod, node or quota: drain it
+    LOST = "lost"  # it will never train again, even if the API server still lists it
     ENDED = "ended"  # its agent's container has ended
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A pod with everything known about it."""
+    """A pod with its assessment."""
 
     pod: ObservedPod
     agent: ObservedAgent
     health: Health
     cause: AnyReason = NO_REASON
-    """CamelCase cause when doomed or lost."""
+    """Why it is disrupted, silent, lost or ended; NO_REASON while nothing is wrong."""
     detail: str = ""
     cannot_run_again: bool = False
-    """Gone for good: its place may be given away and its object removed."""
+    """Its containers can never run again: its slot can be filled and its object can be deleted by force."""
     is_kubelet_lost: bool = False
-    """It has ended, and the kubelet that would take its object away is gone."""
+    """It has ended, but its kubelet, which would confirm its deletion, is gone."""
     may_still_run: bool = False
-    """It is lost, or its agent has ended, but its kubelet lives, and has not ended all of its containers yet."""
+    """It is lost or its agent has ended, but its kubelet is alive and has not ended all of its containers yet."""
     presumed_lost_at: datetime | None = None
-    """Of a silent one: when silence itself decides that it is lost, because nothing else can."""
+    """For a silent pod: when it counts as lost if no other fact decides before."""
 
     @property
     def id(self) -> PodId:
@@ -62,7 +62,7 @@ class Replica:
 
     @property
     def may_train(self) -> bool:
-        """Whether it trains, or may yet: it has not ended, is not lost, and need not leave."""
+        """Whether it trains or may train later: it has not ended, is not lost and is not disrupted."""
         return self.health not in (Health.ENDED, Health.LOST, Health.DISRUPTED)
 
     @property
@@ -72,27 +72,27 @@ class Replica:
 
     @property
     def ended_by_itself(self) -> bool:
-        """Whether its agent or its container ended, and neither its node nor anybody else brought that about."""
+        """Whether its agent or container ended without a cause outside the pod, such as its node or a deletion."""
         is_own = self.cause in (POD_FAILED, AGENT_ENDED, CONTAINER_RESTARTED)
         return is_own and self.pod.kill_at is None and not self.pod.disruption
 
     def finished(self, generation: int) -> bool:
-        """Whether its workers of a generation completed, and its container, if it has ended, ended well after that."""
+        """Whether its workers of this generation completed. If its container has ended, it must have succeeded too."""
         if self.agent.state is not AgentState.COMPLETED or not self.runs(generation):
             return False
         container = self.pod.container
-        ended_well = self.pod.phase == "Succeeded" or (container is not None and container.exit_code == 0)
-        return self.health is not Health.ENDED or ended_well
+        succeeded = self.pod.phase == "Succeeded" or (container is not None and container.exit_code == 0)
+        return self.health is not Health.ENDED or succeeded
 
     @property
     def is_busy(self) -> bool:
-        """Whether workers run there, or their end has not been acknowledged by a stop, as far as its agent tells."""
+        """Whether its agent reports workers: running ones, or ended ones that no stop has acknowledged."""
         answers = self.health in (Health.GOOD, Health.DISRUPTED)
         return answers and self.agent.state in (AgentState.RUNNING, AgentState.FAULTED, AgentState.COMPLETED)
 
     @property
     def is_idle(self) -> bool:
-        """Whether its agent says that no workers run there."""
+        """Whether its agent reports that no workers run."""
         answers = self.health in (Health.GOOD, Health.DISRUPTED)
         return answers and self.agent.state in (AgentState.READY, AgentState.INIT, AgentState.SHUTDOWN)
 
@@ -102,26 +102,26 @@ class Replica:
         return self.health is Health.GOOD and self.agent.state is AgentState.READY
 
     def runs(self, generation: int) -> bool:
-        """Whether its workers belong to `generation`; agents of another make do not say and are believed."""
+        """Whether its workers belong to `generation`. Agents that do not report a generation are believed."""
         return self.agent.generation is None or self.agent.generation == generation
 
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """The pods of a job, judged; the newest incarnation of each slot apart from older ones."""
+    """The assessed pods of a job, by ID and by slot (the newest incarnation)."""
 
     by_id: dict[PodId, Replica]
     newest: dict[Slot, Replica]
     all_silent: bool
-    """Every agent whose node does not explain it is silent: the operator suspects itself and waits."""
+    """Every agent is silent, apart from those on nodes that are not ready: the operator suspects its own connection and waits."""
     next_loss_at: datetime | None = None
-    """When the next pod counts as gone unless its node comes back, or as lost unless its agent answers; nothing else would tell."""
+    """When the next pod counts as lost unless its node returns or its agent answers; no event wakes the operator then."""
     now: datetime | None = None
-    """When it was judged."""
+    """When the pods were assessed."""
     capacity_freed_at: datetime | None = None
-    """When there last came to be more room in the cluster, as far as the operator can see."""
+    """When capacity in the cluster last became free, as far as the operator can see."""
     quota_lost: frozenset[Slot] = frozenset()
-    """Slots without quota: their pods go, whether their agents answer or not."""
+    """Slots whose quota was lost: their pods are removed even if their agents do not answer."""
 
     def get(self, pod: PodId) -> Replica | None:
         return self.by_id.get(pod)
@@ -131,18 +131,18 @@ class Replicas:
         return [r for r in self.newest.values() if r.ready]
 
     def highest_generation(self) -> int:
-        """Give the newest generation that agents ran, or that labels of pods tell of; what nobody can have run counts not."""
-        told = (number for r in self.by_id.values() for number in (r.agent.generation or 0, r.pod.generation))
-        return max((number for number in told if number <= MAX_GENERATION), default=0)
+        """Give the newest generation that an agent or a pod label reports; impossible numbers are ignored."""
+        reported = (number for r in self.by_id.values() for number in (r.agent.generation or 0, r.pod.generation))
+        return max((number for number in reported if number <= MAX_GENERATION), default=0)
 
 
 def drain_grace(snapshot: Snapshot) -> timedelta:
-    """Give the time of a drain. A node that is not ready for longer does not count as coming back."""
+    """Give the time for a drain. A node that is not ready for longer than this is not expected back."""
     return snapshot.job.policy.graceful_timeout if snapshot.job.policy is not None else timedelta(minutes=10)
 
 
 def assess(snapshot: Snapshot, quota_lost: Mapping[Slot, ReasonAndMessage] = NO_SLOTS) -> Replicas:
-    """Judge every pod of the job."""
+    """Assess every pod of the job."""
     record = snapshot.job.record
     given_up = frozenset(record.lost) if record else frozenset()
     members = frozenset(record.members) if record else frozenset()
@@ -209,9 +209,9 @@ def assess(snapshot: Snapshot, quota_lost: Mapping[Slot, ReasonAndMessage] = NO_
 
 
 def _would_grow(replica: Replica, record: Record | None) -> bool:
-    """Whether a pod could only take part in a growth: a cordon stops that, and nothing else.
+    """Whether the pod could only take part in a growth, which is all that a cordon prevents.
 
-    A start and a recovery take whom they find, and a spare keeps its place.
+    A start or a recovery uses the pods that exist, and a spare keeps its node.
     """
     if record is None or not record.members or replica.id in record.members:
         return False
@@ -259,7 +259,7 @@ def _assess_pod(
     if _container_ended(pod):
         return Replica(pod, agent, Health.ENDED, *_why_it_ended(pod, node), cannot_run_again)
     if pod.container is not None and pod.container.is_restarting:
-        detail = pod.problem or f"the agent's container of pod {pod.name} ended and is started again"
+        detail = pod.problem or f"the agent's container of pod {pod.name} ended and is being restarted"
         return Replica(pod, agent, Health.PENDING, CONTAINER_RESTARTED, detail, cannot_run_again)
     if is_silent(agent, now):
         diagnosis = diagnose(pod, agent, node, peers, now, is_member=is_member)
@@ -289,12 +289,12 @@ def _assess_pod(
 
 
 def _is_explained(node: ObservedNode | None, agent: ObservedAgent, now: datetime) -> bool:
-    """Whether an agent is silent and its node is known to be the reason."""
+    """Whether an agent is silent because its node is not ready."""
     return node is not None and not node.ready and is_silent(agent, now)
 
 
 def _container_ended(pod: ObservedPod) -> bool:
-    """Whether the agent's container has ended for good; nothing is started again in a pod that is being deleted."""
+    """Whether the agent's container has ended for good. Containers of a pod that is being deleted are not restarted."""
     container = pod.container
     return container is not None and (container.ended or (container.is_restarting and pod.kill_at is not None))
 
@@ -304,7 +304,7 @@ def _was_restarted(pod: ObservedPod) -> bool:
 
 
 def _why_it_ended(pod: ObservedPod, node: ObservedNode | None) -> ReasonAndMessage:
-    """Give cause and sentence of a container's end: its node's failure explains it, else it ended by itself."""
+    """Give the cause and message of a container's end: the failure of its node, or else its own failure."""
     detail = pod.problem or f"pod {pod.name} ended"
     if node is not None and not node.ready:
         return NODE_LOST, f"{detail}; its node {node.name} is not ready"
@@ -312,7 +312,7 @@ def _why_it_ended(pod: ObservedPod, node: ObservedNode | None) -> ReasonAndMessa
 
 
 def _known_since(agent: ObservedAgent, is_member: bool) -> ObservedAgent:
-    """An agent that trained before this operator began must answer too: its silence counts from the first call."""
+    """Count the silence of a member that never answered this operator from the first call."""
     if is_member and agent.last_answer is None and agent.trying_since is not None:
         return replace(agent, last_answer=agent.trying_since)
     return agent
@@ -325,7 +325,7 @@ def _overdue(agent: ObservedAgent, now: datetime) -> bool:
 def _cannot_run_again(
     pod: ObservedPod, agent: ObservedAgent, node: ObservedNode | None, now: datetime, grace: timedelta
 ) -> bool:
-    """Whether the pod can never run again. A node that is not in the cache may be too new for it, so the agent must be silent too."""
+    """Whether the pod can never run again. A node may be missing from the cache because it is new: then the agent must be silent too."""
     if pod.ended:
         return True
     if not pod.node:
@@ -334,7 +334,7 @@ def _cannot_run_again(
 
 
 def _unattended(node: ObservedNode | None, now: datetime, grace: timedelta) -> bool:
-    """Whether a node's kubelet will not come back; of nodes that were deleted, others take the pods away."""
+    """Whether the node's kubelet is not expected back. Pods of deleted nodes are removed by the garbage collector."""
     if node is None or node.out_of_service:
         return node is not None
     return node.not_ready_since is not None and not node.ready and now - node.not_ready_since > grace
@@ -348,7 +348,7 @@ def _disruption(pod: ObservedPod, node: ObservedNode | None, agent: ObservedAgen
     elif pod.kill_at is not None:
         cause, what = Reason.POD_DELETED, "is being deleted"
     elif agent.terminating:
-        # The agent hears of its end before the watch tells of it.
+        # The agent gets SIGTERM before the watch shows the deletion.
         cause, what = Reason.POD_TERMINATING, "was told to end (SIGTERM)"
     else:
         return None

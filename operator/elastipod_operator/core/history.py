@@ -1,4 +1,4 @@
-"""The starts of a job's workers, for people and pictures (annotation `elastipod.io/history`, docs/design/contracts.md)."""
+"""The history of worker starts, for users and plots (annotation `elastipod.io/history`, docs/design/contracts.md)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HistoryEntry:
 
 
 def encode_history(entries: tuple[HistoryEntry, ...]) -> str:
-    """Give the text of the history annotation, the newest MAX_HISTORY entries."""
+    """Give the text of the history annotation: the newest MAX_HISTORY entries."""
     return json.dumps(
         [
             {

@@ -1,5 +1,6 @@
-"""Half gangs: places that cannot make a whole gang or increment are given back, so that two jobs that wait
-for each other's places do not wait for ever. One pod in wait stays as the demand that autoscalers see.
+"""Partial gangs: nodes that are too few for the minimum size, or for an increment, are released.
+
+Otherwise two jobs could wait for each other's nodes for ever. One pending pod remains, so that autoscalers see the demand.
 """
 
 from __future__ import annotations
@@ -19,26 +20,27 @@ from .reasons import Reason
 from .record import PartialGang, Record
 from .slots import is_placed, spare_slots
 from .time_order import earliest
+from .wording import counted
 
 PATIENCE = timedelta(seconds=120)
-# The patience of different jobs differs by up to half, so that one of two that block each other is first.
+# The wait differs from job to job by up to half, so that one of two jobs that block each other gives way first.
 PATIENCE_SPREAD = 0.5
-# A job that trains asks again and again for an increment that finds half of its room, but ever more rarely.
+# A job that trains keeps requesting an increment that only partly fits, with a growing back-off.
 LONGEST_REST = timedelta(hours=1)
-# The demand comes back so long after the places were given back: others in wait are placed first.
+# The pending pod returns this long after the nodes were released, so that waiting jobs are placed first.
 DEMAND_PAUSE = timedelta(seconds=20)
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedPods:
-    """Pods that hold a place: `whole` of them make a gang or increments that can train, `partial` more do not."""
+    """Pods that have a node: `whole` of them can train together, `partial` more are not enough for the next size."""
 
     whole: int
     partial: int
 
 
 def count_placed_pods(record: Record, replicas: Replicas, grant: Grant) -> PlacedPods:
-    """Count the places that the job holds."""
+    """Count the job's pods that have a node."""
     bound = [r.id for r in replicas.newest.values() if is_placed(r)]
     if record.transition is not None:
         whole = grant.sizes.fit(count_trainable(bound, grant))
@@ -49,14 +51,14 @@ def count_placed_pods(record: Record, replicas: Replicas, grant: Grant) -> Place
 
 
 def _is_short(replicas: Replicas) -> bool:
-    """Whether some pod waits for a place."""
+    """Whether a pod waits for a node."""
     return any(r.may_train and not r.pod.node for r in replicas.newest.values())
 
 
 def follow_partial_gang(record: Record, context: Context) -> tuple[Record, tuple[JobEvent, ...]]:
-    """Follow an incomplete gang or increment: wait, give its places back, rest, ask again.
+    """Handle a partial gang or increment: wait, release its nodes, back off, try again.
 
-    It rests longer each time, and no longer than until there came to be more room somewhere.
+    The back-off grows each time. It ends early when capacity becomes free.
     """
     replicas, now, key = context.replicas, context.now, context.key
     have, gang = count_placed_pods(record, replicas, context.grant), record.gang
@@ -68,7 +70,7 @@ def follow_partial_gang(record: Record, context: Context) -> tuple[Record, tuple
             return record, ()
         return replace(record, gang=PartialGang(now, have.partial, gang.tries)), ()
     if not have.partial or not (context.is_refused or _is_short(replicas)):
-        return _unwatched(record, now), ()
+        return _stop_waiting(record, now), ()
     if gang is None or have.partial > gang.bound:
         return replace(record, gang=PartialGang(now, have.partial, gang.tries if gang else 0)), ()
     if now < _patience(gang, key):
@@ -76,7 +78,7 @@ def follow_partial_gang(record: Record, context: Context) -> tuple[Record, tuple
     return _give_back(record, context, have.partial)
 
 
-def _unwatched(record: Record, now: datetime) -> Record:
+def _stop_waiting(record: Record, now: datetime) -> Record:
     gang = record.gang
     if gang is None or not gang.tries:
         return replace(record, gang=None)
@@ -94,12 +96,12 @@ def _give_back(record: Record, context: Context, number: int) -> tuple[Record, t
     limit = policy.backoff_max if record.transition is not None else max(policy.backoff_max, LONGEST_REST)
     rest = DEMAND_PAUSE + backoff(policy.backoff_base, limit, tries, context.key)
     waited_s = (now - record.gang.since).total_seconds()
-    what = "the smallest size" if record.transition is not None else "a whole increment"
+    what = "the minimum size" if record.transition is not None else "a whole increment"
     text = (
-        f"{number} pods had places for {waited_s:.0f} s, too few for {what}; their places are given back for others, "
+        f"{counted(number, 'pod had a node', 'pods had nodes')} for {waited_s:.0f} s, too few for {what}: the nodes are released, "
         "and one pod waits for room"
     )
-    # Who is given back is not at fault for anything that follows.
+    # The released pods cannot be the cause of a later fault.
     members = () if record.transition is not None else record.members
     resting = replace(
         record_incarnations(record, context.replicas.by_id),
@@ -110,7 +112,7 @@ def _give_back(record: Record, context: Context, number: int) -> tuple[Record, t
 
 
 def next_gang_check(record: Record, key: str, now: datetime) -> datetime | None:
-    """Give when an incomplete gang must be looked at again; while its demand waits for a place, the watch tells."""
+    """Give when a partial gang must be checked again; while its pending pod waits for a node, the watch reports it."""
     gang = record.gang
     if gang is None:
         return None
@@ -120,13 +122,13 @@ def next_gang_check(record: Record, key: str, now: datetime) -> datetime | None:
 
 
 def restrict_slots(wanted: list[Slot], record: Record, replicas: Replicas, grant: Grant, now: datetime) -> list[Slot]:
-    """Give the slots that are wanted while places are given back: those in use, and one that shows the demand."""
+    """Give the wanted slots while nodes are released: those in use, and one that shows the demand."""
     gang = record.gang
     if gang is None or gang.released_until is None:
         return wanted
     members = {member.slot for member in record.members} if record.transition is None else set()
     whole = count_placed_pods(record, replicas, grant).whole if record.transition is None else 0
-    spares = [s for s in wanted if s in spare_slots(grant, wanted) and s not in members]  # nobody waits for those
+    spares = [s for s in wanted if s in spare_slots(grant, wanted) and s not in members]  # no gang waits for spares
     others = [s for s in wanted if s not in members and s not in spares]
     others.sort(key=lambda s: not is_placed(replicas.newest.get(s)))
     demand = 1 if now >= gang.since + DEMAND_PAUSE else 0

@@ -1,4 +1,4 @@
-"""Planned stops: suspension, disruption, a size that is not allowed any more, and a stop that somebody else asked for."""
+"""Planned stops: suspension, disruption, a size that is no longer allowed, and a stop that another client requested."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from .ranks import count_trainable
 from .reasons import AnyReason, Reason, ReasonAndMessage
 from .record import SUSPENDED_BY_USER, Record, Transition, TransitionKind
 from .snapshot import AgentState
+from .wording import counted, share
 
-# Time that a pod needs to exit in order after its workers are gone, before it is killed.
+# Time for a pod to exit by itself after its workers have ended, before it is killed.
 KILL_MARGIN = timedelta(seconds=5)
 
 
@@ -51,10 +52,10 @@ def begin(
 
 
 def _has_work_to_save(record: Record, context: Context) -> bool:
-    """Whether the workers can save a checkpoint: not between two generations, nor before every member was started.
+    """Whether the workers can save a checkpoint: not between two generations, nor before every member has started.
 
-    Members that have not answered a new operator yet count as running. So do silent members: what they answered before their
-    start says nothing.
+    Members that have not answered a new operator yet count as running. So do silent members: an answer from before their start
+    says nothing about now.
     """
     if record.transition is not None:
         return False
@@ -82,7 +83,7 @@ def suspension(record: Record, context: Context) -> Record:
 
 
 def planned_change(record: Record, context: Context, members: list[Replica]) -> Record | None:
-    """Begin a drain if the job is suspended, a member is disrupted, or the size is not allowed any more; else None."""
+    """Begin a drain if the job is suspended, a member is disrupted, or the size is no longer allowed; else None."""
     grant = context.grant
     size = len(record.members)
     if grant.is_suspended:
@@ -110,7 +111,7 @@ def planned_change(record: Record, context: Context, members: list[Replica]) -> 
         r for r in members if r.agent.state is AgentState.READY and r.agent.drained and r.runs(record.generation)
     ]
     if drained:
-        message = f"the workers of pod {drained[0].pod.name} were asked to stop by somebody else and did"
+        message = f"the workers of pod {drained[0].pod.name} were stopped by another client"
         return begin(record, context, TransitionKind.RESIZE, Reason.DRAINED_FROM_OUTSIDE, message, target_size=size)
     return None
 
@@ -121,12 +122,12 @@ def _why_shrink(size: int, context: Context) -> ReasonAndMessage:
     if policy.sizes.fit(size) < size:
         return (
             Reason.SCALED_BY_USER,
-            f"{size} replicas are not an allowed size any more; the next one is {grant.sizes.fit(size)}",
+            f"{counted(size, 'replica')}: no longer an allowed size; the next smaller one is {grant.sizes.fit(size)}",
         )
     taken = next((w for w in context.snapshot.workloads if w.number and w.eviction_reason), None)
     if taken is not None:
-        return taken.eviction_reason, f"Kueue takes quota back: {taken.eviction_message}"
-    return Reason.QUOTA_LOST, f"there is only quota for {grant.sizes.fit(size)} of {size} replicas"
+        return taken.eviction_reason, f"Kueue evicts an increment: {taken.eviction_message}"
+    return Reason.QUOTA_LOST, f"only {share(grant.sizes.fit(size), size, 'has', 'have')} quota"
 
 
 def _without_quota(replica: Replica, context: Context) -> Replica:

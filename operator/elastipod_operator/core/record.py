@@ -1,7 +1,7 @@
-"""The state record of a job: everything that must outlive the operator, in annotation `elastipod.io/state`.
+"""The state record of a job: everything that must survive the operator, in annotation `elastipod.io/state`.
 
 Every write that allocates a generation or uses up a restart budget carries the job's resourceVersion and comes before the
-first call to an agent. Each field declares with `Stored` how it is written, so `record_codec` and `clock_skew` follow.
+first call to an agent. Each field declares its storage with `Stored`; `record_codec` and `clock_skew` follow from that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .reasons import NO_REASON, AnyReason, Reason
 from .record_schema import Stored, TimeRule
 from .sizes import MAX_REPLICAS
 
-# The cause of a suspension by the user; all other causes are a queue's.
+# The cause of a suspension by the user; all other causes come from a queue.
 SUSPENDED_BY_USER = Reason.SUSPENDED
 
 # The cause of the first transition of a record that replaces a lost one.
@@ -33,51 +33,51 @@ class TransitionKind(StrEnum):
 
 
 class RestartMode(StrEnum):
-    """What a recovery restarts, in the words of /stop's `restart_mode`; the least first."""
+    """What a recovery restarts, least first. The values are those of `restart_mode` in /stop."""
 
     IN_PROCESS = "in_process_restart"  # workers that survive a fault keep their processes
-    LOCAL = "local_process_level_restart"  # except the one that asked for a new process
+    LOCAL = "local_process_level_restart"  # except a worker that requested a new process
     PROCESSES = "process_level_restart"  # all workers get new processes
     JOB = "job_level_restart"  # all pods are recreated
 
 
-# Characters that are written of a message.
+# Longer messages are cut to this many characters.
 MAX_TEXT = 1000
 PAST, FOLLOWS, BACK_OFF = TimeRule.PAST, TimeRule.FOLLOWS, TimeRule.BACK_OFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """A change of generation in progress: on record before the first /stop, removed when the next start is recorded."""
+    """A change of generation in progress: recorded before the first /stop, removed when the next start is recorded."""
 
     kind: TransitionKind
     cause: AnyReason
     message: Annotated[str, Stored(max_length=MAX_TEXT)]
     from_size: int
     target_size: int
-    """The size that is waited for."""
+    """The size that the next start waits for."""
     began_at: Annotated[datetime, Stored(time_rule=PAST)]
     detected_at: Annotated[datetime, Stored(time_rule=PAST)]
     deadline: Annotated[datetime, Stored(time_rule=FOLLOWS, follows="began_at")]
-    """When workers that are asked for a checkpoint are stopped at the latest."""
+    """When workers that drain are stopped at the latest."""
     graceful: bool = False
-    """Whether the workers are asked for a checkpoint; otherwise they are stopped at once."""
+    """Whether the workers drain; otherwise they are stopped at once."""
     not_before: Annotated[datetime | None, Stored(time_rule=FOLLOWS, follows="began_at")] = None
     uses_budget: bool = False
     """Whether the fault counts against the restart budgets."""
     is_budget_checked: Annotated[bool, Stored(is_later=True)] = False
-    """All replicas are accounted for and the budgets were checked: later findings change neither."""
+    """All replicas are accounted for and the budgets were checked: later findings change neither cause nor cost."""
     recreates_pods: Annotated[bool, Stored(is_later=True)] = False
     """Whether this is a full job restart."""
     reach: Annotated[RestartMode, Stored(is_later=True)] = RestartMode.IN_PROCESS
-    """The most that the failed workers asked for."""
+    """The farthest restart that a failed worker requested."""
     is_shortened: Annotated[bool, Stored("shortened")] = False
-    """`deadline` is earlier than the agents were told at first."""
+    """`deadline` is earlier than in the first /stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartWindow:
-    """Restarts that count in the present evaluation window, which begins with the first of them."""
+    """Restarts that count in the present evaluation window, which begins with the first one."""
 
     number: int = 0
     """How many windows have ended."""
@@ -89,7 +89,7 @@ class RestartWindow:
 
 @dataclass(frozen=True, slots=True)
 class FaultyReplica:
-    """A replica that the latest fault hit: its pod, its group rank then (-1 for none), and its node (empty if unknown)."""
+    """A replica that the latest fault hit: its pod, its group rank at that time (-1 for none), and its node (empty if unknown)."""
 
     pod: Annotated[PodId, Stored(is_inline=True)]
     rank: int
@@ -98,7 +98,7 @@ class FaultyReplica:
 
 @dataclass(frozen=True, slots=True)
 class NodeFaults:
-    """How many faults a node caused, and when the last one."""
+    """How many faults began on a node, and when the last one did."""
 
     node: str
     times: int
@@ -110,18 +110,18 @@ class PartialGang:
     """A gang or an increment of which some pods have no node."""
 
     since: Annotated[datetime, Stored(time_rule=PAST)]
-    """When the number of its pods with a node last grew."""
+    """When the number of its pods with a node last increased."""
     bound: int = 0
     """How many of its pods have a node."""
     tries: int = 0
-    """How often its nodes were given back."""
+    """How often its nodes were released."""
     released_until: Annotated[datetime | None, Stored(time_rule=FOLLOWS, follows="since")] = None
-    """Until when its nodes are left to others; one pending pod signals the demand meanwhile. None while it keeps them."""
+    """Until when its nodes are left to other jobs; meanwhile one pending pod shows the demand. None while it keeps them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResizeStatistics:
-    """What resizes of this job cost and gain."""
+    """What resizes of this job cost and save."""
 
     pause: timedelta | None = None
     """How long the workers did not train in the last planned resize."""
@@ -131,7 +131,7 @@ class ResizeStatistics:
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
-    """Where the job's time went: milliseconds by phase, and the present phase with its begin."""
+    """Where the job's time went: milliseconds by phase, and the present phase with its start."""
 
     phase: str = ""
     since: Annotated[datetime | None, Stored(time_rule=PAST)] = None
@@ -140,7 +140,7 @@ class PhaseTimes:
 
 @dataclass(frozen=True, slots=True)
 class RequeueBackoff:
-    """Kueue evicted increments: how many times in a row, and until when none is requested again."""
+    """Consecutive evictions of increments by Kueue, and until when none is requested again."""
 
     tries: int
     until: Annotated[datetime, Stored(time_rule=BACK_OFF)]
@@ -148,7 +148,7 @@ class RequeueBackoff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What the operator decided and must not forget. Generation 0 without members: the job never started."""
+    """What the operator has decided and must not forget. Generation 0 without members: the job has never started."""
 
     generation: Annotated[int, Stored("generation", is_required=True)] = 0
     members: Annotated[tuple[PodId, ...], Stored("members", is_required=True, max_pods=MAX_REPLICAS)] = ()
@@ -156,18 +156,18 @@ class Record:
     master_addr: Annotated[str, Stored("master", is_required=True)] = ""
     transition: Annotated[Transition | None, Stored("transition")] = None
     lost: Annotated[tuple[PodId, ...], Stored("lost", is_required=True)] = ()
-    """Pods that were given up and must not be used again; listed until the API server no longer shows them."""
+    """Pods that were given up and must not be used again; kept until the API server no longer lists them."""
     incarnations: Annotated[dict[Slot, int], Stored("incarnations", is_derived=True)] = field(default_factory=dict)
-    """The newest incarnation of each slot. Written only where `members` does not say it."""
+    """The newest incarnation of each slot. Only those that do not follow from `members` are written."""
 
     restarts: Annotated[int, Stored("budget", 0, is_required=True)] = 0
     retries: Annotated[int, Stored("budget", 1, is_required=True)] = 0
     consecutive_failures: Annotated[int, Stored("budget", 2, is_required=True)] = 0
     """Recoveries without a newer step."""
     best_step: Annotated[int, Stored("budget", 3, is_required=True)] = -1
-    """The newest step that was known at the last fault."""
+    """The newest step known at the last fault."""
     stalled_recoveries: Annotated[int, Stored("budget", 4, is_required=True, is_later=True)] = 0
-    """The consecutive failures that faults of workers caused."""
+    """Those consecutive failures that count against the restart budgets."""
 
     window_since: Annotated[datetime | None, Stored("times", 0, is_required=True, time_rule=PAST)] = None
     """When the operator began to wait for more replicas, for growth or for a start."""
@@ -176,7 +176,7 @@ class Record:
     resized_at: Annotated[datetime | None, Stored("times", 2, is_required=True, time_rule=PAST)] = None
     recovered_at: Annotated[datetime | None, Stored("times", 3, is_required=True, time_rule=PAST)] = None
     fault_at: Annotated[datetime | None, Stored("times", 4, is_required=True, time_rule=PAST)] = None
-    """When the fault was seen that the job recovers from."""
+    """When the fault was detected from which the job recovers."""
     started_at: Annotated[datetime | None, Stored("times", 5, is_required=True, time_rule=PAST)] = None
     ended_at: Annotated[datetime | None, Stored("times", 6, is_required=True, time_rule=PAST)] = None
     accepted_at: Annotated[datetime | None, Stored("accepted", time_rule=PAST)] = None
@@ -193,14 +193,14 @@ class Record:
     node_faults: Annotated[tuple[NodeFaults, ...], Stored("offences")] = ()
 
     size_before_growth: Annotated[int, Stored("growth", 0)] = 0
-    """The size before a growth whose generation has not reached RUNNING yet; 0 for none."""
+    """The size before a growth whose generation is not RUNNING yet; 0 for none."""
     resize_failures: Annotated[int, Stored("growth", 1)] = 0
     resize_failed_at: Annotated[datetime | None, Stored("growth", 2, time_rule=PAST)] = None
     shrank_after_fault: Annotated[bool, Stored("shrunk")] = False
     """The last change of size was a shrink after a fault."""
     gang: Annotated[PartialGang | None, Stored("gang")] = None
     resize_began_at: Annotated[datetime | None, Stored("measures", 0, time_rule=PAST)] = None
-    """When a planned resize began whose generation has not reached RUNNING yet."""
+    """When a planned resize began whose generation is not RUNNING yet."""
     resize_statistics: Annotated[ResizeStatistics, Stored("measures", 1, is_inline=True)] = ResizeStatistics()
 
     phase_times: Annotated[PhaseTimes, Stored("ledger")] = PhaseTimes()
@@ -217,7 +217,7 @@ class Record:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it holds neither workers, nor a transition, nor an outcome: no operator writes such a record."""
+        """Whether it has no members, no transition and no outcome: no operator writes such a record."""
         return not (self.members or self.transition or self.outcome)
 
     @property

@@ -1,4 +1,4 @@
-"""The recovery that follows a fault: what it costs, how far the restart reaches, how long it waits."""
+"""The recovery from a fault: what it costs, how far the restart reaches, how long it waits."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def begin_recovery(
 ) -> Record:
     """Count a fault once and begin the recovery: every worker that still runs is stopped hard.
 
-    Consecutive failures without progress wait with exponential back-off, so that a script that crashes at its start does not
-    restart in a loop. key: seeds the jitter.
+    Consecutive failures without progress back off exponentially, so that a script that crashes at its start does not restart
+    in a loop. key: seeds the jitter.
     """
     old = record.transition
     steps = [r.agent.step for m in record.members if (r := replicas.get(m)) is not None and r.agent.step is not None]
@@ -29,7 +29,7 @@ def begin_recovery(
     progressed = newest > record.best_step or ran_long
     failures = 1 if progressed else record.consecutive_failures + 1
     wait = timedelta(0) if failures < 2 else backoff(policy.backoff_base, policy.backoff_max, failures - 1, key)
-    # A fault in the middle of a drain keeps the size that the drain was for.
+    # A fault during a drain keeps the target size of the drain.
     target_size = old.target_size if old is not None and old.target_size else len(record.members)
     transition = Transition(
         kind=TransitionKind.RECOVERY, cause=fault.cause, message=fault.message, from_size=len(record.members), target_size=target_size,
@@ -65,7 +65,7 @@ def _farthest(*reaches: RestartMode) -> RestartMode:
 
 
 def widen_restart(record: Record, replicas: Replicas) -> Record:
-    """Widen the restart when workers that failed later request more; not after the budgets were checked."""
+    """Widen the restart when workers that failed later request more; never after the budgets were checked."""
     transition = record.transition
     if transition is None or transition.kind is not TransitionKind.RECOVERY or transition.is_budget_checked:
         return record
@@ -78,5 +78,6 @@ def _counted(window: RestartWindow, now: datetime) -> RestartWindow:
 
 
 def uncounted(window: RestartWindow) -> RestartWindow:
+    """Take one restart out of the window again."""
     left = max(0, window.restarts - 1)
     return replace(window, restarts=left, since=window.since if left or window.full_restarts else None)

@@ -1,4 +1,4 @@
-"""The root cause of a recovery, corrected while more becomes known."""
+"""Correct the root cause of a recovery as more becomes known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OWN_ENDS = frozenset({POD_FAILED, AGENT_ENDED, CONTAINER_RESTARTED, AGENT_RESTAR
 
 
 def attribute_to_own_end(record: Record, member: PodId, replica: Replica | None) -> Record:
-    """Name the agent that ended as the root cause, where the workers of others failed first because it did; it costs the same."""
+    """Make an agent that ended by itself the root cause of the failures of other workers; the cost stays the same."""
     transition = record.transition
     if replica is None or transition is None or transition.kind is not TransitionKind.RECOVERY:
         return record
@@ -29,7 +29,7 @@ def attribute_to_own_end(record: Record, member: PodId, replica: Replica | None)
 
 
 def attribute_to_outside(record: Record, member: PodId, replica: Replica | None) -> Record:
-    """Return a retry when a lost node or a deleted pod turns out to have caused the workers' fault."""
+    """Make a lost node or a deleted pod the root cause of the workers' fault, and refund the restart."""
     transition = record.transition
     if (
         transition is None
@@ -39,7 +39,7 @@ def attribute_to_outside(record: Record, member: PodId, replica: Replica | None)
     ):
         return record
     if transition.cause in OWN_ENDS and member in (culprit.pod for culprit in record.faulty_replicas):
-        return record  # that it was given up since says nothing new
+        return record  # its later loss says nothing new
     cause: AnyReason
     if replica is None:
         cause, message = Reason.POD_LOST, gone_text(member)

@@ -1,4 +1,4 @@
-"""Decide for a running generation: a fault ends it, a planned change or a growth stops it; start what has not started yet."""
+"""Decide for a running generation: start its workers, and end it after a fault, for a planned change or for a growth."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from .snapshot import AgentState
 from .stopping import hard_stop, runs_this_generation
 from .time_order import earliest
 from .transition import in_transition, recover
+from .wording import counted, training
 
 RECHECK_AFTER = timedelta(seconds=1)
 
 
 def running(record: Record, context: Context) -> PlanDraft:
-    """Decide for a job whose workers run, or were told to."""
+    """Decide for a job whose workers run or are being started."""
     record = close_window(record, context.policy, context.now)
     fault = find_fault(record, context.replicas)
     if fault is not None:
         return recover(record, context, fault)
     members = [replica for member in record.members if (replica := context.replicas.get(member)) is not None]
     if _all_completed(members, record):
-        message = f"all {len(members)} replicas finished"
+        message = f"{counted(len(members), 'replica')} finished"
         return finish(record, context, "Completed", Reason.COMPLETED, message)
     planned = planned_change(record, context, members)
     if planned is not None:
@@ -50,17 +51,17 @@ def _all_completed(members: list[Replica], record: Record) -> bool:
 
 
 def _keep_running(record: Record, context: Context, members: list[Replica], wake: datetime | None) -> PlanDraft:
-    """Start what has not started yet; note the moment at which everybody runs; follow what runs out by itself."""
+    """Start workers that have not started yet, note when all of them run, and handle time-outs."""
     actions: list[Action] = []
     for rank, member in enumerate(record.members):
         replica = context.replicas.get(member)
         if replica is None or not awaits_start(replica, record):
             if replica is not None and record.running_since is None:
-                wake = earliest(wake, start_limit(replica, record))  # it is told nothing as long as it stops
+                wake = earliest(wake, start_limit(replica, record))  # it gets no call while it stops
             continue
         if record.running_since is None or replica.agent.generation is None:
             actions.append(StartWorkers(replica.pod.name, rank))
-        else:  # it has run this generation: if it is a new process, it must never run it a second time
+        else:  # it has run this generation; a restarted agent must not run it again
             wake = earliest(wake, max(answers_count_from(record), context.now + RECHECK_AFTER))
     ids = frozenset(record.members)
     for replica in context.replicas.by_id.values():
@@ -78,12 +79,14 @@ def _keep_running(record: Record, context: Context, members: list[Replica], wake
     )
     draft = PlanDraft(record, tuple(actions), events, wake_at=due)
     if record.running_since is None and _all_run(members, record):
-        return replace(_mark_running(draft, context), wake_at=now)  # what is ready already may open the growth window
+        return replace(
+            _mark_running(draft, context), wake_at=now
+        )  # pods that are ready already may open the growth window
     return draft
 
 
 def _spares(record: Record, context: Context) -> list[Action]:
-    """Tell the spares of each spec what they are, so that they may prepare; they stay ready."""
+    """Assign the spares of each spec, so that they can prepare; they stay ready."""
     found: list[Action] = []
     if record.running_since is None or not any(spec.spares for spec in context.grant.specs):
         return found
@@ -92,8 +95,8 @@ def _spares(record: Record, context: Context) -> list[Action]:
         idle = [r for r in context.replicas.candidates() if r.id.spec == spec.name and r.id not in members]
         for number, replica in enumerate(sorted(idle, key=lambda r: r.id)[: spec.spares]):
             agent = replica.agent
-            is_told = agent.is_spare and agent.generation == record.generation
-            if agent.generation is not None and not is_told:  # agents of another make would start their workers
+            is_assigned = agent.is_spare and agent.generation == record.generation
+            if agent.generation is not None and not is_assigned:  # other agents would start their workers
                 found.append(AssignSpare(replica.pod.name, len(record.members) + number))
     return found
 
@@ -117,5 +120,5 @@ def _mark_running(draft: PlanDraft, context: Context) -> PlanDraft:
     )
     if record.size_before_growth:
         settled = replace(settled, size_before_growth=0, resize_failures=0, resize_failed_at=None)
-    event = JobEvent(Reason.RUNNING, f"{len(record.members)} replicas train in generation {record.generation}")
+    event = JobEvent(Reason.RUNNING, training(len(record.members), record.generation))
     return replace(draft, record=settled, running_since=context.now, events=(*draft.events, event))

@@ -1,4 +1,4 @@
-"""What the shell observed, as small frozen records. Times are aware UTC datetimes of the operator's own clock, unless said otherwise."""
+"""What the shell observed, as frozen dataclasses. Times are aware UTC datetimes of the operator's clock unless stated otherwise."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .reasons import NO_REASON, AnyReason, Reason, ReasonAndMessage
 from .record import Record
 from .sizes import Sizes
 
-# Trouble of a pod that no scheduler has looked at.
+# The problem of a pod that no scheduler has considered.
 NOT_CONSIDERED = Reason.NO_SCHEDULER
 
 
 class AgentState(StrEnum):
-    """States of an agent as they stand on the wire (HyperPod agent protocol)."""
+    """States of an agent, as on the wire (HyperPod agent protocol)."""
 
     INIT = "init"
     READY = "ready"
@@ -33,7 +33,7 @@ class AgentState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SpecLimits:
-    """One replicaSpec: its name, how many of its pods may train at most, and how many more are kept ready."""
+    """One replicaSpec: its name, how many of its pods may train, and how many more are kept as spares."""
 
     name: str
     limit: int
@@ -60,10 +60,10 @@ class Policy:
     max_offenders: int = 0
     payback: bool = True
     new_processes: bool = False
-    """After a fault all workers get new processes, also where they could outlive it (recovery: Process)."""
+    """After a fault all workers get new processes, even if they could survive it (recovery: Process)."""
     clean_pods: CleanPodPolicy = CleanPodPolicy.ALL
     ceiling: int = 0
-    """spec.replicas: the most replicas that kubectl scale allows; 0 for no ceiling. The sizes are within it already."""
+    """spec.replicas, the maximum that kubectl scale sets; 0 for none. The sizes respect it already."""
     ttl: timedelta | None = None
     is_ttl_zero: bool = False
     """ttlSecondsAfterFinished is 0, which means that the job is kept."""
@@ -74,9 +74,9 @@ class Policy:
     agent_port: int = 8080
     container: str = ""
     has_key: bool = True
-    """New pods get a key of the job, when the operator has an install key."""
+    """New pods get a key of the job if the operator has an install key."""
     warnings: tuple[str, ...] = ()
-    """What in the spec does not do what it seems to, besides its sizes; sentences for the user."""
+    """Fields of the spec, except sizes, that do not have the effect that they seem to have; sentences for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,31 +98,31 @@ class ObservedJob:
     name: str
     uid: str
     created_at: datetime
-    """When this operator first saw it, or what an operator before wrote as its start: never the API server's own clock."""
+    """When this operator first saw it, or the start that an earlier operator recorded: never a time of the API server."""
     policy: Policy | None
     """None when the spec cannot be used; `spec_error` then says why in one sentence."""
     spec_error: str = ""
     record: Record | None = None
     has_foreign_record: bool = False
-    """There are annotations of the operator's that were written for another object, or by hand; they are ignored."""
+    """Its annotations of the operator were written for another object or by hand; they are ignored."""
     was_reconciled: bool = True
-    """An operator has looked at the job before, as its status tells."""
+    """An operator has reconciled the job before: it has a status."""
     unmanaged: str = ""
-    """Why this operator must leave the job alone: a newer one wrote its record. Empty when it need not."""
+    """Why this operator must not manage the job: a newer one wrote its record. Empty otherwise."""
     edit_error: str = ""
-    """Why the spec as it stands cannot be used, in one sentence; the policy is that of the last one that could be."""
+    """Why the present spec is invalid, in one sentence; `policy` then follows the last valid spec. Empty otherwise."""
     warnings: tuple[tuple[AnyReason, str], ...] = ()
-    """What in the object beside its spec does not do what it seems to: reasons and sentences."""
+    """Parts of the object beside its spec that do not have the effect that they seem to have: reasons and sentences."""
     pending_edits: tuple[str, ...] = ()
-    """Fields of the spec that were edited and act only when the job is suspended and resumed."""
+    """Edited fields of the spec that take effect when the job is suspended and resumed."""
     history_generation: int = 0
-    """The newest generation that the history tells of."""
+    """The newest generation in the history."""
     conditions: tuple[Condition, ...] = ()
     scaling: Mapping[str, Any] = field(default_factory=dict)
     """status.elasticScalingStatus as it was last written."""
     has_finalizer: bool = False
     deleting_since: datetime | None = None
-    """When this operator first saw that it is being deleted."""
+    """When this operator first saw its deletion."""
     drain_on_delete: bool = False
     queue: str = ""
     """The queue that the job's label names (docs/design/queues.md)."""
@@ -132,7 +132,7 @@ class ObservedJob:
 
 
 class ContainerState(StrEnum):
-    """States of a container as they stand in a pod's status."""
+    """States of a container in a pod's status."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -143,8 +143,8 @@ class ContainerState(StrEnum):
 class ObservedContainer:
     """A container as its kubelet reports it.
 
-    exit_code: of its last run that ended, None before the first. reason: the kubelet's word for the present state.
-    is_restarting: it has ended, and the kubelet starts it again.
+    exit_code: of the last run that ended; None before that. reason: the kubelet's reason for the present state.
+    is_restarting: it has ended, and the kubelet restarts it.
     """
 
     state: ContainerState = ContainerState.WAITING
@@ -155,12 +155,12 @@ class ObservedContainer:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended for good."""
+        """Whether it has ended and is not restarted."""
         return self.state is ContainerState.TERMINATED and not self.is_restarting
 
     @property
     def has_run(self) -> bool:
-        """Whether it runs or ever ran."""
+        """Whether it runs or has run."""
         return self.state is not ContainerState.WAITING or self.restart_count > 0
 
 
@@ -172,35 +172,35 @@ class ObservedPod:
     name: str
     uid: str
     created_at: datetime
-    """When this operator first saw it, as far as the store knows."""
+    """When this operator first saw it."""
     phase: str = "Pending"
     ip: str = ""
     node: str = ""
     started: bool = False
-    """True once the agent's container runs."""
+    """The agent's container runs."""
     container: ObservedContainer | None = None
-    """The agent's container; None while its kubelet has not reported it."""
+    """The agent's container; None until its kubelet reports it."""
     containers_ended: bool = False
-    """All its containers have ended for good. The phase says so too, but a little later."""
+    """All its containers have ended for good. Its phase follows a little later."""
     deletion_grace: timedelta | None = None
-    """What its deletion gives its containers; None while it is not being deleted."""
+    """The grace period of its deletion; None while it is not being deleted."""
     kill_at: datetime | None = None
-    """When the kubelet will kill what is left: the grace, from when this operator first saw the deletion."""
+    """When the kubelet kills its containers: the grace period after this operator first saw the deletion."""
     disruption: str = ""
     """Reason of a true DisruptionTarget condition, empty when there is none."""
     problem: str = ""
-    """Why it does not start or how it ended, as one sentence; empty when nothing is wrong."""
+    """Why it does not start or how it ended, in one sentence; empty when nothing is wrong."""
     problem_reason: AnyReason = NO_REASON
     problem_since: datetime | None = None
-    """Since when there is trouble of this reason, as this operator saw it; None: not known."""
+    """When this operator first saw a problem with this reason; None if unknown."""
     key_secret: str = ""
-    """The Secret from which its agent has the job's key; empty for none."""
+    """The Secret that holds the job's key for its agent; empty for none."""
     generation: int = 0
-    """The job's generation when it was made, as its label says."""
+    """The job's generation when the pod was created, from its label."""
     avoids: tuple[str, ...] = ()
-    """Nodes that it was made to avoid."""
+    """The nodes that its affinity excludes."""
     workload: str = ""
-    """The Workload on whose quota it was made."""
+    """The Workload on whose quota it runs."""
 
     @property
     def ended(self) -> bool:
@@ -217,14 +217,14 @@ class ObservedNode:
     cordoned: bool = False
     out_of_service: bool = False
     disruption: str = ""
-    """Why pods must leave it (a NoExecute or Spot taint, a health label), empty when they need not."""
+    """Why pods must leave it (a NoExecute or Spot taint, a health label); empty when they need not."""
     leaves_at: datetime | None = None
-    """When it goes at the latest: what the notice gives, from when this operator first saw it; None: nothing says."""
+    """The latest end of the node: the time that the notice gives, from when this operator first saw it; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The first failing rank of a generation, as its agent reports it; global_rank -1: no worker, the start itself."""
+    """The first failing rank of a generation, as its agent reports it. global_rank -1: the start failed before any worker ran."""
 
     global_rank: int
     exitcode: int | None
@@ -236,10 +236,9 @@ class Failure:
 class ObservedAgent:
     """What is known of one agent.
 
-    state and everything beside it come from its last answer. generation is None for an agent of another make, which
-    does not say. last_answer is None while it never answered; trying_since is when the first call was made.
-    step_at: when its newest step was first seen here. step_pace: time of one step.
-    answering_since: the first answer after the last silence.
+    state and most other fields come from its last answer. generation: None for agents that do not report it. last_answer: None
+    until it has answered. trying_since: when the first call was made. step_at: when its newest step was first seen here.
+    step_pace: time of one step. answering_since: the first answer after the last silence.
     """
 
     state: AgentState | None = None
@@ -257,36 +256,35 @@ class ObservedAgent:
     answering_since: datetime | None = None
     connection_refused: bool = False
     authentication_failed: bool = False
-    """It does not accept the operator's proof (401), or cannot prove itself."""
+    """It rejects the operator's credentials (401), or the operator rejects its own."""
     warming: bool = False
-    """Its workers would start slowly now: it is still loading what they will need."""
+    """Its workers would start slowly now: its fork server is still importing modules."""
     restart_mode: str = ""
-    """How its workers go on after a fault: in_process_restart, or what a failed one asked for; empty where it does not say."""
+    """How its workers restart after a fault: in_process_restart, or what a failed worker requested; empty if not reported."""
     saving: bool = False
-    """All its workers know that they are to end, and are on their way: they save what the next ones go on from."""
+    """All its workers have acknowledged the drain and save their checkpoint."""
     no_drain_handler: bool = False
-    """None of its workers can know of the drain under way: none asks for events or handles their signal."""
+    """None of its workers can notice the present drain: none polls for events or handles the signal."""
     is_spare: bool = False
-    """It was told that it is a spare, and waits for its turn."""
+    """It is assigned as a spare."""
     refused_answer: str = ""
-    """What of its answers is not taken, and why; a sentence. Empty where all is."""
+    """Which part of its answer is rejected and why, in one sentence; empty for none."""
     can_reach: bool = False
-    """It can be asked whether it reaches another agent."""
+    """It can check whether it reaches another agent."""
     is_reached: bool | None = None
-    """Whether other agents of the job reach it, as they said at `peers_asked_at`; None where none could tell."""
+    """Whether other agents of the job reach it, as of `peers_asked_at`; None if unknown."""
     peers_asked_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedWorkload:
-    """A Workload of Kueue's that the job owns: number 0 is the base, others are increments.
+    """A Kueue Workload that the job owns: number 0 is the base, others are increments.
 
-    counts: pods by spec. reserved, admitted: conditions of these names. evicted: Kueue's reason, while it wants the quota
-    back (Evicted and QuotaReserved are both true); eviction_message is its sentence. waits: why it is not admitted.
-    admitted_at: since when it is. pods_ready: None where the condition was never written. is_active: spec.active.
-    is_outdated: it asks for pods of other templates than those that pods are made from now. priority, class_kind and
-    class_name: as in its spec. has_outdated_priority: the job wishes another priority or class; is_priority_fixed: Kueue refuses that
-    while quota is reserved.
+    counts: pods by spec. reserved, admitted: conditions of these names. eviction_reason, eviction_message: set while Kueue
+    evicts it and its quota is still reserved. pending_message: why it is not admitted. pods_ready: None if the condition was never
+    written. is_active: spec.active. is_outdated: its pod templates differ from those of new pods. priority, class_kind,
+    class_name: as in its spec. has_outdated_priority: the job requests another priority or class. is_priority_fixed: Kueue
+    rejects that change while quota is reserved.
     """
 
     name: str
@@ -315,7 +313,7 @@ class ObservedWorkload:
 
     @property
     def is_granted(self) -> bool:
-        """Whether pods may run on it: admitted, and neither called back nor over."""
+        """Whether pods may run on it: admitted, and neither evicted nor finished."""
         return self.admitted and not (self.eviction_reason or self.finished or self.is_deleting)
 
 
@@ -329,25 +327,25 @@ class Snapshot:
     agents: dict[str, ObservedAgent] = field(default_factory=dict)
     """By pod name."""
     nodes: dict[str, ObservedNode] = field(default_factory=dict)
-    """By node name; a name that is missing is a node that was deleted."""
+    """By node name; a missing name means that the node was deleted."""
     pod_creation_error: str = ""
-    """Why the API server refused to create the last pod (quota, admission), as one sentence."""
+    """Why the API server refused to create the last pod (quota, admission), in one sentence; empty if it did not."""
     pod_creation_retry_at: datetime | None = None
-    """Until when no further pod is asked for after that."""
+    """When the operator may try again after that."""
     pods_listed_at: datetime | None = None
-    """When the API server was last asked for the job's pods; None when the shell does not say."""
+    """When the job's pods were last listed; None if unknown."""
     capacity_freed_at: datetime | None = None
-    """When a node was last found fit for pods, or another job ended: there may be more room than before."""
+    """When a node last became schedulable or another job ended, so that there may be more room."""
     workloads: tuple[ObservedWorkload, ...] = ()
     default_queue: bool | None = None
-    """Whether there is a LocalQueue `default` in the job's namespace; None: not asked."""
+    """Whether there is a LocalQueue `default` in the job's namespace; None if not checked."""
     queue_problem: ReasonAndMessage | None = None
-    """Reason and sentence why the last call for quota came to nothing."""
+    """Why the last request for quota failed."""
     queue_fact: QueueFact | None = None
-    """The job's queue as it was last read; None: not known."""
+    """The job's queue as last read; None if unknown."""
     operator_error: str = ""
-    """Why the last pass over the job failed by a mistake of the operator's own; a sentence."""
+    """The error in the operator that made the last reconcile pass of the job fail, in one sentence."""
     pod_deletion_error: str = ""
-    """Why the API server refuses to delete pods that are to go; a sentence."""
+    """Why the API server refuses to delete pods, in one sentence."""
     quota_return_error: str = ""
-    """Why quota could not be given back, or of a deleted job not be looked for, when that was last tried; a sentence."""
+    """Why the last attempt to return quota, or to list the Workloads of a deleted job, failed; one sentence."""

@@ -1,4 +1,4 @@
-"""Bringing the workers of a generation to a stop: who is asked, who is told, and who is given up."""
+"""Stop the workers of a generation: drain them, then stop them hard, then give up their pods."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .root_cause import attribute_to_outside, attribute_to_own_end
 from .snapshot import AgentState, Policy
 from .time_order import earliest
 
-# Beyond the drain's own deadline: the agent ends the workers by itself first, then it is told to, then its pod goes.
+# After the deadline of the drain: first the agent ends the workers by itself, then the operator orders it, then the pod goes.
 HARD_STOP_AFTER = timedelta(seconds=15)
 GIVE_UP_AFTER = timedelta(seconds=45)
-# Agents are told whole seconds and do not act in the same instant.
+# Agents get time-outs in whole seconds and do not all act at the same instant.
 FORCED_END = timedelta(seconds=2)
 RECHECK_AFTER = timedelta(seconds=1)
 
 
 def stop_members(record: Record, context: Context) -> tuple[Record, list[Action], datetime | None]:
-    """Bring everybody who lives to READY; who never gets there is given up in the end.
+    """Stop the workers of every replica that is alive; a replica that does not stop in time is given up.
 
-    Gives the record with the losses, the stops, and when to look again; None once nobody is waited for.
+    Gives the record with the losses, the stops, and when to check again; None when no replica is awaited.
     """
     policy, replicas, now = context.policy, context.replicas, context.now
     actions: list[Action] = []
@@ -43,7 +43,7 @@ def stop_members(record: Record, context: Context) -> tuple[Record, list[Action]
         if replica.has_no_workers or replica.is_idle or not (replica.id in members or replica.is_busy):
             continue
         due = _due(replica, record, policy)
-        # Who has no quota any more leaves however silent all are: Kueue waits, and pods are ended without their agents.
+        # Quota must be returned even if all agents are silent: Kueue waits for it, and a kubelet ends pods without their agents.
         must_go = context.grant.is_suspended or replica.id.slot in replicas.quota_lost
         is_given_up = now >= due + GIVE_UP_AFTER and (must_go or not replicas.all_silent)
         if replica.health is Health.LOST or is_given_up:
@@ -63,27 +63,27 @@ def _may_stay(replica: Replica | None) -> bool:
 
 
 def _stays(record: Record, num_staying: int) -> bool | None:
-    """Give False where the pods that may stay all do, None where some of them may be too many for the next size."""
+    """Give False if all pods that may stay will stay, None if the next size may be too small for some of them."""
     transition = record.transition
     assert transition is not None
     return False if transition.kind is TransitionKind.RESIZE and transition.target_size >= num_staying else None
 
 
 def is_hard_stop_due(record: Record, now: datetime) -> bool:
-    """Whether the agents end by force who has not drained: what fails from then on is the consequence of that."""
+    """Whether agents now kill workers that have not drained: later failures are a consequence of that."""
     assert record.transition is not None
     return now >= record.transition.deadline - FORCED_END
 
 
 def runs_this_generation(replica: Replica, record: Record, members: frozenset[PodId]) -> bool:
-    """Whether its workers belong to the present generation; a late /start may have begun an older one there."""
+    """Whether its workers belong to the present generation; a late /start may have begun an older one."""
     return replica.id in members and replica.runs(record.generation)
 
 
 def hard_stop(replica: Replica, record: Record) -> StopWorkers:
-    """Give the call that ends a replica's workers at once, whatever generation they are of.
+    """Give the call that ends a replica's workers at once, whatever their generation.
 
-    The agent takes no /start up to the generation that is named, so one that nobody can have run is not named.
+    Afterwards the agent refuses every /start up to the generation in this call, so an impossible generation is never sent.
     """
     generation = replica.agent.generation
     named = record.generation if generation is None or generation > MAX_GENERATION else generation
@@ -92,10 +92,10 @@ def hard_stop(replica: Replica, record: Record) -> StopWorkers:
 
 
 def _due(replica: Replica, record: Record, policy: Policy) -> datetime:
-    """Until when a replica's workers have time.
+    """Give the time by which a replica's workers must have stopped.
 
-    Where the agent could be reached only after the beginning, since the operator or the way to it was broken, it has the
-    same time from then on: nobody is stopped hard, or given up, who was never asked.
+    An agent that became reachable only after the transition began gets the full time from then on: no replica is stopped hard
+    or given up before it was asked to drain.
     """
     transition = record.transition
     assert transition is not None
@@ -116,7 +116,7 @@ def _stops(
     may_save = transition.graceful and now < due + HARD_STOP_AFTER and runs_this_generation(replica, record, members)
     if not may_save or replica.agent.state in (AgentState.FAULTED, AgentState.COMPLETED):
         return [hard_stop(replica, record)]
-    # An agent that was told of a later end is told again, and takes the sooner one.
+    # An agent that got a later deadline is called again; the earlier deadline wins.
     is_told_again = transition.is_shortened and replica.agent.generation is not None
     if replica.agent.state is AgentState.STOPPING and not is_told_again:
         return []

@@ -1,4 +1,4 @@
-"""Between two generations: the workers are stopped, enough replicas are gathered, the next generation begins."""
+"""Decide between two generations: stop the workers, gather enough replicas, start the next generation."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from .recovery import begin_recovery
 from .snapshot import Policy
 from .spec_edits import recreate_all_pods
 from .stopping import RECHECK_AFTER, is_hard_stop_due, stop_members
+from .wording import counted
 
 
 def recover(record: Record, context: Context, fault: Fault) -> PlanDraft:
-    """Book an incident and begin its recovery."""
+    """Count a fault and begin the recovery from it."""
     record = replace(
         mark_interrupted_growth(record_step_time(record, context.replicas), context.now),
         gang=None,
@@ -38,7 +39,7 @@ def recover(record: Record, context: Context, fault: Fault) -> PlanDraft:
     event = JobEvent(fault.cause, fault.message, warning=True)
     draft = in_transition(begun, context)
     given_up = (context.replicas.get(pod) for pod in fault.lost)
-    # Who is only given up here was judged before that: what follows for its pod is found by the next look.
+    # A pod that is given up here was assessed before that: the next reconcile pass acts on it.
     is_new = any(replica is not None and replica.health is not Health.LOST for replica in given_up)
     return replace(draft, events=(event, *draft.events), wake_at=context.now if is_new else draft.wake_at)
 
@@ -47,34 +48,34 @@ def in_transition(record: Record, context: Context) -> PlanDraft:
     """Decide for a job whose workers are being stopped or gathered."""
     transition = record.transition
     assert transition is not None
-    hurry: tuple[JobEvent, ...] = ()
+    shortening: tuple[JobEvent, ...] = ()
     if transition.graceful and not is_hard_stop_due(record, context.now):
         fault = find_fault(record, context.replicas)
         if fault is not None:
             return recover(record, context, fault)
-        record, hurry = _shortened(*_without_drain_handler(record, context), context)
+        record, shortening = _shortened(*_without_drain_handler(record, context), context)
     record, stops, wake = stop_members(record, context)
     if wake is not None:
         announce = _announcement(transition) if context.now == transition.began_at else ()
-        return PlanDraft(record, tuple(stops), wake_at=wake, events=(*announce, *hurry))
+        return PlanDraft(record, tuple(stops), wake_at=wake, events=(*announce, *shortening))
     assert record.transition is not None
-    record = replace(record, transition=replace(record.transition, graceful=False))  # nothing can break the drain now
+    record = replace(record, transition=replace(record.transition, graceful=False))  # the drain is over
     if transition.kind is TransitionKind.SUSPEND:
         return _suspended(record, context)
     budget_check = check_budgets(record, context.replicas, context.policy, context.now)
     if budget_check.reason:
         draft = finish(budget_check.record, context, "Failed", budget_check.reason, budget_check.message)
         return replace(draft, events=(*budget_check.events, *draft.events))
-    if budget_check.actions:  # who is given up must be on record before the pods go
+    if budget_check.actions:  # the losses are recorded before the pods are deleted
         return PlanDraft(budget_check.record, budget_check.actions, budget_check.events, wake_at=context.now)
     draft = _gather(budget_check.record, context)
     return replace(draft, events=(*budget_check.events, *draft.events))
 
 
 def _without_drain_handler(record: Record, context: Context) -> tuple[Record, tuple[JobEvent, ...]]:
-    """End a drain of which no worker can know: their time would pass in vain, and they are ended without a checkpoint now.
+    """End a drain that no worker can notice: waiting would be useless, so the workers are stopped without a checkpoint now.
 
-    All members must say so. A script may ask for events on one rank and tell the others itself, so a single pod does not know.
+    All members must report this. A script may poll for events on one rank only and inform the others itself.
     """
     transition = record.transition
     assert transition is not None
@@ -85,8 +86,8 @@ def _without_drain_handler(record: Record, context: Context) -> tuple[Record, tu
     if any(r.agent.drained for r in members):
         return record, ()
     text = (
-        f"the workers of {len(busy)} replicas neither ask elastic_event_detected() nor handle SIGUSR1: they are ended now, and go on "
-        "from their last checkpoint"
+        f"the workers of {counted(len(busy), 'replica')} neither call elastic_event_detected() nor handle SIGUSR1: they are stopped "
+        "now and will resume from their last checkpoint"
     )
     deadline = min(transition.deadline, context.now + STOP_TIME)
     ended = replace(record, transition=replace(transition, graceful=False, deadline=deadline))
@@ -94,7 +95,7 @@ def _without_drain_handler(record: Record, context: Context) -> tuple[Record, tu
 
 
 def _shortened(record: Record, events: tuple[JobEvent, ...], context: Context) -> tuple[Record, tuple[JobEvent, ...]]:
-    """Give a drain less time where a member is killed sooner than its deadline by now; it never gets more."""
+    """Shorten a drain if a member will be killed before its deadline; a drain is never prolonged."""
     transition = record.transition
     assert transition is not None
     members = (r for m in record.members if (r := context.replicas.get(m)) is not None and not r.is_idle)
@@ -140,7 +141,7 @@ def _suspended(record: Record, context: Context) -> PlanDraft:
         suspended_time=record.suspended_time + (context.now - transition.began_at),  # no deadline runs meanwhile
     )  # fmt: skip
     draft = PlanDraft(record, events=(JobEvent(cause, message),), wake_at=context.now, adopts_spec=True)
-    # Who resumes the job before its pods were gone finds them made from the old template.
+    # If the job is resumed before its pods have ended, they are still those of the old template.
     return (
         recreate_all_pods(draft, context, "made from a template that was edited")
         if context.snapshot.job.pending_edits
@@ -149,7 +150,7 @@ def _suspended(record: Record, context: Context) -> PlanDraft:
 
 
 def _gather(record: Record, context: Context) -> PlanDraft:
-    """All old workers are stopped: wait for enough ready replicas, then allocate the next generation."""
+    """Wait for enough ready replicas after all old workers have stopped, then allocate the next generation."""
     transition, sizes, now = record.transition, context.grant.sizes, context.now
     assert transition is not None
     if context.grant.is_suspended:
@@ -160,7 +161,7 @@ def _gather(record: Record, context: Context) -> PlanDraft:
     if transition.kind is TransitionKind.RESIZE and transition.cause == CAUSE:
         candidates = warm(candidates, now)
     ready = usable(candidates, record, context.grant)
-    # The first start takes `replicas` and grows later; every other one takes all that is ready.
+    # The first start takes `replicas`, and the job grows later; every other start takes all ready replicas.
     is_first = transition.kind is TransitionKind.START and not record.generation
     target_size = sizes.fit(transition.target_size) or sizes.minimum
     size = sizes.fit(min(len(ready), target_size if is_first else sizes.maximum))
@@ -177,14 +178,14 @@ def _gather(record: Record, context: Context) -> PlanDraft:
 
 
 def _may_report_generation(replica: Replica, now: datetime) -> bool:
-    """Whether an agent was not heard yet that may know of a generation which nothing else tells of any more."""
+    """Whether an agent that has not answered yet may report a generation that is known from nowhere else."""
     agent, pod = replica.agent, replica.pod
     is_expected = agent.trying_since is None or now - agent.trying_since < AGENT_EXPECTED
     return pod.started and not pod.ended and replica.health is not Health.LOST and agent.state is None and is_expected
 
 
 def _patience(record: Record, transition: Transition, policy: Policy) -> datetime:
-    """Until when fewer replicas than wanted are not good enough (faultyScaleDownTimeoutInSeconds)."""
+    """Give until when a start waits for its target size instead of a smaller one (faultyScaleDownTimeoutInSeconds)."""
     if transition.kind is TransitionKind.START or transition.recreates_pods:
         assert record.window_since is not None
         return record.window_since + policy.scaling_timeout
@@ -194,7 +195,7 @@ def _patience(record: Record, transition: Transition, policy: Policy) -> datetim
 
 
 def _is_faulty_shrink(record: Record, transition: Transition, size: int) -> bool:
-    """Whether the last change of size was a shrink for which a fault, and nobody's wish, was the reason."""
+    """Whether the last change of size was a shrink because of a fault, not on request."""
     if size == transition.from_size:
         return record.shrank_after_fault
     return size < transition.from_size and transition.kind is TransitionKind.RECOVERY
@@ -225,8 +226,10 @@ def _start(record: Record, context: Context, chosen: list[Replica]) -> PlanDraft
         TransitionKind.RESIZE: Reason.RESIZED,
         TransitionKind.RECOVERY: Reason.RECOVERED,
     }[transition.kind]
-    # Why was told when it began, at length where Kueue says why.
-    was_told = transition.kind is TransitionKind.RESIZE and context.now > transition.began_at
-    why = f" ({transition.cause})" if was_told else f": {transition.message}"
-    event = JobEvent(reason, f"{transition.from_size} -> {len(chosen)} replicas, generation {generation}{why}")
+    # The Event of the drain gave the full message.
+    was_reported = transition.kind is TransitionKind.RESIZE and context.now > transition.began_at
+    why = f" ({transition.cause})" if was_reported else f": {transition.message}"
+    event = JobEvent(
+        reason, f"{transition.from_size} -> {counted(len(chosen), 'replica')}, generation {generation}{why}"
+    )
     return PlanDraft(started, starts, events=(event,), history=(entry,))

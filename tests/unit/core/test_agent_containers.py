@@ -259,7 +259,7 @@ def test_an_agent_that_began_anew_while_its_generation_ran_is_a_failure() -> Non
     begun = todo.record.transition
     assert begun is not None
     assert (begun.cause, begun.uses_budget, todo.record.retries) == ("AgentRestarted", True, 1)
-    assert "begun anew" in begun.message
+    assert "has restarted" in begun.message
 
 
 def test_an_answer_from_before_the_generation_ran_is_no_news() -> None:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.core.builders import NOW, job, observed, pid, pod, policy
+from tests.unit.core.test_wording import disagreements
 
 from elastipod_operator.core.actions import CreatePod, StartWorkers, StopWorkers
 from elastipod_operator.core.plan import plan
@@ -128,6 +129,8 @@ def test_a_plan_comes_of_it_that_breaks_no_rule(snapshot: Snapshot) -> None:
     assert decode(encode(after)) == after
     assert after.generation >= before.generation
     assert todo.conditions
+    for text in [*(c.message for c in todo.conditions), *(e.message for e in todo.events)]:
+        assert disagreements(text) == []
     assert todo.conditions[-1].type not in ("Scaling", "PodsReady", "Warning")
     if after.generation > before.generation and after.members != before.members and todo.history:
         assert wanted is not None

@@ -57,7 +57,7 @@ def first(*pods: Seen, **changes: Any) -> Replica:
         pytest.param((pod(0), silent(20)), AWAY, "NodeLost", f"node node-0 is not ready and the agent of pod {pod(0).name} is silent",
                      id="silent and away"),
         pytest.param((pod(0), silent(20)), None, "AgentSilent",
-                     f"the agent of pod {pod(0).name} on node node-0 is silent; training goes on", id="silent"),
+                     f"the agent of pod {pod(0).name} on node node-0 is silent; training continues", id="silent"),
         pytest.param((pod(0), running()), ObservedNode(name="node-0", disruption="taint x"), "NodeDrained", "node node-0: taint x",
                      id="a taint"),
         pytest.param((pod(0, disruption="Eviction", kill_at=NOW), running()), None, "PodDisrupted",

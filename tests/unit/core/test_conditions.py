@@ -173,7 +173,7 @@ def test_scaling_says_why_the_job_has_its_size(
         pytest.param(observed(job(STARTING), [(pod(0), ObservedAgent(trying_since=LONG_AGO))]), "AgentNotAnswering", "hyperpodrun",
                      id="a container without an agent"),
         pytest.param(observed(job(STARTING), pod_creation_error="2 pods were refused: quota"), "PodsRefused", "quota", id="a quota"),
-        pytest.param(observed(job(trains()), [(pod(0), silent(99)), (pod(1), silent(99))]), "OperatorCutOff", "training goes on",
+        pytest.param(observed(job(trains()), [(pod(0), silent(99)), (pod(1), silent(99))]), "OperatorCutOff", "training continues",
                      id="an operator that is cut off"),
     ],
 )  # fmt: skip
@@ -202,7 +202,7 @@ def test_repeated_failures_are_told_with_the_next_try() -> None:
     told = plan(observed(job(record), [(pod(0), ready(1)), (pod(1), ready(1))])).conditions[-1].message
     assert "rank 0 exited with code 1" in told
     assert "3 failures in a row" in told
-    assert "next try at 12:00:40 UTC" in told
+    assert "next attempt at 12:00:40 UTC" in told
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ EXTRA = (pid(0, spec="extra"), pid(1, spec="extra"))
             trains(members=(), transition=transition(TransitionKind.RECOVERY, target_size=4, from_size=4)),
             {"base": 2, "extra": 2},
             4,
-            id="while all pods are made anew an autoscaler must not see the job vanish",
+            id="while all pods are recreated an autoscaler must not see the job vanish",
         ),
         pytest.param(
             trains(members=(*BASE, *EXTRA), transition=transition(TransitionKind.SUSPEND, target_size=0)),

@@ -284,7 +284,7 @@ def test_a_kubelet_is_hurried_once(left_s: float, asked: bool) -> None:
     ("ago_s", "mine", "node", "words"),
     [
         pytest.param(59.9, (pod(0), silent(99)), {}, "", id="not yet"),
-        pytest.param(60, (pod(0), silent(99)), {}, "pod job-workers-0 on node node-0 is to go, but its kubelet has not ended it",
+        pytest.param(60, (pod(0), silent(99)), {}, "pod job-workers-0 on node node-0 should have ended, but its kubelet has not ended it",
                      id="a kubelet that does not"),
         pytest.param(60, (pod(0), silent(99)), {"ready": False, "not_ready_since": NOW}, "its node is not ready", id="a node that is away"),
         pytest.param(60, (pod(0, phase="Failed"), None), {}, "", id="what has ended holds nothing up"),

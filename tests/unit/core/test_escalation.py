@@ -181,7 +181,7 @@ def test_a_worker_may_have_all_pods_made_anew() -> None:
     then = plan(observed(job(booked.record), PAIR))
     assert then.record.lost == (pid(0), pid(1))
     assert {a.name for a in acts(then, DeletePod)} == {pod(0).name, pod(1).name}
-    assert [(n.reason, "a worker asked for" in n.message) for n in then.events] == [("FullJobRestart", True)]
+    assert [(n.reason, "a worker requested" in n.message) for n in then.events] == [("FullJobRestart", True)]
     assert (then.record.restarts, then.record.retries, fields(then.record.window)) == (1, 1, (0, 0, 1))
     assert then.status["latestFaultyPodInstanceList"]["restartType"] == "JLR"
     again = plan(observed(job(then.record), PAIR))
@@ -350,7 +350,7 @@ def test_no_progress(changes: dict[str, int], wishes: dict[str, int], outcome: s
     if outcome:
         assert then.record.outcome_reason == "NoProgress"
         assert "ValueError: boom" in then.record.outcome_message
-        assert "no step newer than 7" in then.record.outcome_message
+        assert "no step after 7" in then.record.outcome_message
 
 
 def test_a_job_that_reports_no_steps_is_warned_of_and_not_ended() -> None:

@@ -92,7 +92,7 @@ def test_growth_after_failures(failures: int, ago_s: float, grows: bool) -> None
     assert status["consecutiveScalingFailures"] == failures
     if not grows:
         scaling = next(c for c in todo.conditions if c.type == "Scaling")
-        assert f"{failures} growths in a row came to nothing" in scaling.message
+        assert f"growths that failed in a row: {failures}" in scaling.message
 
 
 # ---- refusals
@@ -305,7 +305,7 @@ def test_training_is_not_interrupted_for_a_newcomer_that_is_still_warming_up() -
     assert todo.wake_at is not None
     assert todo.wake_at <= NOW + seconds(130), "150 s after its first answer it is taken all the same"
     assert [(c.reason, c.message) for c in todo.conditions if c.type == "Scaling"] == [
-        ("WarmingUp", "1 more replicas load what their workers will need; training goes on meanwhile")
+        ("WarmingUp", "1 more replica imports the modules that workers need; training continues")
     ]
 
 

@@ -141,7 +141,7 @@ def test_an_incomplete_increment_is_given_back_while_training_goes_on() -> None:
     assert {a.name for a in acts(then, DeletePod)} == {pod(2).name, pod(3).name}
     assert (then.record.members, then.record.transition) == (record.members, None)
     scaling = next(c for c in then.conditions if c.type == "Scaling")
-    assert "given back" in scaling.message
+    assert "was released" in scaling.message
 
 
 def test_whole_increments_are_kept() -> None:

@@ -100,11 +100,11 @@ def test_the_rest_is_twenty_seconds_and_the_backoff(tries: int, wait_s: float) -
 def test_what_is_given_back_is_told_in_figures() -> None:
     first = Record(transition=STARTS.transition, gang=PartialGang(NOW - seconds(200), 2))
     _, events = follow(first, replicas_of(first, bound(0), bound(1), waits(2)), FOUR, "k")
-    assert [n.message.split(";")[0] for n in events] == ["2 pods had places for 200 s, too few for the smallest size"]
+    assert [n.message.split(":")[0] for n in events] == ["2 pods had nodes for 200 s, too few for the minimum size"]
     more = trains(gang=PartialGang(NOW - seconds(190), 1))
     pods = [(pod(0), running()), (pod(1), running()), bound(2), waits(3)]
     kept, events = follow(more, replicas_of(more, *pods), EVEN, "k")
-    assert [n.message.split(";")[0] for n in events] == ["1 pods had places for 190 s, too few for a whole increment"]
+    assert [n.message.split(":")[0] for n in events] == ["1 pod had a node for 190 s, too few for a whole increment"]
     assert kept.members == more.members
     assert kept.incarnations == {Slot("workers", n): 0 for n in range(4)}, "names are not used again"
 

@@ -254,7 +254,10 @@ def test_granted_increments_bring_their_pods() -> None:
 def test_what_increments_wait_for_is_told_in_kueues_words() -> None:
     todo = plan(look(queued(trains()), [workload(0, 2), pending(1), pending(2)], *train(2)))
     scaling = next(c for c in todo.conditions if c.type == "Scaling")
-    assert (scaling.reason, scaling.message) == ("Queued", "2 more replicas are wanted and wait in queue gpus: no room")
+    assert (scaling.reason, scaling.message) == (
+        "Queued",
+        "2 more replicas are wanted; the request waits in queue gpus: no room",
+    )
     assert todo.size == "2/2/4"
 
 

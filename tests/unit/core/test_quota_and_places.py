@@ -18,8 +18,8 @@ SPARE = policy(sizes=Sizes((1, 2), 2), specs=(SpecLimits("workers", 2, spares=1)
 @pytest.mark.parametrize(
     ("requests", "cause", "why"),
     [
-        pytest.param([evicted(1)], "Preempted", "Kueue takes quota back: a more important job came", id="evicted"),
-        pytest.param([], "QuotaLost", "there is only quota for 1 of 2 replicas", id="taken away"),
+        pytest.param([evicted(1)], "Preempted", "Kueue evicts an increment: a more important job came", id="evicted"),
+        pytest.param([], "QuotaLost", "only 1 of 2 replicas has quota", id="taken away"),
     ],
 )
 def test_the_job_shrinks_for_kueues_reason(requests: list[ObservedWorkload], cause: str, why: str) -> None:

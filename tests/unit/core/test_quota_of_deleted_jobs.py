@@ -104,7 +104,7 @@ def test_the_user_reads_why_the_job_is_still_there() -> None:
     todo = plan(deleted(FOUR, quota_return_error=AWAY))
     warning = next(c for c in todo.conditions if c.type == "Warning")
     assert (warning.status, warning.reason) == (False, "QuotaNotReturned")
-    assert warning.message.startswith(f"{AWAY}; the job is deleted all the same")
+    assert warning.message.startswith(f"{AWAY}; the job is deleted nevertheless")
     assert [note.reason for note in todo.events] == ["QuotaNotReturned"]
     assert todo.conditions[-1].type != "Warning"
     assert not [c for c in plan(deleted(FOUR)).conditions if c.reason == "QuotaNotReturned"]

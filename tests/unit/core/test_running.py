@@ -63,7 +63,7 @@ def test_a_job_is_completed_when_every_replica_says_so() -> None:
     assert (ended.outcome, ended.outcome_reason, ended.outcome_message) == (
         "Completed",
         "Completed",
-        "all 2 replicas finished",
+        "2 replicas finished",
     )
     assert [n.reason for n in todo.events] == ["Completed"]
 
@@ -117,7 +117,7 @@ def test_the_drain_ends_before_the_first_of_several_doomed_pods_is_killed() -> N
 def test_a_lower_ceiling_says_which_size_comes() -> None:
     began = plan(observed(job(trains(3), policy(2, 2)), all_run(3))).record.transition
     assert began is not None
-    assert began.message == "3 replicas are not an allowed size any more; the next one is 2"
+    assert began.message == "3 replicas: no longer an allowed size; the next smaller one is 2"
 
 
 def test_a_drain_by_somebody_else_is_told_as_such_and_keeps_the_size() -> None:
@@ -126,7 +126,7 @@ def test_a_drain_by_somebody_else_is_told_as_such_and_keeps_the_size() -> None:
         ("DrainedFromOutside", TransitionKind.RESIZE, 2, 2)
     ]
     assert [n.message for n in todo.events if n.reason == "Resized"] == [
-        f"2 -> 2 replicas, generation 2: the workers of pod {pod(0).name} were asked to stop by somebody else and did"
+        f"2 -> 2 replicas, generation 2: the workers of pod {pod(0).name} were stopped by another client"
     ]
 
 

@@ -97,7 +97,7 @@ def test_the_situations_are_what_they_are_called() -> None:
     assert len(acts(plan(begins(200)), StartWorkers)) == 200
     assert len(acts(plan(comes_up(200)), StartWorkers)) == 100
     assert not plan(trains_on(200)).actions
-    assert "50 more replicas load" in str(plan(trains_on(200)).conditions)
+    assert "50 more replicas import" in str(plan(trains_on(200)).conditions)
     assert len(acts(plan(breaks(200)), StopWorkers)) == 200
 
 

@@ -114,7 +114,7 @@ def test_a_fault_that_leaves_no_base_waits_and_says_why() -> None:
     todo = look(record, placed(base(0), 1), placed(extra(0), 1), waits(base(1, 1), for_s=10))
     assert not started(todo)
     assert not leaving(todo)
-    assert "1 of 2 replicas of base are ready, without which no others train" in todo.conditions[-1].message
+    assert "of base, 1 of 2 replicas is ready, and training needs all of them" in todo.conditions[-1].message
 
 
 def test_a_drain_that_takes_the_base_aims_at_the_smallest_size() -> None:

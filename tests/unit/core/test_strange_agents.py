@@ -74,7 +74,7 @@ def test_who_does_not_take_it_while_others_wait_for_it_is_given_up() -> None:
     ("failures", "lost"),
     [
         pytest.param(0, (), id="it may be that no call arrives: the next generation is tried"),
-        pytest.param(STARTS_TRIED, (pid(0), pid(1)), id="again and again: they are made anew"),
+        pytest.param(STARTS_TRIED, (pid(0), pid(1)), id="again and again: they are recreated"),
     ],
 )
 def test_when_nobody_takes_it(failures: int, lost: tuple[object, ...]) -> None:

@@ -30,7 +30,7 @@ def test_it_is_said_at_once_with_what_to_do(secret: str, words: tuple[str, ...])
     made = plan(observed(job(), pods))
     told = next(c for c in made.conditions if c.type == "PodsReady")
     assert (told.reason, told.status) == ("TokenRefused", False)
-    assert "agent of pod job-workers-0 (and those of 1 more pods)" in told.message
+    assert "agent of pod job-workers-0 (and of 1 more pod)" in told.message
     assert every(word in told.message for word in words)
     assert [note.reason for note in made.events if note.warning] == ["TokenRefused"]
     again = plan(observed(job(made.record, conditions=made.conditions), pods))

@@ -135,7 +135,7 @@ def test_why_a_spec_cannot_be_used_is_told() -> None:
         pytest.param(1, f"the agent of pod {pod(0).name} and the operator do not accept each other", id="one"),
         pytest.param(
             3,
-            f"the agent of pod {pod(0).name} (and those of 2 more pods) and the operator do not accept each other",
+            f"the agent of pod {pod(0).name} (and of 2 more pods) and the operator do not accept each other",
             id="three",
         ),
     ],
@@ -209,7 +209,7 @@ def sentence(snapshot: Snapshot, kind: str) -> str:
         ),
         pytest.param(
             [*RUN, (pod(2), agent(AgentState.INIT))],
-            "2 more replicas are wanted and 1 pods wait",
+            "2 more replicas are wanted and 1 pod waits",
             id="one that comes up",
         ),
         pytest.param([*RUN, waits(2), waits(7)], "2 more replicas are wanted and 2 pods wait", id="whichever they are"),
@@ -225,7 +225,7 @@ def test_the_wait_for_capacity_is_told_in_figures(pods: list[Seen], words: str) 
         pytest.param(0, "more replicas are ready; the job grows at about 12:01:00 UTC", id="when"),
         pytest.param(
             2,
-            "more replicas are ready; the job grows at about 12:01:00 UTC (2 growths in a row came to nothing)",
+            "more replicas are ready; the job grows at about 12:01:00 UTC (growths that failed in a row: 2)",
             id="and how often in vain",
         ),
     ],
@@ -239,18 +239,18 @@ def test_a_growth_is_told_in_figures(failures: int, words: str) -> None:
     ("record", "pods", "words"),
     [
         pytest.param(
-            STARTS, [(pod(0), ready(0)), waits(1, problem="no room")], "1 of 2 replicas are ready: no room", id="few"
+            STARTS, [(pod(0), ready(0)), waits(1, problem="no room")], "1 of 2 replicas is ready: no room", id="few"
         ),
         pytest.param(
             Record(transition=transition(TransitionKind.START, target_size=4)),
             [(pod(0), ready(0))],
-            "1 of 4 replicas are ready",
+            "1 of 4 replicas is ready",
             id="of a goal",
         ),
         pytest.param(
             Record(transition=transition(TransitionKind.START, target_size=1)),
             [(pod(0), ready(0))],
-            "1 of 2 replicas are ready",
+            "1 of 2 replicas is ready",
             id="minimum",
         ),
         pytest.param(STARTS, [(pod(0), ready(0)), (pod(1), ready(0))], "2 replicas are ready", id="enough"),
@@ -264,10 +264,10 @@ def test_a_start_is_told_in_figures(record: Record, pods: list[Seen], words: str
     ("pods", "words"),
     [
         pytest.param([(pod(0), running()), (pod(1), agent(AgentState.STOPPING))], "a test; 2 replicas are being stopped", id="all"),
-        pytest.param([(pod(0), running()), (pod(1), ready(1))], "a test; 1 replicas are being stopped", id="one"),
+        pytest.param([(pod(0), running()), (pod(1), ready(1))], "a test; 1 replica is being stopped", id="one"),
         pytest.param([(pod(0), silent(20)), (pod(1), silent(20))], "a test; 2 replicas are being stopped", id="as far as is known"),
-        pytest.param([(pod(0, disruption="x"), running()), (pod(1), ready(1))], "a test; 1 replicas are being stopped", id="who goes, too"),
-        pytest.param([(pod(0, phase="Failed"), running()), (pod(1), ready(1))], "a test; 1 of 2 replicas are ready", id="ended"),
+        pytest.param([(pod(0, disruption="x"), running()), (pod(1), ready(1))], "a test; 1 replica is being stopped", id="who goes, too"),
+        pytest.param([(pod(0, phase="Failed"), running()), (pod(1), ready(1))], "a test; 1 of 2 replicas is ready", id="ended"),
         pytest.param([(pod(0), ready(1)), (pod(1), ready(1)), (pod(2), running())], "a test; 2 replicas are ready", id="nor strangers"),
     ],
 )  # fmt: skip
@@ -286,7 +286,7 @@ def test_a_change_is_told_in_figures(pods: list[Seen], words: str) -> None:
 def test_the_next_try_is_told_while_it_is_waited_for(changes: dict[str, Any], has_next_try: bool) -> None:
     began = transition(TransitionKind.RECOVERY, is_budget_checked=True, **changes)
     message = report(observed(job(replace(BROKEN, transition=began)), RUN)).conditions[-1].message
-    assert ("next try" in message) is has_next_try
+    assert ("next attempt" in message) is has_next_try
     assert "2 failures in a row" in message
 
 
@@ -741,10 +741,7 @@ def test_agents_that_tell_more_than_is_taken_are_named() -> None:
     told = plan(observed(job(trains(4), policy(2, 4)), agents))
     warning = next(c for c in told.conditions if c.type == "Warning")
     assert warning.reason == "AnswerRefused"
-    assert (
-        warning.message
-        == f"of the agent of pod {pod(1).name} (and of those of 2 more pods): its workers leave 70000 bytes"
-    )
+    assert warning.message == f"the agent of pod {pod(1).name} (and of 2 more pods): its workers leave 70000 bytes"
     assert [note.reason for note in told.events if note.warning] == ["AnswerRefused"]
 
 

@@ -86,7 +86,7 @@ def test_the_last_good_spec_stays_in_force_and_the_field_is_named(edit: Body, fi
     warning = next(c for c in decided(job).conditions if c.type == "Warning")
     assert warning.reason == "InvalidSpec"
     assert field in warning.message
-    assert "the last spec that could be used stays in force" in warning.message
+    assert "the last valid spec stays in force" in warning.message
     assert [note.reason for note in decided(job).events].count("InvalidSpec") == 1
 
 

@@ -12,6 +12,7 @@ from tests.unit.core.builders import pod as pod_of
 from tests.unit.kube.bodies import JOB_UID, job_body, pod_body
 
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.snapshot import NOT_CONSIDERED, ObservedPod
 from elastipod_operator.kube.object_warnings import object_warnings
 from elastipod_operator.kube.observed_job import observe_job
@@ -84,7 +85,7 @@ def test_what_the_object_says_beside_its_spec(body: dict[str, Any], reasons: lis
 
 
 def test_such_warnings_are_conditions_and_events() -> None:
-    fact = job(trains(2), policy(2, 2), warnings=(("TopologyIgnored", "put it there"),))
+    fact = job(trains(2), policy(2, 2), warnings=((Reason.TOPOLOGY_IGNORED, "put it there"),))
     told = plan(observed(fact, [(pod_of(n), running()) for n in range(2)]))
     warning = next(c for c in told.conditions if c.type == "Warning")
     assert (warning.reason, warning.message) == ("TopologyIgnored", "put it there")

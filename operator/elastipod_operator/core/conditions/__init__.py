@@ -1,4 +1,4 @@
-"""The conditions of a job: for each a file that says when it holds, with which reason and in which words."""
+"""The conditions of a job. Each has a file that decides when it holds, with which reason and message."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from ..record import Record
 from ..snapshot import Condition, Snapshot
 from ..status_fields import size_text, status_fields
 from ..time_order import earliest
+from ..wording import training
 from . import pods_ready, scaling, state, warning
 from .draft import ConditionDraft
 
 __all__ = ["MAX_TEXT", "StatusReport", "describe"]
 
-# Characters of a condition's message; Kubernetes' own conditions stop at 32,768.
+# Longer messages are cut; Kubernetes limits those of its own conditions to 32,768 characters.
 MAX_TEXT = 8192
 
 
-# Beside the state, in the order of status.conditions. Each gives its condition, None when it does not apply, and when to look again.
+# Beside the state, in the order of status.conditions. Each gives its condition (None when it does not apply) and when to check again.
 AUXILIARY: tuple[Callable[[Record, Context], tuple[ConditionDraft | None, datetime | None]], ...] = (
     pods_ready.describe,
     warning.describe,
@@ -36,7 +37,7 @@ AUXILIARY: tuple[Callable[[Record, Context], tuple[ConditionDraft | None, dateti
 
 @dataclass(frozen=True, slots=True)
 class StatusReport:
-    """conditions: oldest first, the present state last. notes: Events for what newly became worth telling."""
+    """conditions: oldest first, the present state last. events: those for reasons that are new."""
 
     conditions: tuple[Condition, ...]
     size: str
@@ -48,7 +49,7 @@ class StatusReport:
 def describe(
     snapshot: Snapshot, record: Record, replicas: Replicas, grant: Grant | None, quota: Quota | None = None
 ) -> StatusReport:
-    """Say how the job stands. Times of unchanged conditions are kept; events are given only for changed reasons."""
+    """Describe the job. Unchanged conditions keep their times; Events are given only for new reasons."""
     lines, wake = _drafts(snapshot, record, replicas, grant, quota)
     lines = warning.with_operator_warnings(lines, snapshot, replicas, record)
     old = {condition.type: condition for condition in snapshot.job.conditions}
@@ -71,12 +72,12 @@ def describe(
 
 
 def _is_reported(before: Condition | None, reason: AnyReason, message: str) -> bool:
-    """Whether a condition says so already. message: of one of several things; "" where the reason tells enough."""
+    """Whether the condition has this reason already. message: of one of several warnings; "" where the reason is enough."""
     return before is not None and (before.reason == reason or (bool(message) and message in before.message))
 
 
 def _dated(line: ConditionDraft, old: dict[str, Condition], now: datetime) -> Condition:
-    """Give a condition; a message that repeats something endless of the user's is cut."""
+    """Give a condition with its time. A message that quotes a very long text of the user is cut."""
     before = old.get(line.type)
     since = before.since if before is not None and before.status == line.status else now
     message = line.message if len(line.message) <= MAX_TEXT else f"{line.message[:MAX_TEXT]} ..."
@@ -107,7 +108,7 @@ def _drafts(
 
 
 def _unmanaged(snapshot: Snapshot, created: ConditionDraft) -> list[ConditionDraft]:
-    """Say why nothing is done, and leave the state as whoever understands the record told it."""
+    """Say why nothing is done, and keep the state that the newer operator reported."""
     why = ConditionDraft("Warning", False, Reason.RECORD_OF_NEWER_OPERATOR, snapshot.job.unmanaged)
     last = snapshot.job.conditions[-1] if snapshot.job.conditions else None
     if last is None or last.type in ("Created", "Warning"):
@@ -116,10 +117,10 @@ def _unmanaged(snapshot: Snapshot, created: ConditionDraft) -> list[ConditionDra
 
 
 def _invalid_spec(created: ConditionDraft, record: Record, spec_error: str) -> list[ConditionDraft]:
-    """An edit that cannot be used does not end a training that runs; it is only not looked after until it is mended."""
+    """Report an invalid spec. A job that trains continues, but is not managed until the spec is valid."""
     if not record.members or record.transition is not None:
         return [created, ConditionDraft("Suspended", True, Reason.INVALID_SPEC, spec_error)]
-    text = f"{len(record.members)} replicas train in generation {record.generation}"
+    text = training(len(record.members), record.generation)
     return [
         created,
         ConditionDraft("Warning", False, Reason.INVALID_SPEC, spec_error),

@@ -1,4 +1,4 @@
-"""What the conditions of a job share: a condition before its time is known, and parts of sentences."""
+"""What the conditions share: a condition before its time is known, and parts of sentences."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ConditionDraft:
     reason: AnyReason
     message: str
     parts: tuple[tuple[AnyReason, str], ...] = ()
-    """Of several things that are told together: reason and sentence of each."""
+    """Reason and message of each of several warnings that one condition reports."""
 
 
 def first_problem(replicas: Iterable[Replica]) -> str:
-    """Give what keeps one of them, as the end of a sentence. What every new pod is in for a moment is no trouble yet."""
+    """Give the first problem of these pods, as the end of a sentence. Every new pod waits for a scheduler briefly: that is no problem."""
     problems = (r.pod.problem for r in replicas if r.pod.problem and r.pod.problem_reason != NOT_CONSIDERED)
     return next((f": {problem}" for problem in problems), "")
 

@@ -10,9 +10,10 @@ from ..reasons import Reason
 from ..record import Record
 from ..snapshot import NOT_CONSIDERED, ObservedPod
 from ..time_order import earliest
+from ..wording import counted
 from .draft import ConditionDraft, time_of_day
 
-# A kubelet tries again 10 to 15 s after what did not work: what outlasts two more tries hardly heals by itself.
+# A kubelet retries after 10 to 15 s. A problem that outlasts two retries is unlikely to go away by itself.
 PROBLEM_REPORTED_AFTER = timedelta(seconds=30)
 
 
@@ -20,22 +21,22 @@ TRANSIENT_PROBLEMS = (Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CANNOT_START, N
 
 
 def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, datetime | None]:
-    """Name what keeps a pod from training, with what to do about it; gives too when trouble that may heal will have lasted."""
+    """Name what keeps a pod from training and how to fix it; gives too when a problem that may pass is to be reported."""
     snapshot, replicas, policy = context.snapshot, context.replicas, context.policy
     denied = _token_refused(replicas)
     if denied is not None:
         return denied, None
     if replicas.all_silent:
-        text = "no agent answers the operator; training goes on by itself, nothing is changed until one answers"
+        text = "no agent answers the operator; training continues, and nothing is changed until an agent answers"
         return ConditionDraft("PodsReady", False, Reason.OPERATOR_CUT_OFF, text + _replaced_at(replicas)), None
     if snapshot.pod_creation_error:
         return ConditionDraft("PodsReady", False, Reason.PODS_REFUSED, snapshot.pod_creation_error), None
-    told = next((c.reason for c in snapshot.job.conditions if c.type == "PodsReady"), "")
+    reported = next((c.reason for c in snapshot.job.conditions if c.type == "PodsReady"), "")
     wakes: list[datetime] = []
     for replica in sorted(replicas.newest.values(), key=lambda r: r.id):
         pod = replica.pod
         if pod.kill_at is not None:
-            continue  # it goes because somebody wants it so; how it ends is nobody's trouble
+            continue  # it was deleted on purpose, so how it ends is not a problem
         if replica.health is Health.PENDING and pod.started and replica.cause == Reason.AGENT_NOT_ANSWERING:
             text = (
                 f"container {policy.container or 'of pod'} of pod {pod.name} runs, but nothing answers on port {policy.agent_port}: "
@@ -48,23 +49,25 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
         if not pod.problem or pod.problem_reason == Reason.UNSCHEDULABLE:
             continue
         if replica.health in (Health.PENDING, Health.ENDED):
-            due = _persists_from(pod) if pod.problem_reason != told else None  # what was told once has lasted
+            due = _persists_from(pod) if pod.problem_reason != reported else None
             if due is None or snapshot.now >= due:
                 return ConditionDraft("PodsReady", False, pod.problem_reason, pod.problem), earliest(*wakes)
             wakes.append(due)
     good = len([r for r in replicas.newest.values() if r.health is Health.GOOD])
-    line = ConditionDraft("PodsReady", False, Reason.AGENTS_ANSWER, f"{good} agents answer") if good else None
-    return line, earliest(*wakes)
+    if not good:
+        return None, earliest(*wakes)
+    text = counted(good, "agent answers", "agents answer")
+    return ConditionDraft("PodsReady", False, Reason.AGENTS_ANSWER, text), earliest(*wakes)
 
 
 def _replaced_at(replicas: Replicas) -> str:
-    """Say until when agents that are all silent are waited for."""
+    """Say when the replicas are replaced if all agents stay silent."""
     until = max((r.presumed_lost_at for r in replicas.by_id.values() if r.presumed_lost_at is not None), default=None)
-    return f"; if none does until {time_of_day(until)}, the replicas are replaced" if until is not None else ""
+    return f"; if none answers by {time_of_day(until)}, the replicas are replaced" if until is not None else ""
 
 
 def _persists_from(pod: ObservedPod) -> datetime | None:
-    """Give when a pod's trouble is one that lasts; None: it does not heal, or began nobody knows when."""
+    """Give when a pod's problem is reported; None: at once, because it does not pass or its start is unknown."""
     if pod.problem_reason not in TRANSIENT_PROBLEMS or pod.problem_since is None:
         return None
     return pod.problem_since + PROBLEM_REPORTED_AFTER
@@ -74,12 +77,12 @@ def _token_refused(replicas: Replicas) -> ConditionDraft | None:
     pods = sorted((r.pod for r in replicas.newest.values() if r.agent.authentication_failed), key=lambda pod: pod.id)
     if not pods:
         return None
-    pod, others = pods[0], f" (and those of {len(pods) - 1} more pods)" if len(pods) > 1 else ""
+    pod, others = pods[0], f" (and of {counted(len(pods) - 1, 'more pod')})" if len(pods) > 1 else ""
     text = f"the agent of pod {pod.name}{others} and the operator do not accept each other: "
     if pod.key_secret:
         text += (
             f"Secret {pod.key_secret} does not hold the key that the operator derives, because it or the operator's install "
-            "key was changed, or something else answers at the pod's address; put the old install key back, or delete that "
+            "key was changed, or something else answers at the pod's address; restore the old install key, or delete that "
             "Secret and the pod: both are recreated"
         )
     else:

@@ -14,11 +14,12 @@ from ..reasons import Reason
 from ..record import Record
 from ..slots import wanted_slots
 from ..snapshot import Policy, Snapshot
+from ..wording import counted
 from .draft import ConditionDraft, first_problem, time_of_day
 
 
 def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, datetime | None]:
-    """Say why the job has the size that it has; the operator looks again for reasons of its own."""
+    """Say why the job has its present size. The condition needs no check of its own: each of its waits has one already."""
     return _scaling(record, context), None
 
 
@@ -31,59 +32,66 @@ def _scaling(record: Record, context: Context) -> ConditionDraft | None:
     if quota is not None and context.grant.sizes.maximum <= size < maximum:
         return _queued(snapshot, record, policy, quota)
     if size >= maximum:
-        return ConditionDraft("Scaling", False, Reason.AT_MAXIMUM, f"{size} replicas train, the most that is allowed")
+        return ConditionDraft(
+            "Scaling",
+            False,
+            Reason.AT_MAXIMUM,
+            f"{counted(size, 'replica trains', 'replicas train')}, which is the maximum",
+        )
     due = growth_due(record, policy, snapshot.job.uid)
     if due is not None:
         text = f"more replicas are ready; the job grows at about {time_of_day(due)}"
         if record.resize_failures:
-            text += f" ({record.resize_failures} growths in a row came to nothing)"
+            text += f" (growths that failed in a row: {record.resize_failures})"
         return ConditionDraft("Scaling", False, Reason.GROWING, text)
     members = frozenset(record.members)
     loading = [r for r in replicas.candidates() if r.id not in members and r.agent.warming]
     if loading:
-        text = f"{len(loading)} more replicas load what their workers will need; training goes on meanwhile"
+        text = f"{counted(len(loading), 'more replica imports', 'more replicas import')} the modules that workers need; training continues"
         return ConditionDraft("Scaling", False, Reason.WARMING_UP, text)
     if snapshot.pod_creation_error:
         return ConditionDraft(
             "Scaling",
             False,
             Reason.LIMIT_REACHED,
-            f"{maximum - size} more replicas are wanted: {snapshot.pod_creation_error}",
+            f"{_wanted(maximum - size)}: {snapshot.pod_creation_error}",
         )
     gang = record.gang
     if gang is not None and gang.released_until is not None:
-        text = f"room for less than a whole increment was given back; asked again from {time_of_day(gang.released_until)} on"
+        text = f"there was room for a part of an increment, and it was released; next attempt at {time_of_day(gang.released_until)}"
         return ConditionDraft("Scaling", False, Reason.WAITING_FOR_CAPACITY, text)
     asked = [r for r in replicas.newest.values() if r.id not in members and r.health in (Health.PENDING, Health.GOOD)]
     hold = growth_hold(record, policy)
     if hold is not None and hold > snapshot.now and not asked:
-        text = f"growing now would cost more time than it brings; asked for from {time_of_day(hold)} on"
+        text = f"growing now would cost more time than it saves; next attempt at {time_of_day(hold)}"
         return ConditionDraft("Scaling", False, Reason.NOT_WORTHWHILE, text)
     waiting = [
         r for slot in wanted_slots(context.grant, record, replicas)
         if (r := replicas.newest.get(slot)) is not None and r.id not in members and not r.ready
     ]  # fmt: skip
-    text = f"{maximum - size} more replicas are wanted and {len(waiting)} pods wait{first_problem(waiting)}"
+    text = f"{_wanted(maximum - size)} and {counted(len(waiting), 'pod waits', 'pods wait')}{first_problem(waiting)}"
     return ConditionDraft("Scaling", False, Reason.WAITING_FOR_CAPACITY, text)
 
 
 def _queued(snapshot: Snapshot, record: Record, policy: Policy, quota: Quota) -> ConditionDraft:
     """Say what the increments wait for, in Kueue's own words."""
-    missing = policy.sizes.maximum - len(record.members)
+    wanted = _wanted(policy.sizes.maximum - len(record.members))
     waiting = [w for number, w in sorted(quota.present.items()) if number and not w.admitted]
     until = increments_requested_from(record, policy, snapshot.now)
     if waiting:
-        why = next((w.pending_message for w in waiting if w.pending_message), "Kueue has not looked at them yet")
+        why = next((w.pending_message for w in waiting if w.pending_message), "Kueue has not considered it yet")
         return ConditionDraft(
             "Scaling",
             False,
             Reason.QUEUED,
-            f"{missing} more replicas are wanted and wait in queue {quota.queue}: {why}",
+            f"{wanted}; the request waits in queue {quota.queue}: {why}",
         )
     if until is not None:
-        text = f"{missing} more replicas are wanted; queue {quota.queue} is asked again from {time_of_day(until)} on"
+        text = f"{wanted}; next request to queue {quota.queue} at {time_of_day(until)}"
         return ConditionDraft("Scaling", False, Reason.QUEUED, text)
     why = f": {snapshot.queue_problem[1]}" if snapshot.queue_problem is not None else ""
-    return ConditionDraft(
-        "Scaling", False, Reason.QUEUED, f"{missing} more replicas are asked of queue {quota.queue}{why}"
-    )
+    return ConditionDraft("Scaling", False, Reason.QUEUED, f"{wanted}; requesting quota from queue {quota.queue}{why}")
+
+
+def _wanted(number: int) -> str:
+    return counted(number, "more replica is wanted", "more replicas are wanted")

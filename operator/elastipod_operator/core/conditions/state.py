@@ -11,6 +11,7 @@ from ..ranks import base_minimum
 from ..reasons import Reason
 from ..record import Record, TransitionKind
 from ..snapshot import AgentState
+from ..wording import counted, share, training
 from .draft import ConditionDraft, first_problem, time_of_day
 
 # Running stays the state through planned resizes, and through recoveries up to this long.
@@ -18,7 +19,7 @@ FAULT_REPORTED_AFTER = timedelta(seconds=30)
 
 
 def describe(record: Record, context: Context) -> tuple[ConditionDraft, datetime | None]:
-    """Give the state of a job that has not ended, and when it will be told otherwise."""
+    """Give the state of a job that has not ended, and when it changes with time alone."""
     policy, grant, replicas = context.policy, context.grant, context.replicas
     transition = record.transition
     if transition is not None and transition.kind is TransitionKind.SUSPEND:
@@ -26,13 +27,13 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft, datetime
             return ConditionDraft("Suspended", True, grant.suspended_by.reason, grant.suspended_by.message), None
         text = "spec.runPolicy.suspend is true; set it to false to resume"
         if not policy.suspend:
-            text = "the job resumes as soon as its workers are stopped"
+            text = "the job resumes as soon as its workers have stopped"
         return ConditionDraft(
             "Suspended", True, Reason.SUSPENDED_BY_USER if policy.suspend else Reason.RESUMING, text
         ), None
     if transition is not None and transition.kind is TransitionKind.START:
         return _starting(record, replicas, grant), None
-    text = f"{len(record.members)} replicas train in generation {record.generation}"
+    text = training(len(record.members), record.generation)
     if transition is not None:
         text = f"{transition.message}; {_waiting_for(record, replicas, grant)}"
     if record.fault_at is None:
@@ -47,7 +48,7 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft, datetime
     if record.consecutive_failures >= 2:
         text = f"{text} ({record.consecutive_failures} failures in a row without progress)"
         if transition is not None and transition.not_before is not None and context.now < transition.not_before:
-            text += f"; next try at {time_of_day(transition.not_before)}"
+            text += f"; next attempt at {time_of_day(transition.not_before)}"
         text += "; see the workers' logs with kubectl logs"
     return ConditionDraft("Faulted", True, cause, text), None
 
@@ -69,19 +70,20 @@ def _waiting_for(record: Record, replicas: Replicas, grant: Grant) -> str:
         and r.health in (Health.GOOD, Health.DISRUPTED, Health.SILENT)
     ]  # fmt: skip
     if stopping:
-        return f"{len(stopping)} replicas are being stopped"
+        return counted(len(stopping), "replica is being stopped", "replicas are being stopped")
     ready = len(replicas.candidates())
     aim = max(grant.sizes.minimum, transition.target_size)
     gang = record.gang
     if gang is not None and gang.released_until is not None:
-        return f"there was room for too few replicas; one pod waits for room, the others follow from {time_of_day(gang.released_until)} on"
+        at = time_of_day(gang.released_until)
+        return f"there was room for too few replicas, and it was released; one pod waits for room, the others follow at {at}"
     base = grant.specs[0].name
     of_base = sum(r.id.spec == base for r in replicas.candidates())
     if grant.sizes.minimum <= ready and of_base < (least := base_minimum(grant)):
-        return f"{of_base} of {least} replicas of {base} are ready, without which no others train{_why_not_ready(replicas)}"
+        return f"of {base}, {share(of_base, least, 'is', 'are')} ready, and training needs all of them{_why_not_ready(replicas)}"
     if ready < aim:
-        return f"{ready} of {aim} replicas are ready{_why_not_ready(replicas)}"
-    return f"{ready} replicas are ready"
+        return f"{share(ready, aim, 'is', 'are')} ready{_why_not_ready(replicas)}"
+    return counted(ready, "replica is ready", "replicas are ready")
 
 
 def _why_not_ready(replicas: Replicas) -> str:

@@ -1,4 +1,4 @@
-"""Condition Warning: what deserves attention although the job goes on."""
+"""Condition Warning: what needs attention although the job continues."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from ..quota_requests import quota_returned_until
 from ..reasons import AnyReason, Reason
 from ..record import Record
 from ..snapshot import Policy, Snapshot
+from ..wording import counted
 from .draft import ConditionDraft, time_of_day
 from .operator_error import OPERATOR_ERROR
 
 FOREIGN_RECORD = (
     "annotations of the operator (elastipod.io/state, applied or history) were written for another object, as in a copied "
-    "manifest, or by hand; they are ignored and replaced, and the job begins anew"
+    "manifest, or by hand; they are ignored and replaced, and the job starts from the beginning"
 )
 
 
@@ -27,18 +28,16 @@ PRIORITY_PROBLEMS = (Reason.PRIORITY_CLASS_MISSING, Reason.PRIORITY_REFUSED)
 
 
 def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, datetime | None]:
-    """Say what deserves attention though nothing stands still; the most pressing gives the reason."""
+    """Report what needs attention although the job continues; the most urgent warning gives the reason."""
     snapshot, policy, quota = context.snapshot, context.policy, context.quota
     late, due = overdue_evictions(snapshot, policy, context.replicas, quota)
     found: Warnings = []
     if snapshot.job.edit_error:
-        found.append(
-            (Reason.INVALID_SPEC, f"{snapshot.job.edit_error}; the last spec that could be used stays in force")
-        )
+        found.append((Reason.INVALID_SPEC, f"{snapshot.job.edit_error}; the last valid spec stays in force"))
     if does_not_progress(record):
         text = (
-            f"the last {record.stalled_recoveries} recoveries brought no newer step; "
-            f"after {NO_PROGRESS_LIMIT} a script hardly heals by itself"
+            f"the last {record.stalled_recoveries} recoveries reached no newer step; "
+            f"after {NO_PROGRESS_LIMIT} the fault is probably in the script"
         )
         found.append((Reason.NO_PROGRESS, text))
     found += late
@@ -48,7 +47,7 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
         found += _outdated_base(policy, quota)
     found += _refused_answers(context.replicas)
     if snapshot.job.pending_edits:
-        text = f"edits of {', '.join(snapshot.job.pending_edits)} act when the job is suspended and resumed"
+        text = f"edits of {', '.join(snapshot.job.pending_edits)} take effect when the job is suspended and resumed"
         found.append((Reason.EDITS_PENDING, text))
     found += snapshot.job.warnings
     found += [(Reason.SPEC_WARNING, text) for text in (*policy.sizes.warnings, *policy.warnings)]
@@ -58,7 +57,7 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
 def with_operator_warnings(
     lines: list[ConditionDraft], snapshot: Snapshot, replicas: Replicas, record: Record
 ) -> list[ConditionDraft]:
-    """Say first of all, also at the end of a job, what the operator failed at, and what is to go and cannot: pods, and quota."""
+    """Put errors of the operator, and pods or quota that cannot be released, before all other warnings, also when a job ends."""
     found: Warnings = [(OPERATOR_ERROR, snapshot.operator_error)] if snapshot.operator_error else []
     if stuck := snapshot.pod_deletion_error or blocked_deletion(snapshot, replicas):
         found.append((Reason.PODS_NOT_DELETED, stuck))
@@ -77,33 +76,33 @@ def with_operator_warnings(
 
 
 def _has_foreign_record(snapshot: Snapshot, record: Record) -> bool:
-    """Whether to say that a record was ignored: it is overwritten at once, and told until the training begins."""
-    is_told = any(FOREIGN_RECORD in c.message for c in snapshot.job.conditions if c.type == "Warning")
-    return snapshot.job.has_foreign_record or (is_told and not record.generation)
+    """Whether to report an ignored record. It is overwritten at once, so the warning itself keeps the fact until training begins."""
+    is_reported = any(FOREIGN_RECORD in c.message for c in snapshot.job.conditions if c.type == "Warning")
+    return snapshot.job.has_foreign_record or (is_reported and not record.generation)
 
 
 def _not_returned(snapshot: Snapshot) -> str:
     if snapshot.job.deleting_since is None:
-        return f"{snapshot.quota_return_error}; it is tried again"
+        return f"{snapshot.quota_return_error}; the operator tries again"
     return (
-        f"{snapshot.quota_return_error}; the job is deleted all the same, once its pods are gone, from "
-        f"{time_of_day(quota_returned_until(snapshot))} on: then the garbage collector has its Workloads"
+        f"{snapshot.quota_return_error}; the job is deleted nevertheless at {time_of_day(quota_returned_until(snapshot))}, if its "
+        "pods have ended: then the garbage collector deletes its Workloads"
     )
 
 
 def _refused_answers(replicas: Replicas) -> Warnings:
-    """Say of agents that tell more than is taken."""
+    """Report agents that send more than the operator accepts."""
     refused = sorted((r for r in replicas.newest.values() if r.agent.refused_answer), key=lambda r: r.id)
     if not refused:
         return []
-    others = f" (and of those of {len(refused) - 1} more pods)" if len(refused) > 1 else ""
+    others = f" (and of {counted(len(refused) - 1, 'more pod')})" if len(refused) > 1 else ""
     return [
-        (Reason.ANSWER_REFUSED, f"of the agent of pod {refused[0].pod.name}{others}: {refused[0].agent.refused_answer}")
+        (Reason.ANSWER_REFUSED, f"the agent of pod {refused[0].pod.name}{others}: {refused[0].agent.refused_answer}")
     ]
 
 
 def _merge_warnings(found: Warnings) -> ConditionDraft:
-    """Give one warning of several; the first gives the reason."""
+    """Merge several warnings into one condition; the first gives the reason."""
     by_reason: dict[AnyReason, list[str]] = {}
     for reason, text in found:
         by_reason.setdefault(reason, []).append(text)
@@ -112,22 +111,24 @@ def _merge_warnings(found: Warnings) -> ConditionDraft:
 
 
 def _outdated_base(policy: Policy, quota: Quota) -> Warnings:
-    """Say that the smallest size was lowered, while the quota of the base stays as it was granted."""
+    """Report that the minimum size was lowered while the base Workload keeps its quota."""
     if not quota.retained_base:
         return []
     text = (
-        f"the smallest size is {policy.sizes.minimum} by now, but queue {quota.queue} granted a base of {quota.retained_base} "
-        "replicas, which cannot be changed; the job keeps it until it is suspended and resumed"
+        f"the minimum size is now {policy.sizes.minimum}, but queue {quota.queue} granted a base of "
+        f"{counted(quota.retained_base, 'replica')}, which cannot be changed; the job keeps it until it is suspended and resumed"
     )
     return [(Reason.EDITS_PENDING, text)]
 
 
 def _priorities(snapshot: Snapshot, quota: Quota) -> Warnings:
-    """Say of priorities that were edited and do not act."""
+    """Report edited priorities that have no effect yet."""
     problem = snapshot.queue_problem
     if problem is not None and problem[0] in PRIORITY_PROBLEMS and 0 in quota.present:
         return [(problem[0], f"{problem[1]}; the Workloads keep their priority")]
     if not any(w.is_priority_fixed for w in quota.present.values()):
         return []
-    text = "Kueue lets nobody give a Workload another kind of priority class while it has quota"
-    return [(Reason.PRIORITY_PENDING, f"{text}: the edited priority acts when the job is suspended and resumed")]
+    text = "Kueue does not allow a Workload that has quota to change to another kind of priority class"
+    return [
+        (Reason.PRIORITY_PENDING, f"{text}; the edited priority takes effect when the job is suspended and resumed")
+    ]
