@@ -5,7 +5,7 @@
 | WRITE_RECORD | `kube/changes.py`, in the patch that writes the state record |
 | CALL_AGENTS | `agents/command_builder.py`, `agents/commands.py` |
 | RELEASE_QUOTA | `queueing/quota_release.py` |
-| LIST_PODS, DELETE_JOB | `reconciler.py` |
+| LIST_PODS, DELETE_JOB | `reconcile_pass.py` |
 | REQUEST_QUOTA | `queueing/priorities.py`, `queueing/workload_creation.py` |
 | SUPPLY_PODS | `pod_deletion.py`, `pod_creation.py` |
 """

@@ -6,8 +6,8 @@ It can die between any two calls; a new one begins with nothing but what the API
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -21,17 +21,20 @@ from tests.sim.objects import Body
 from tests.sim.process import VirtualLoop
 from tests.sim.status_cache import SimStatusCache
 
-from elastipod_operator import reconciler
+from elastipod_operator import reconcile_pass
+from elastipod_operator.agents.agent_ports import ConnectAgents
 from elastipod_operator.agents.commands import Command
 from elastipod_operator.clock import SteadyClock
 from elastipod_operator.core.actions import JobEvent, Plan
 from elastipod_operator.core.snapshot import ObservedJob, Snapshot
 from elastipod_operator.in_flight import WRITE_PARALLEL
+from elastipod_operator.job_agents import JobAgents
 from elastipod_operator.job_task import Decision, JobTask
 from elastipod_operator.kube.queue_api import QueueApi
 from elastipod_operator.kube.store import Job, Store
 from elastipod_operator.kube.workload_watch import WorkloadWatch
-from elastipod_operator.reconciler import Reconciler
+from elastipod_operator.reconcile_pass import ReconcilePass
+from elastipod_operator.reconciler import NO_KEYS, Reconciler
 from elastipod_operator.watch_events import WatchEvents
 
 # Calls for pods at a time: few, so that the pods of small jobs wait for their turn, too, or as many as the operator's.
@@ -56,25 +59,42 @@ class ObservedReconciler(Reconciler):
     """The Reconciler with the watchman at its side: nothing that it does is changed. slots: calls for pods at a time."""
 
     def __init__(self, shell: Shell, store: Store, slots: int) -> None:
-        super().__init__(shell.api, store, lambda _: (shell.statuses, shell.commander), SimEvents(shell.watchman))
+        connect: ConnectAgents = lambda _: (shell.statuses, shell.commander)  # noqa: E731
+        super().__init__(shell.api, store, connect, SimEvents(shell.watchman))
+        self._agents = ObservedAgents(connect, self.wake, shell)
+        self._control = replace(self._control, slots=asyncio.Semaphore(slots), forget=self._agents.forget)
+        self._reconcile = ObservedPass(**{**vars(self._reconcile), "agents": self._agents}, shell=shell)
+
+
+class ObservedAgents(JobAgents):
+    """The calls to agents, of which the model is told whose job is being deleted."""
+
+    def __init__(self, connect: ConnectAgents, wake: Callable[[str], None], shell: Shell) -> None:
+        super().__init__(connect, wake, NO_KEYS)
         self._shell = shell
-        self._control = replace(self._control, slots=asyncio.Semaphore(slots))
+
+    async def send(self, job: Job, calls: list[Command]) -> None:
+        self._shell.commander.is_ending = job.fact.deleting_since is not None
+        await super().send(job, calls)
+
+
+@dataclass(kw_only=True, eq=False)
+class ObservedPass(ReconcilePass):
+    """The passes, counted for the shell."""
+
+    shell: Shell
 
     async def _decide(self, job: Job, job_task: JobTask) -> Decision:
-        self._shell.looks = 0
-        self._shell.passes += 1
+        self.shell.looks = 0
+        self.shell.passes += 1
         made = await super()._decide(job, job_task)
-        self._shell.watchman.met["a decision waits for calls that it does not want"] += self._shell.looks - 1
-        self._shell.last_plan = made.todo
+        self.shell.watchman.met["a decision waits for calls that it does not want"] += self.shell.looks - 1
+        self.shell.last_plan = made.todo
         return made
 
-    def _observe(self, job: Job, job_task: JobTask) -> Snapshot:
-        self._shell.looks += 1
-        return super()._observe(job, job_task)
-
-    async def _send(self, job: Job, calls: list[Command]) -> None:
-        self._shell.commander.is_ending = job.fact.deleting_since is not None
-        await super()._send(job, calls)
+    def observe(self, job: Job, job_task: JobTask) -> Snapshot:
+        self.shell.looks += 1
+        return super().observe(job, job_task)
 
 
 class Shell:
@@ -141,8 +161,8 @@ class Shell:
     def decide(self, job: Job, job_task: JobTask) -> Plan:
         """Decide about a job as it is known now, and do nothing."""
         with self._loop.inside():
-            observed = Reconciler._observe(self.reconciler, job, job_task)
-            return reconciler.plan(observed)  # type: ignore[attr-defined]  # a test may have put another in its place
+            observed = ReconcilePass.observe(self.reconciler._reconcile, job, job_task)
+            return reconcile_pass.plan(observed)  # type: ignore[attr-defined]  # a test may have put another in its place
 
     def is_due_soon(self, job_task: JobTask, seconds: float) -> bool:
         """Whether a job is looked at within some seconds in any case."""

@@ -12,7 +12,7 @@ from tests.sim.scripted_queue_schedules import QUEUE_STORIES
 from tests.sim.scripted_schedules import STORIES
 from tests.sim.simulation import failure_of
 
-from elastipod_operator import reconciler
+from elastipod_operator import reconcile_pass
 from elastipod_operator.core import plan as planning
 from elastipod_operator.core import pod_supply
 from elastipod_operator.core.context import PlanDraft
@@ -35,7 +35,7 @@ def test_a_forgotten_time_to_look_again_is_found(reason: str, monkeypatch: pytes
         todo = real(seen)
         return replace(todo, wake_at=None) if todo.conditions[-1].reason == reason else todo
 
-    monkeypatch.setattr(reconciler, "plan", forgetful)
+    monkeypatch.setattr(reconcile_pass, "plan", forgetful)
     found = failure_of(STORIES[STORY_OF[reason]])
     assert isinstance(found, Violation)
     assert WITHOUT_TIME in str(found) or FIND_SOMETHING in str(found)

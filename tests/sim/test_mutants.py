@@ -13,7 +13,7 @@ from tests.sim.random_schedules import draw
 from tests.sim.scripted_schedules import STORIES
 from tests.sim.simulation import failure_of
 
-from elastipod_operator import in_flight, pod_creation, reconciler
+from elastipod_operator import in_flight, pod_creation, reconcile_pass
 from elastipod_operator.agents.command_builder import CommandBuilder
 from elastipod_operator.core import (
     avoided_nodes,
@@ -118,7 +118,7 @@ def stop_without_a_record(patch: pytest.MonkeyPatch) -> None:
         began = before is not None and before.transition is None and todo.record.transition is not None
         return replace(todo, record=before) if began and before is not None else todo
 
-    patch.setattr(reconciler, "plan", forgetful)
+    patch.setattr(reconcile_pass, "plan", forgetful)
 
 
 def take_silence_for_death(patch: pytest.MonkeyPatch) -> None:
@@ -279,7 +279,7 @@ def wait_for_a_clock_that_was_wrong(patch: pytest.MonkeyPatch) -> None:
 
 
 def stop_what_is_newer_without_asking(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reconciler, "StopWorkers", type("Nothing", (), {}))
+    patch.setattr(reconcile_pass, "StopWorkers", type("Nothing", (), {}))
 
 
 def keep_processes_whatever_the_job_wishes(patch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,7 @@ import pytest
 from tests.unit.operator_shell.api_server import ApiServer, serving
 from tests.unit.operator_shell.shells import Decisions, Shell, open_shell
 
-from elastipod_operator import clock
-from elastipod_operator import reconciler as reconciler_module
+from elastipod_operator import clock, reconcile_pass
 from elastipod_operator.core.actions import Plan
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.snapshot import Snapshot
@@ -60,5 +59,5 @@ def decisions(monkeypatch: pytest.MonkeyPatch) -> Decisions:
             raise RuntimeError("not this time")
         return plan(observed)
 
-    monkeypatch.setattr(reconciler_module, "plan", noting)
+    monkeypatch.setattr(reconcile_pass, "plan", noting)
     return seen

@@ -14,12 +14,13 @@ import kopf
 import pytest
 from tests.unit.agents.fake_agent import until
 
-from elastipod_operator import app
+from elastipod_operator import app, kopf_handlers, leadership
 from elastipod_operator.kube.api import Api, ApiError
 from elastipod_operator.kube.lease import Lease
+from elastipod_operator.options import Options, parse
 from elastipod_operator.reconciler import Reconciler
 
-OPTIONS = app.Options(namespaces=(), metrics_port=0, log_level="info", pod_name="a", pod_namespace="team")
+OPTIONS = Options(namespaces=(), metrics_port=0, log_level="info", pod_name="a", pod_namespace="team")
 
 
 class FakeLease:
@@ -88,7 +89,7 @@ async def test_decisions_end_before_the_watches_take_their_time(monkeypatch: pyt
         finally:
             ends.append("watches")
 
-    monkeypatch.setattr(app, "_kopf", slow)
+    monkeypatch.setattr(app, "run_kopf", slow)
     monkeypatch.setattr(app, "Reconciler", NotedReconciler)
     watching = asyncio.create_task(app.watch(OPTIONS, cast(Api, NoNodes()), asyncio.Event()))
     await until(lambda: ends == ["watching"])
@@ -105,7 +106,7 @@ async def test_kopf_does_not_keep_the_signals() -> None:
         is_up.set()
         return kopf.ConnectionInfo(server="https://127.0.0.1:1")
 
-    watching = asyncio.create_task(app._kopf(OPTIONS, registry, stop))
+    watching = asyncio.create_task(kopf_handlers.run_kopf(OPTIONS, registry, stop))
     try:
         async with asyncio.timeout(10):
             await is_up.wait()
@@ -166,7 +167,7 @@ def test_an_install_key_that_cannot_be_used_ends_the_operator_with_a_sentence(
 def test_the_command_line_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATCH_NAMESPACES", "team-a, team-b,")
     monkeypatch.setenv("POD_NAME", "operator-1")
-    options = app.parse(["--metrics-port", "9"])
+    options = parse(["--metrics-port", "9"])
     assert (options.namespaces, options.metrics_port, options.pod_name) == (("team-a", "team-b"), 9, "operator-1")
 
 
@@ -187,17 +188,17 @@ class FakePods:
 async def test_only_the_leader_bears_the_label_by_which_people_find_it() -> None:
     pods = FakePods()
     mine = dataclasses.replace(OPTIONS, is_pod=True)
-    await app.mark_leader(cast(Api, pods), mine, leads=False)
+    await leadership.mark_leader(cast(Api, pods), mine, leads=False)
     assert pods.labels == {}
-    await app.mark_leader(cast(Api, pods), mine, leads=True)
+    await leadership.mark_leader(cast(Api, pods), mine, leads=True)
     assert pods.labels == {"hp-training-control-plane": "true"}
 
 
 async def test_outside_of_a_pod_nothing_is_labelled() -> None:
-    await app.mark_leader(cast(Api, FakePods(AssertionError())), OPTIONS, leads=True)
+    await leadership.mark_leader(cast(Api, FakePods(AssertionError())), OPTIONS, leads=True)
 
 
 async def test_a_label_that_cannot_be_set_is_only_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     refused = FakePods(ApiError(403, "pods is forbidden"))
-    await app.mark_leader(cast(Api, refused), dataclasses.replace(OPTIONS, is_pod=True), leads=True)
+    await leadership.mark_leader(cast(Api, refused), dataclasses.replace(OPTIONS, is_pod=True), leads=True)
     assert "pods is forbidden" in caplog.text

@@ -7,7 +7,7 @@ from typing import Any
 
 import kopf
 
-from elastipod_operator.app import settings
+from elastipod_operator.kopf_handlers import settings
 
 
 class Untouchable(Mapping[str, Any]):

@@ -11,11 +11,12 @@ from tests.unit.agents.fake_agent import until
 from tests.unit.kube.bodies import JOB_UID, job_body
 from tests.unit.operator_shell.shells import Shell
 
-from elastipod_operator import app, pod_creation
+from elastipod_operator import kopf_handlers, pod_creation, reconcile_pass
 from elastipod_operator import reconciler as reconciler_module
 from elastipod_operator.core.actions import Plan
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.snapshot import Snapshot
+from elastipod_operator.job_agents import JobAgents
 from elastipod_operator.kube import api as api_module
 from elastipod_operator.watch_events import WatchEvents
 
@@ -37,7 +38,7 @@ class Broken:
 def decisions(monkeypatch: pytest.MonkeyPatch) -> Broken:
     """The real decisions, which can be made to fail."""
     broken = Broken()
-    monkeypatch.setattr(reconciler_module, "plan", broken)
+    monkeypatch.setattr(reconcile_pass, "plan", broken)
     return broken
 
 
@@ -55,7 +56,7 @@ async def test_a_decision_that_fails_by_our_own_mistake_is_told_until_one_works(
     shell.reconciler.wake(JOB_UID)
     await until(lambda: shell.condition("Warning").get("reason") == "OperatorError")
     message = shell.condition("Warning")["message"]
-    assert "KeyError in reconciler.py line " in message
+    assert "KeyError in reconcile_pass.py line " in message
     assert "secret-value" not in message, "an exception may quote what the job holds"
     assert shell.state() == state, "the state stays the last condition"
     assert failed_passes() == counted + 1
@@ -84,7 +85,7 @@ async def test_a_pass_that_fails_after_its_decision_is_told_too_and_its_warning_
     shell.submit()
     await until(lambda: len(shell.server.pods) == 4 and bool(shell.state()))
     with monkeypatch.context() as patch:
-        patch.setattr(reconciler_module.Reconciler, "_command_builder", no_orders)
+        patch.setattr(JobAgents, "command_builder", no_orders)
         shell.reconciler.wake(JOB_UID)
         await until(lambda: shell.condition("Warning").get("reason") == "OperatorError")
         before, counted = shell.server.calls.count(("PATCH", "status")), failed_passes()
@@ -167,7 +168,8 @@ async def test_a_pattern_that_no_regular_expression_library_takes_is_refused_and
 async def test_a_watch_outlives_whatever_it_shows(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects that are none are left out; where taking one in fails all the same, that is counted and the next one comes."""
     handlers: list[Any] = [
-        handler.fn for handler in app.handlers(WatchEvents(shell.store, shell.reconciler))._watching.get_all_handlers()
+        handler.fn
+        for handler in kopf_handlers.handlers(WatchEvents(shell.store, shell.reconciler))._watching.get_all_handlers()
     ]
     assert len(handlers) == 3
     for body in ({}, {"metadata": None}, {"metadata": {"uid": 7, "labels": 1}}, {"metadata": {"uid": "a", "name": []}}):

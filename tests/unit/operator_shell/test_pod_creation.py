@@ -254,7 +254,7 @@ async def test_what_waits_for_its_turn_is_withdrawn_when_another_operator_wrote_
     creation = shell.reconciler._job_tasks[JOB_UID].creation
     last = CreatePod(pid(pods - 1), 2)
     assert creation.missing([last]) == []
-    real, tries = shell.reconciler._write_record, list[bool]()
+    real, tries = shell.reconciler._reconcile._write_record, list[bool]()
 
     async def overtaken(made: Decision) -> None:
         tries.append(bool(creation.missing([last])))
@@ -262,7 +262,7 @@ async def test_what_waits_for_its_turn_is_withdrawn_when_another_operator_wrote_
             raise ApiError(409, "the object has been modified")
         await real(made)
 
-    monkeypatch.setattr(shell.reconciler, "_write_record", overtaken)
+    monkeypatch.setattr(shell.reconciler._reconcile, "_write_record", overtaken)
     shell.reconciler.wake(JOB_UID)
     await until(lambda: len(tries) >= 2)
     assert tries[:2] == [False, True], "withdrawn, and ordered again by the next decision"

@@ -193,7 +193,7 @@ async def test_workers_are_told_of_as_many_as_their_pods_were_made_for(shell: Sh
     shell.watch_shows(shell.server.put(shell.server.jobs, job))
     known = shell.store.jobs[JOB_UID]
     assert known.fact.pending_edits == ("spec.nprocPerNode",)
-    orders = shell.reconciler._command_builder(known, Record(generation=1, members=(PodId("workers", 0, 0),)))
+    orders = shell.reconciler._agents.command_builder(known, Record(generation=1, members=(PodId("workers", 0, 0),)))
     assert orders is not None
     assert orders._rank_ips is not None
     assert len(orders._rank_ips) == 2

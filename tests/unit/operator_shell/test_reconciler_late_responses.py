@@ -13,7 +13,7 @@ from tests.unit.kube.bodies import JOB_UID
 from tests.unit.operator_shell.shells import Decisions, Shell, decide_again, settled
 from tests.unit.operator_shell.test_reconciler_order import Notes, carried_out, decided
 
-from elastipod_operator import reconciler as reconciler_module
+from elastipod_operator import reconcile_pass
 from elastipod_operator.core.actions import DeletePod, Plan, ShutDownAgent
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.snapshot import Snapshot
@@ -55,7 +55,7 @@ async def test_a_record_is_written_over_the_version_that_its_decision_saw_and_no
         seen.append(observed.job.policy is not None and observed.job.policy.suspend)
         return plan(observed)
 
-    monkeypatch.setattr(reconciler_module, "plan", edited_right_after)
+    monkeypatch.setattr(reconcile_pass, "plan", edited_right_after)
     shell.submit()
     await until(lambda: shell.state().get("reason") == "SuspendedByUser")
     writes = [call for call in shell.server.calls if call[1] == "job"]

@@ -97,10 +97,11 @@ def decision(todo: Plan) -> Decision:
 async def carry_out(reconciler: Reconciler, todo: Plan) -> None:
     """Do what follows from a decision, and wait for what comes of its calls for pods."""
     job_task, made = job_task_of(reconciler), decision(todo)
-    calls = reconciler._calls(made)
+    steps = reconciler._reconcile
+    calls = steps.agents.calls(made)
     try:
-        await reconciler._write_record(made)
-        await gather_all(reconciler._act(made, calls), reconciler._supply(job_task, made, calls, may_create=True))
+        await steps._write_record(made)
+        await gather_all(steps._act(made, calls), steps._supply(job_task, made, calls, may_create=True))
     finally:
         await asyncio.gather(*job_task.deletion.calls._runners)
 
@@ -108,16 +109,16 @@ async def carry_out(reconciler: Reconciler, todo: Plan) -> None:
 async def carried_out(events: Notes, todo: Plan) -> list[str]:
     async with open_session() as session:
         reconciler = Reconciler(cast(Api, events), Store(), agents_over(session), Events(cast(Api, events)))
-        reconciler._command_sender = cast(Any, events)
+        reconciler._agents._sender = cast(Any, events)
         if isinstance(events, Queue):
-            reconciler._queues = cast(Any, events)
+            reconciler._reconcile.queues = cast(Any, events)
             reconciler._control = replace(reconciler._control, place=cast(Any, events.place_pods))
         try:
             await carry_out(reconciler, todo)
         except ApiError:
             events.done.append("409")
         finally:
-            await asyncio.gather(*reconciler._shutdowns)
+            await asyncio.gather(*reconciler._agents._shutdowns)
             await reconciler.close()
             await asyncio.sleep(0)
     return events.done
@@ -151,7 +152,7 @@ async def test_nobody_waits_for_an_agent_that_does_not_hear_that_it_is_to_leave(
     events, name = Deaf(), pod(0).name
     async with open_session() as session:
         reconciler = Reconciler(cast(Api, events), Store(), agents_over(session), Events(cast(Api, events)))
-        reconciler._command_sender = cast(Any, events)
+        reconciler._agents._sender = cast(Any, events)
         async with asyncio.timeout(30):
             await carry_out(reconciler, decided(ShutDownAgent(name), DeletePod(name, pod(0).uid, "a test")))
             await reconciler.close()

@@ -1,0 +1,64 @@
+"""The operator's command line and environment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The settings from the command line and the pod's environment."""
+
+    namespaces: tuple[str, ...]
+    metrics_port: int
+    log_level: str
+    pod_name: str
+    pod_namespace: str
+    is_pod: bool = False
+    install_key_file: str = ""
+
+
+def parse(argv: list[str] | None) -> Options:
+    """Read the command line; defaults come from the environment that the chart sets."""
+    env = os.environ
+    parser = argparse.ArgumentParser(
+        prog="elastipod operator",
+        description="Run the Elastipod operator, which watches HyperPodPyTorchJobs and manages their pods and workers. It uses "
+        "the pod's service account, or the current kubeconfig outside of a cluster.",
+    )
+    parser.add_argument(
+        "--namespaces",
+        default=env.get("WATCH_NAMESPACES", ""),
+        help="comma-separated namespaces to watch; empty means all (default: $WATCH_NAMESPACES)",
+    )
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        default=int(env.get("METRICS_PORT", "8081")),
+        help="port of /healthz, /readyz and /metrics; 0 disables the endpoint (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--log-level",
+        default=env.get("LOG_LEVEL", "info"),
+        choices=("debug", "info", "warning", "error"),
+        help="lowest level of log lines, which are JSON objects (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--install-key-file",
+        default=env.get("ELASTIPOD_INSTALL_KEY_FILE", ""),
+        help="file with the key from which the jobs' keys are derived; empty: no authentication (default: $ELASTIPOD_INSTALL_KEY_FILE)",
+    )
+    args = parser.parse_args(argv)
+    return Options(
+        namespaces=tuple(name.strip() for name in args.namespaces.split(",") if name.strip()),
+        metrics_port=args.metrics_port,
+        log_level=args.log_level,
+        # Two operators started by hand on one machine are different holders of the lease.
+        pod_name=env.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
+        pod_namespace=env.get("POD_NAMESPACE", "default"),
+        is_pod=bool(env.get("POD_NAME")),
+        install_key_file=args.install_key_file,
+    )
