@@ -15,11 +15,16 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from typing import Any, overload
+from typing import TYPE_CHECKING, Annotated, Any, overload
 
 from elastipod.checkpoint.chunk import Chunk, StatePath
+from elastipod.json_records import ValueCodec, json_row
+
+MAX_PACKED_BYTES = 1 << 30  # of one array once unpacked; a plan of 16,384 ranks has a tenth of that
+MAX_EXPANDED_RUNS = 1 << 20  # items that run lengths may stand for: ranks
 
 
+@json_row
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """What all chunks of a tensor have in common. item_bytes: bytes of one element."""
@@ -38,14 +43,6 @@ class TensorSpec:
     @classmethod
     def of(cls, chunk: Chunk) -> TensorSpec:
         return cls(chunk.key, chunk.path, chunk.dtype, chunk.shape, chunk.num_bytes // max(1, chunk.num_items))
-
-    def as_json(self) -> list[Any]:
-        return [self.key, self.path, self.dtype, self.shape, self.item_bytes]
-
-    @classmethod
-    def from_json(cls, data: Sequence[Any]) -> TensorSpec:
-        key, path, dtype, shape, item_bytes = data
-        return cls(str(key), tuple(path), str(dtype), tuple(shape), int(item_bytes))
 
 
 class ChunkTable(Sequence[Chunk]):
@@ -163,10 +160,14 @@ def pack_ints(numbers: array[int]) -> str:
 def unpack_ints(kind: str, text: str) -> array[int]:
     """Return the numbers that `pack_ints` packed; kind: the array's type code. Raises ValueError for any other text."""
     numbers: array[int] = array(kind)
+    unpacking = zlib.decompressobj()
     try:
-        numbers.frombytes(zlib.decompress(base64.b64decode(text, validate=True)))
+        content = unpacking.decompress(base64.b64decode(text, validate=True), MAX_PACKED_BYTES)
     except zlib.error as error:
         raise ValueError(f"no packed numbers: {error}") from error
+    if not unpacking.eof:
+        raise ValueError(f"no packed numbers: they are torn, or more than {MAX_PACKED_BYTES} bytes")
+    numbers.frombytes(content)
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers
@@ -178,4 +179,37 @@ def run_lengths(values: Iterable[str]) -> list[tuple[str, int]]:
 
 
 def expand_runs(pairs: Iterable[Sequence[Any]]) -> tuple[str, ...]:
-    return tuple(str(value) for value, count in pairs for _ in range(int(count)))
+    """Return the values of which `run_lengths` gave the runs. Raises ValueError or TypeError for anything else."""
+    runs = [(str(value), int(count)) for value, count in pairs]
+    if sum(count for _, count in runs) > MAX_EXPANDED_RUNS:
+        raise ValueError(f"they stand for more than {MAX_EXPANDED_RUNS} values")
+    return tuple(value for value, count in runs for _ in range(count))
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed(ValueCodec["array[int]"]):
+    kind: str
+
+    def encode(self, value: array[int]) -> str:
+        return pack_ints(value)
+
+    def decode(self, data: Any) -> array[int]:
+        return unpack_ints(self.kind, data)
+
+
+@dataclass(frozen=True, slots=True)
+class _RunLengths(ValueCodec["tuple[str, ...]"]):
+    def encode(self, value: tuple[str, ...]) -> list[tuple[str, int]]:
+        return run_lengths(value)
+
+    def decode(self, data: Any) -> tuple[str, ...]:
+        return expand_runs(data)
+
+
+if TYPE_CHECKING:
+    PackedInt64 = array[int]
+    PackedInt32 = array[int]
+else:  # array is no generic type before Python 3.12
+    PackedInt64 = Annotated[array, _Packed("q")]
+    PackedInt32 = Annotated[array, _Packed("i")]
+StringRuns = Annotated[tuple[str, ...], _RunLengths()]

@@ -16,6 +16,7 @@ from elastipod.checkpoint.save_plan import (
     text_digest,
 )
 from elastipod.errors import CheckpointError
+from elastipod.json_records import decode, encode
 
 DOMAIN_ENV = "ELASTIPOD_FAILURE_DOMAIN"  # what fails together with this pod's node: a rack, a zone
 
@@ -34,10 +35,10 @@ def plan_across_ranks(
     def describe() -> dict[str, Any]:
         own, schema = capture().pack(comm.rank)
         schemas[own.schema] = schema
-        return {"holding": own.as_json(), "domain": os.environ.get(DOMAIN_ENV, "")}
+        return {"holding": encode(own), "domain": os.environ.get(DOMAIN_ENV, "")}
 
     def combine(answers: list[dict[str, Any]]) -> dict[str, Any]:
-        packed_states.extend(PackedLocalState.from_json(answer["holding"]) for answer in answers)
+        packed_states.extend(decode(PackedLocalState, answer["holding"]) for answer in answers)
         senders = {own.schema: rank for rank, own in reversed([*enumerate(packed_states)]) if own.schema not in schemas}
         return {"domains": run_lengths(answer["domain"] for answer in answers), "tellers": [*senders.values()]}
 

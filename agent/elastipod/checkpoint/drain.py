@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
+from elastipod.json_records import json_row
 from elastipod.local_worker import local_worker
 from elastipod.worker_file import EventLevel
 
@@ -18,15 +18,13 @@ SHORT_DRAIN_S = 180.0  # a shorter drain does not wait for storage if memory sur
 EXIT_MARGIN_S = 10.0  # of the drain's time, reserved for the exit
 
 
+@json_row
 @dataclass(frozen=True, slots=True)
 class DrainNotice:
     """A drain as one rank knows it. left_s: until its deadline; leaves: whether this rank's pod ends, None if unknown."""
 
     left_s: float
     leaves: bool | None
-
-    def as_json(self) -> list[Any]:
-        return [self.left_s, self.leaves]
 
 
 def current_drain() -> DrainNotice | None:

@@ -9,9 +9,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from elastipod.checkpoint.manifest import CheckpointId
+from elastipod.checkpoint.manifest import CheckpointId, FileFormat
+from elastipod.json_records import INLINE, JsonError, decode, encode
+from elastipod.json_values import parse_json
 
 IMAGE_FORMAT = 3
 _SUMS = re.compile(r"(?:[0-9a-f]{16})*")
@@ -26,7 +28,7 @@ class ImageHeader:
     checkpoint was to be written to durable storage too.
     """
 
-    id: CheckpointId
+    id: Annotated[CheckpointId, INLINE]
     rank: int
     slot: int
     world_size: int
@@ -43,45 +45,19 @@ class ImageHeader:
         return image_name(self.id.generation, self.rank, self.slot)
 
     def to_json(self) -> str:
-        return json.dumps(
-            {
-                "format": IMAGE_FORMAT,
-                "step": self.id.step,
-                "generation": self.id.generation,
-                "rank": self.rank,
-                "slot": self.slot,
-                "world_size": self.world_size,
-                "plan": self.plan,
-                "size": self.size,
-                "sums": self.sums,
-                "durable": self.durable and [self.durable.step, self.durable.generation],
-                "values": dict(self.values),
-                "extra": dict(self.extra),
-                "wants_durable": self.wants_durable,
-            }
-        )
+        return json.dumps({"format": IMAGE_FORMAT, **encode(self)})
 
     @classmethod
     def from_json(cls, text: str) -> ImageHeader:
-        """Parse a header. Raises ValueError, KeyError or TypeError for anything else."""
-        data = json.loads(text)
-        if data["format"] != IMAGE_FORMAT:
-            raise ValueError(f"its format is {data['format']}, this library reads {IMAGE_FORMAT}")
-        if not _SUMS.fullmatch(data["sums"]):
-            raise ValueError("its checksums are malformed")
-        return cls(
-            CheckpointId(int(data["step"]), int(data["generation"])),
-            int(data["rank"]),
-            int(data["slot"]),
-            int(data["world_size"]),
-            str(data["plan"]),
-            int(data["size"]),
-            str(data["sums"]),
-            None if data["durable"] is None else CheckpointId(*map(int, data["durable"])),
-            dict(data["values"]),
-            dict(data["extra"]),
-            bool(data.get("wants_durable", False)),
-        )
+        """Parse a header. Raises JsonError for anything else, other versions too."""
+        data = parse_json(text)
+        version = decode(FileFormat, data).format
+        if version != IMAGE_FORMAT:
+            raise JsonError(f"is {version}, this library reads {IMAGE_FORMAT}", ("format",))
+        header = decode(cls, data)
+        if not _SUMS.fullmatch(header.sums):
+            raise JsonError("are malformed", ("sums",))
+        return header
 
 
 def image_name(generation: int, rank: int, slot: int) -> str:

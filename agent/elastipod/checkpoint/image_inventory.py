@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
 
 from elastipod.checkpoint.image_header import ImageHeader, image_name
 from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.memory_directory import MemoryDirectory
+from elastipod.json_records import INLINE, json_row
 
 log = logging.getLogger(__name__)
 
 
+@json_row
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
     """One image on one node. saved_rank: rank in the run that wrote it; plan: digest of its plan; durable: as in its header."""
 
     node: str
-    id: CheckpointId
+    id: Annotated[CheckpointId, INLINE]
     saved_rank: int
     slot: int
     plan: str
@@ -33,17 +35,6 @@ class ImageInfo:
         """Return whether a header still describes this image, and not a later one in the same slot."""
         return (self.id, self.saved_rank, self.slot, self.plan) == (header.id, header.rank, header.slot, header.plan)
 
-    def as_json(self) -> list[Any]:
-        durable = self.durable and [self.durable.step, self.durable.generation]
-        return [self.node, self.id.step, self.id.generation, self.saved_rank, self.slot, self.plan, durable]
-
-    @classmethod
-    def from_json(cls, data: Sequence[Any]) -> ImageInfo:
-        node, step, generation, saved_rank, slot, plan, durable = data
-        return cls(
-            node, CheckpointId(step, generation), saved_rank, slot, plan, CheckpointId(*durable) if durable else None
-        )
-
     @property
     def name(self) -> str:
         return image_name(self.id.generation, self.saved_rank, self.slot)
@@ -55,13 +46,6 @@ class ImageInventory:
 
     nodes: tuple[str, ...]
     found: tuple[ImageInfo, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        return {"nodes": self.nodes, "found": [each.as_json() for each in self.found]}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ImageInventory:
-        return cls(tuple(data["nodes"]), tuple(map(ImageInfo.from_json, data["found"])))
 
     def candidates(self, before: int) -> list[CheckpointId]:
         """List the checkpoints of generations before ``before``, newest first; whether they are complete is not yet known."""
@@ -92,20 +76,27 @@ class ImageInventory:
         return [rank for rank, own in enumerate(self.nodes) if own == node]
 
 
-def list_local_images(directory: MemoryDirectory | None) -> dict[str, Any]:
-    """Return, as JSON, the images on this rank's node."""
+@dataclass(frozen=True, slots=True)
+class NodeImages:
+    """The images on one rank's node, whose identity is empty if it has no memory directory."""
+
+    node: str = ""
+    found: tuple[ImageInfo, ...] = ()
+
+
+def list_local_images(directory: MemoryDirectory | None) -> NodeImages:
+    """Return the images on this rank's node."""
     if directory is None:
-        return {"node": "", "found": []}
+        return NodeImages()
     try:
         node = directory.node()
-        found = [ImageInfo.of(node, header).as_json() for header in directory.headers()]
+        return NodeImages(node, tuple(ImageInfo.of(node, header) for header in directory.headers()))
     except OSError as error:
         log.warning("the memory checkpoints on this node cannot be read: %s", error)
-        return {"node": "", "found": []}
-    return {"node": node, "found": found}
+        return NodeImages()
 
 
-def merge_inventories(answers: Sequence[Mapping[str, Any]]) -> ImageInventory:
+def merge_inventories(answers: Sequence[NodeImages]) -> ImageInventory:
     """Combine the results of `list_local_images` of all ranks."""
-    found = {each: None for answer in answers for each in map(ImageInfo.from_json, answer["found"])}
-    return ImageInventory(tuple(answer["node"] for answer in answers), tuple(found))
+    found = dict.fromkeys(each for answer in answers for each in answer.found)
+    return ImageInventory(tuple(answer.node for answer in answers), tuple(found))

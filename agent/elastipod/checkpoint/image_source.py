@@ -65,7 +65,7 @@ class ReadPlan:
     local: list[tuple[int, int, LoadTarget]] = field(default_factory=list)
     requests: dict[int, list[ChunkRead]] = field(default_factory=dict)
 
-    def as_json(self) -> dict[int, list[Any]]:
+    def requested_ranges(self) -> dict[int, list[Any]]:
         """Return the requested ranges, by donor."""
         return {
             donor: [[read.number, read.start, read.end] for read in ranges] for donor, ranges in self.requests.items()

@@ -37,6 +37,7 @@ from elastipod.checkpoint.store import CheckpointStore
 from elastipod.checkpoint.training_state import Scheduler, TrainingState
 from elastipod.collectives import rank_and_world
 from elastipod.errors import CheckpointError, FencedError
+from elastipod.json_records import decode, encode
 from elastipod.local_worker import generation_from_env, job_from_env, run_id_from_env
 
 if TYPE_CHECKING:
@@ -273,12 +274,12 @@ class CheckpointManager:
     def _drain_notices(self) -> list[drain.DrainNotice | None]:
         """Return the drain as each rank knows it, by rank."""
 
-        def known() -> list[Any] | None:
+        def known() -> Any:
             found = drain.current_drain()
-            return [*found.as_json()] if found else None
+            return encode(found) if found else None
 
         answers = self._run().comm.training_all_reduce(known, lambda of_ranks: of_ranks)
-        return [drain.DrainNotice(*each) if each else None for each in answers]
+        return [decode(drain.DrainNotice, each) if each else None for each in answers]
 
     def _abandon_previous_in_short_drain(self) -> None:
         """In a short drain, abandon the durable part of the last save, where memory can hold the next one."""

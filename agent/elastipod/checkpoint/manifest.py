@@ -6,11 +6,13 @@ import json
 import os
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 from elastipod.errors import CheckpointError
+from elastipod.json_records import INLINE, OMIT_EMPTY, JsonError, Key, decode, encode, json_row
+from elastipod.json_values import parse_json
 
 MANIFEST_FORMAT = 2
 MANIFEST = "elastipod.json"
@@ -21,6 +23,7 @@ class DamagedCheckpoint(CheckpointError):
     """The content is not what was committed. Unreadable storage and files of another version raise other errors."""
 
 
+@json_row
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointId:
     """The identity of a checkpoint: completed optimizer steps, and the generation that wrote it. Sorted as a resume prefers."""
@@ -34,6 +37,13 @@ class CheckpointId:
 
 
 @dataclass(frozen=True, slots=True)
+class FileFormat:
+    """The version of a file, which decides how the rest of it is read."""
+
+    format: int
+
+
+@dataclass(frozen=True, slots=True)
 class FileRecord:
     """What a file of a checkpoint must be: its length in bytes and its CRC-32 in eight hex digits.
 
@@ -43,56 +53,36 @@ class FileRecord:
 
     size: int
     crc32: str
-    checksums: Mapping[str, str] = field(default_factory=dict, compare=False)
-
-    def as_json(self) -> dict[str, Any]:
-        return {"size": self.size, "crc32": self.crc32, **({"parts": dict(self.checksums)} if self.checksums else {})}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> FileRecord:
-        return cls(int(data["size"]), str(data["crc32"]), dict(data.get("parts", {})))
+    checksums: Annotated[Mapping[str, str], Key("parts"), OMIT_EMPTY] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """The content of elastipod.json. files: by name, without the manifest itself; extra: the user's own values."""
 
-    id: CheckpointId
+    id: Annotated[CheckpointId, INLINE]
     world_size: int
     files: Mapping[str, FileRecord]
     extra: Mapping[str, Any]
 
     def to_json(self) -> str:
-        return json.dumps(
-            {
-                "format": MANIFEST_FORMAT,
-                "step": self.id.step,
-                "generation": self.id.generation,
-                "world_size": self.world_size,
-                "files": {name: file.as_json() for name, file in sorted(self.files.items())},
-                "extra": dict(self.extra),
-            },
-            indent=1,
-        )
+        in_order = replace(self, files=dict(sorted(self.files.items())))
+        return json.dumps({"format": MANIFEST_FORMAT, **encode(in_order)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """Parse a manifest. Raises ValueError, KeyError or TypeError for anything else, CheckpointError for another version."""
-        data = json.loads(text)
-        if data["format"] != MANIFEST_FORMAT:
+        """Parse a manifest. Raises JsonError for anything else, CheckpointError for another version."""
+        data = parse_json(text)
+        version = decode(FileFormat, data).format
+        if version != MANIFEST_FORMAT:
             raise CheckpointError(
-                f"its format is {data['format']}, this library reads {MANIFEST_FORMAT}; use the version that wrote it, or another directory"
+                f"its format is {version}, this library reads {MANIFEST_FORMAT}; use the version that wrote it, or another directory"
             )
-        files = {name: FileRecord.from_json(file) for name, file in data["files"].items()}
-        for name in files:
+        manifest = decode(cls, data)
+        for name in manifest.files:
             if name in (".", "..") or os.path.basename(name) != name:
-                raise ValueError(f"it names the file {name!r} outside its own directory")
-        return cls(
-            CheckpointId(int(data["step"]), int(data["generation"])),
-            int(data["world_size"]),
-            files,
-            dict(data["extra"]),
-        )
+                raise JsonError(f"names the file {name!r} outside its own directory", ("files",))
+        return manifest
 
 
 def measure_file(path: Path) -> FileRecord:

@@ -26,6 +26,7 @@ DEFAULT_ROOT = "/dev/shm"  # noqa: S108  # a memory file system
 _FOLDER = "elastipod-images-"
 _HEADER = re.compile(r"image-gen-(\d{6,})-rank-(\d{5,})-slot-(\d)\.json")
 _MAX_HEADER_BYTES = 64 << 20
+_MAX_PLAN_BYTES = 1 << 30
 
 
 class MemoryDirectory:
@@ -58,7 +59,7 @@ class MemoryDirectory:
                     header = ImageHeader.from_json((self.path / name).read_text(encoding="utf-8"))
                     if f"{header.name}.json" == name:
                         found.append(header)
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, ValueError):
                 continue  # an image that cannot be read does not exist for us
         return found
 
@@ -90,10 +91,13 @@ class MemoryDirectory:
     def plan(self, digest: str) -> SavePlan | None:
         """Return a plan, None if it is missing or does not match its name."""
         try:
-            plan = SavePlan.from_json((self.path / f"plan-{digest}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, KeyError, TypeError):
+            file = self.path / f"plan-{digest}.json"
+            plan = (
+                SavePlan.from_json(file.read_text(encoding="utf-8")) if file.stat().st_size <= _MAX_PLAN_BYTES else None
+            )
+        except (OSError, ValueError):
             return None
-        return plan if plan.digest == digest else None
+        return plan if plan is not None and plan.digest == digest else None
 
     def remove_stale_images(self, keep: Iterable[str], *, older_than: int) -> None:
         """Delete images of generations before ``older_than`` unless named in ``keep``, plans that no image needs, and temporary files.

@@ -11,12 +11,14 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from elastipod.json_records import json_row
 
 _MARGIN = 20  # a twentieth of each limit is kept free for peaks of training
 _NO_LIMIT = 1 << 60  # version 1 reports "no limit" as a number near 2**63
 
 
+@json_row
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
     """One limit and what is left of it. where: identity, equal for all that share it; name: for messages; limit, free: bytes."""
@@ -25,9 +27,6 @@ class MemoryLimit:
     name: str
     limit: int
     free: int
-
-    def as_json(self) -> list[Any]:
-        return [self.where, self.name, self.limit, self.free]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from elastipod.checkpoint.memory_directory import MemoryDirectory
 from elastipod.checkpoint.save_plan import SavePlan
 from elastipod.checkpoint.training_state import RANDOM
 from elastipod.collectives import rank_and_world
+from elastipod.json_records import decode, encode
 
 
 def open_images(
@@ -27,7 +28,7 @@ def open_images(
     while images := inventory.images(of):
         own = _LocalImages(directory, inventory, images)
         common = comm.all_reduce(own.open, _common)
-        missing = {ImageInfo.from_json(each) for each in common["missing"]}
+        missing = {decode(ImageInfo, each) for each in common["missing"]}
         good = [each for each in images if each not in missing]
         plan = SavePlan.from_json(common["plan"]) if common["plan"] else None
         if plan is not None and plan.is_covered_by(each.saved_rank for each in good):
@@ -77,7 +78,7 @@ class _LocalImages:
                 missing.append(wanted)
         plan = self._directory.plan(self._wanted[0].plan) if self._tells_plan else None
         return {
-            "missing": [each.as_json() for each in missing],
+            "missing": [encode(each) for each in missing],
             "values": self._values() if self._is_first else [],
             "plan": plan and plan.to_json(),
             "wants_durable": any(header.wants_durable for header, _ in self._open),

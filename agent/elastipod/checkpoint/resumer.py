@@ -14,7 +14,13 @@ import torch
 from elastipod.checkpoint.agent_report import report_checkpoint
 from elastipod.checkpoint.communicator import Communicator, first_message
 from elastipod.checkpoint.file_source import FileSource
-from elastipod.checkpoint.image_inventory import ImageInfo, ImageInventory, list_local_images, merge_inventories
+from elastipod.checkpoint.image_inventory import (
+    ImageInfo,
+    ImageInventory,
+    NodeImages,
+    list_local_images,
+    merge_inventories,
+)
 from elastipod.checkpoint.image_source import ImageSource, ReadPlan
 from elastipod.checkpoint.load_plan import LoadPlan
 from elastipod.checkpoint.manifest import CheckpointId, DamagedCheckpoint, Manifest
@@ -35,6 +41,7 @@ from elastipod.checkpoint.training_state import (
 from elastipod.checkpoint.value_codec import decode_value
 from elastipod.collectives import rank_and_world
 from elastipod.errors import CheckpointError
+from elastipod.json_records import decode, encode
 from elastipod.rank_ranges import format_ranks
 
 log = logging.getLogger(__name__)
@@ -47,6 +54,24 @@ class LiveObjects:
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     scheduler: Scheduler | None
+
+
+@dataclass(frozen=True, slots=True)
+class _RankCheckpoints:
+    """What one rank finds. durable: in storage, as rank 0 lists it."""
+
+    is_open: bool
+    durable: tuple[CheckpointId, ...]
+    memory: NodeImages
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownCheckpoints:
+    """What all ranks find. is_open: whether all ranks are connected."""
+
+    is_open: bool
+    durable: tuple[CheckpointId, ...]
+    memory: ImageInventory
 
 
 class Resumer:
@@ -89,23 +114,19 @@ class Resumer:
     def _find_checkpoints(self) -> tuple[set[CheckpointId], ImageInventory]:
         """List the checkpoints: rank 0 in storage, every rank in its memory. Ranks that lost contact connect again."""
 
-        def own() -> dict[str, Any]:
-            listed = self._store.list_complete() if rank_and_world()[0] == 0 else []
-            durable = [[each.step, each.generation] for each in listed]
-            return {"is_open": self._comm.is_open, "durable": durable, **list_local_images(self._staging.directory)}
+        def own() -> Any:
+            listed = tuple(self._store.list_complete()) if rank_and_world()[0] == 0 else ()
+            return encode(_RankCheckpoints(self._comm.is_open, listed, list_local_images(self._staging.directory)))
 
-        def common(answers: list[dict[str, Any]]) -> dict[str, Any]:
-            is_open = all(answer["is_open"] for answer in answers)
-            return {
-                "is_open": is_open,
-                "durable": answers[0]["durable"],
-                "memory": merge_inventories(answers).as_json(),
-            }
+        def common(answers: list[Any]) -> Any:
+            known = [decode(_RankCheckpoints, each) for each in answers]
+            memory = merge_inventories([each.memory for each in known])
+            return encode(_KnownCheckpoints(all(each.is_open for each in known), known[0].durable, memory))
 
-        there = self._comm.training_all_reduce(own, common)
-        if not there["is_open"]:
+        there = decode(_KnownCheckpoints, self._comm.training_all_reduce(own, common))
+        if not there.is_open:
             self._comm.connect()
-        return {CheckpointId(*each) for each in there["durable"]}, ImageInventory.from_json(there["memory"])
+        return set(there.durable), there.memory
 
     def _usable_in_memory(self, inventory: ImageInventory, durable: set[CheckpointId]) -> list[CheckpointId]:
         """List the memory checkpoints, except those that were rolled back by hand."""
@@ -175,9 +196,9 @@ class Resumer:
 
         answers = self._comm.all_reduce(
             lambda: images.digests(replica_local_keys(self._live.model)),
-            lambda digests: [each.as_json() for each in images.disagreeing_images(digests)],
+            lambda digests: [encode(each) for each in images.disagreeing_images(digests)],
         )
-        if disagreeing_images := set(map(ImageInfo.from_json, answers)):
+        if disagreeing_images := {decode(ImageInfo, each) for each in answers}:
             if rank_and_world()[0] == 0:
                 log.warning(
                     "%s: what %s saved differs from the other replicas, and is not used; memory or hardware there may be faulty",
@@ -189,7 +210,7 @@ class Resumer:
         def fit() -> dict[int, list[Any]]:
             filling = self._fitting(name, images, nested)
             ready.append((filling, images.plan_reads(filling.targets())))
-            return ready[0][1].as_json()
+            return ready[0][1].requested_ranges()
 
         requested = self._comm.all_to_all(fit)  # no rank changes anything unless all ranks can
         ((filling, read_plan),) = ready

@@ -13,21 +13,20 @@ import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from elastipod.checkpoint.chunk import Chunk as Chunk
 from elastipod.checkpoint.chunk import ChunkIndex as ChunkIndex
 from elastipod.checkpoint.chunk import StatePath
 from elastipod.checkpoint.chunk_table import (
     ChunkTable,
+    PackedInt32,
+    PackedInt64,
     RankSets,
     RankSetsBuilder,
+    StringRuns,
     TensorSpec,
-    expand_runs,
-    pack_ints,
-    run_lengths,
-    unpack_ints,
 )
+from elastipod.json_records import JsonError, encode, parse
 
 ALIGNMENT = 64  # bytes; chunks in an image start at multiples of it
 
@@ -42,15 +41,12 @@ class StateSchema:
     values: tuple[Value, ...]
 
     def to_json(self) -> str:
-        return json.dumps({"tensors": [each.as_json() for each in self.tensors], "values": self.values})
+        return json.dumps(encode(self))
 
     @classmethod
     def from_json(cls, text: str) -> StateSchema:
-        data = json.loads(text)
-        return cls(
-            tuple(map(TensorSpec.from_json, data["tensors"])),
-            tuple((str(key), tuple(path)) for key, path in data["values"]),
-        )
+        """Parse a schema. Raises JsonError."""
+        return parse(cls, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +58,8 @@ class PackedLocalState:
 
     node: str
     schema: str  # its digest
-    boxes: array[int]
+    boxes: PackedInt64
     own_values: tuple[Value, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "node": self.node,
-            "form": self.schema,
-            "boxes": pack_ints(self.boxes),
-            "own_values": self.own_values,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> PackedLocalState:
-        values = tuple((str(key), tuple(path)) for key, path in data["own_values"])
-        return cls(str(data["node"]), str(data["form"]), unpack_ints("q", data["boxes"]), values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +78,20 @@ class LocalState:
         )
         boxes = array("q", [number for chunk in self.chunks for number in (*chunk.offsets, *chunk.sizes)])
         return PackedLocalState(self.node, text_digest(schema.to_json()), boxes, own), schema
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanFile:
+    """What the file of a plan holds, in its order, by the keys that it always had."""
+
+    tensors: tuple[TensorSpec, ...]
+    divisions: tuple[PackedInt64, ...]
+    division_of: tuple[int, ...]
+    copiers: tuple[tuple[int, ...], ...]
+    copied_by: PackedInt32
+    writers: PackedInt32
+    values: tuple[tuple[str, StatePath, int], ...]
+    nodes: StringRuns
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,32 +155,27 @@ class SavePlan:
         }
 
     def to_json(self) -> str:
-        return json.dumps(
-            {
-                "tensors": [tensor.as_json() for tensor in self.chunks.tensors],
-                "divisions": [pack_ints(boxes) for boxes in self.chunks.shardings],
-                "division_of": self.chunks.sharding_of,
-                "copiers": self.stagers.sets,
-                "copied_by": pack_ints(self.stagers.set_of),
-                "writers": pack_ints(self.writers),
-                "values": self.values,
-                "nodes": run_lengths(self.nodes),
-            },
-            separators=(",", ":"),
-        )
+        chunks, stagers = self.chunks, self.stagers
+        content = _PlanFile(
+            tuple(chunks.tensors), tuple(chunks.shardings), tuple(chunks.sharding_of),
+            stagers.sets, stagers.set_of, self.writers, self.values, self.nodes,
+        )  # fmt: skip
+        return json.dumps(encode(content), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> SavePlan:
-        """Parse a plan. Raises ValueError, KeyError or TypeError for anything else."""
-        data = json.loads(text)
-        shardings = [unpack_ints("q", boxes) for boxes in data["divisions"]]
-        tensors = tuple(map(TensorSpec.from_json, data["tensors"]))
+        """Parse a plan. Raises JsonError for anything else."""
+        found = parse(_PlanFile, text)
+        if not all(0 <= number < len(found.divisions) for number in found.division_of):
+            raise JsonError(f"names a number beyond the {len(found.divisions)} divisions", ("division_of",))
+        if len(found.division_of) != len(found.tensors):
+            raise JsonError(f"has {len(found.division_of)} entries for {len(found.tensors)} tensors", ("division_of",))
         return cls(
-            ChunkTable(tensors, shardings, data["division_of"]),
-            RankSets(tuple(map(tuple, data["copiers"])), unpack_ints("i", data["copied_by"])),
-            unpack_ints("i", data["writers"]),
-            tuple((key, tuple(path), rank) for key, path, rank in data["values"]),
-            expand_runs(data["nodes"]),
+            ChunkTable(found.tensors, found.divisions, found.division_of),
+            RankSets(found.copiers, found.copied_by),
+            found.writers,
+            found.values,
+            found.nodes,
             text_digest(text),
         )
 

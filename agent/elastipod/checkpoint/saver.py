@@ -17,6 +17,7 @@ from elastipod.checkpoint.staging import StagedState, Staging
 from elastipod.checkpoint.store import CheckpointStore
 from elastipod.collectives import rank_and_world
 from elastipod.errors import CheckpointError, FencedError
+from elastipod.json_records import decode, encode
 
 if TYPE_CHECKING:
     from elastipod.audit.sample_log import SampleLog
@@ -152,13 +153,13 @@ class Saver:
                 )
         except OSError as error:
             raise self._failed(staged.id, error) from error
-        return {"record": record.as_json(), "chunks": chunks, "values": values}
+        return {"record": encode(record), "chunks": chunks, "values": values}
 
     def _commit(self, staged: StagedState, draft: str, parts: list[dict[str, Any]]) -> None:
         try:
             with self._store.create_file(draft, METADATA) as file:
                 about = write_metadata(file, staged.plan, [(part["chunks"], part["values"]) for part in parts])
-            files = {rank_file_name(rank): FileRecord.from_json(part["record"]) for rank, part in enumerate(parts)}
+            files = {rank_file_name(rank): decode(FileRecord, part["record"]) for rank, part in enumerate(parts)}
             files[METADATA] = about
             self._store.commit(draft, Manifest(staged.id, len(parts), files, staged.extra))
         except OSError as error:

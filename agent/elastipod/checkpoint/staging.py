@@ -26,6 +26,7 @@ from elastipod.checkpoint.state_keys import check_same_keys
 from elastipod.checkpoint.training_state import TrainingState
 from elastipod.collectives import rank_and_world
 from elastipod.errors import CheckpointError
+from elastipod.json_records import decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -264,7 +265,7 @@ class Staging:
 
         def report() -> list[Any]:
             limits = memory_limits_of(directory.path, directory.node())
-            return [[each.as_json() for each in limits], directory.size_of(names)]
+            return [[encode(each) for each in limits], directory.size_of(names)]
 
         holders = self._copies.holders(plan, self._domains)
 
@@ -274,7 +275,7 @@ class Staging:
             for source, holder in holders.items():
                 needed[holder] += sizes[source]
             return find_shortage(
-                MemoryDemand([MemoryLimit(*each) for each in limits], SLOTS * size, replaced)
+                MemoryDemand([decode(MemoryLimit, each) for each in limits], SLOTS * size, replaced)
                 for size, (limits, replaced) in zip(needed, answers, strict=True)
             )
 

@@ -260,7 +260,7 @@ class CheckpointStore(ABC):
             raise DamagedCheckpoint(
                 f"{self.location(of)} has no {MANIFEST}: it is torn or was made by something else"
             ) from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except ValueError as error:
             raise DamagedCheckpoint(f"{path} cannot be used: {error}") from error
         except DamagedCheckpoint:
             raise
