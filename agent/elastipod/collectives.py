@@ -23,12 +23,6 @@ T = TypeVar("T")
 FENCED, FAILED = "fenced", "failed"
 
 
-def rank_and_world() -> tuple[int, int]:
-    """Give (rank, world size) of the default process group, (0, 1) where there is none."""
-    place = RankInWorld.current()
-    return place.rank, place.world_size
-
-
 def all_gather_json(produce: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
     """Run ``produce`` on every rank and give all results, in rank order, on every rank. Collective.
 

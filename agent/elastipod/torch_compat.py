@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch.distributed as dist
 from torch import nn
@@ -21,7 +21,10 @@ except ImportError:  # torch 2.4 and 2.5
     from torch.distributed._tensor import DTensor as DTensor  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
     from torch.optim.lr_scheduler import LRScheduler
+
+    StorageInfo: TypeAlias = _StorageInfo
 
 
 def default_group_store(prefix: str) -> Any:
@@ -47,6 +50,25 @@ def detach_reducer(model: nn.Module) -> None:
     """Take DDP's hooks off the parameters, so that another DDP can wrap them while somebody still holds this one."""
     if isinstance(model, DistributedDataParallel):
         model.reducer._remove_autograd_hooks()
+
+
+def storage_info(file: str, first_byte: int, num_bytes: int) -> StorageInfo:
+    """Give what the metadata of torch's checkpoints says about the place of a chunk."""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo  # imports much that only checkpoints need
+
+    return _StorageInfo(file, first_byte, num_bytes)
+
+
+def qualified_names(model: nn.Module, name: str) -> set[str]:
+    """Give the names that torch's checkpoints use for a parameter or buffer, whatever wraps the model."""
+    from torch.distributed.checkpoint.state_dict import _get_fqns
+
+    return set(_get_fqns(model, name))
+
+
+def names_ignored_by_ddp(module: nn.Module) -> set[str]:
+    """Give the parameters and buffers that DDP was told not to keep equal over the ranks."""
+    return set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
 
 
 def without_compile_wrapper(model: nn.Module) -> nn.Module:

@@ -22,16 +22,17 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 
 from elastipod.checkpoint import rank_connections
 from elastipod.checkpoint.gloo_collectives import ConnectionBroken, translated_errors
 from elastipod.checkpoint.heartbeat import HeartbeatThread
 from elastipod.checkpoint.hierarchy import HierarchicalCollectives, Hierarchy
 from elastipod.checkpoint.rank_connections import RankConnections, training_collectives
-from elastipod.collectives import FAILED, capture_outcome, rank_and_world, unwrap_outcome
+from elastipod.collectives import FAILED, capture_outcome, unwrap_outcome
 from elastipod.errors import CheckpointError
+from elastipod.rank_in_world import RankInWorld
 from elastipod.rank_ranges import format_ranks
+from elastipod.torch_compat import default_group_store
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,8 @@ class Communicator:
 
     def __init__(self) -> None:
         """Create the groups that the training threads use, and connect."""
-        self._rank, self._world_size = rank_and_world()
+        place = RankInWorld.current()
+        self._rank, self._world_size = place.rank, place.world_size
         self._hierarchy = Hierarchy.of(self._world_size)
         self._training = training_collectives(self._rank, self._hierarchy) if self._world_size > 1 else None
         self._connections: RankConnections | None = None  # not torch's groups, which cannot be aborted
@@ -104,8 +106,7 @@ class Communicator:
         if self._world_size == 1:
             return
         name = self.training_broadcast(lambda: secrets.token_hex(8))
-        store = dist.distributed_c10d._get_default_store()
-        self._store = dist.distributed_c10d.PrefixStore(f"elastipod-checkpoints/{name}", store)
+        self._store = default_group_store(f"elastipod-checkpoints/{name}")
 
         def connect() -> None:
             try:

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -31,6 +30,10 @@ from elastipod.checkpoint.manifest import FileRecord
 from elastipod.checkpoint.save_plan import ChunkIndex, SavePlan
 from elastipod.checkpoint.value_codec import decode_value
 from elastipod.errors import CheckpointError
+from elastipod.torch_compat import storage_info
+
+if TYPE_CHECKING:
+    from elastipod.torch_compat import StorageInfo
 
 _PART = 4 << 20
 _SMALL = 1 << 18  # fewer bytes are summed faster than a thread is started
@@ -172,13 +175,13 @@ def write_metadata(
 ) -> FileRecord:
     """Write the metadata for the files of all ranks. parts: by rank, locations of chunks and values from `write_rank_file`."""
     metadata = dcp_metadata(plan)
-    where: dict[MetadataIndex, _StorageInfo] = {}
+    where: dict[MetadataIndex, StorageInfo] = {}
     for rank, (chunks, values) in enumerate(parts):
         for number, (start, length) in chunks.items():
             chunk = plan.chunks[int(number)]
-            where[MetadataIndex(chunk.key, chunk.offsets)] = _StorageInfo(rank_file_name(rank), start, length)
+            where[MetadataIndex(chunk.key, chunk.offsets)] = storage_info(rank_file_name(rank), start, length)
         for key, (start, length) in values.items():
-            where[MetadataIndex(key)] = _StorageInfo(rank_file_name(rank), start, length)
+            where[MetadataIndex(key)] = storage_info(rank_file_name(rank), start, length)
     metadata.storage_data = where
     with ChecksumFile(file) as out:
         out.write(pickle.dumps(metadata))

@@ -17,10 +17,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 
 from elastipod.checkpoint.dcp_format import METADATA, VALUE_CHECKSUM, format_chunk_checksum
@@ -30,6 +29,9 @@ from elastipod.checkpoint.manifest import DamagedCheckpoint, Manifest
 from elastipod.checkpoint.save_plan import Chunk, ChunkIndex, num_bytes
 from elastipod.checkpoint.store import CheckpointStore
 from elastipod.checkpoint.training_state import RANDOM
+
+if TYPE_CHECKING:
+    from elastipod.torch_compat import StorageInfo
 
 _STREAMS = 8  # reads of an object store at once
 _DIRECTORY_BYTES = 4096  # at the end of a tensor's zip file; they contain its directory
@@ -46,7 +48,7 @@ class FileSource:
         if f"{zlib.crc32(content):08x}" != manifest.files[METADATA].crc32:
             raise DamagedCheckpoint(f"{store.location(self._id)}/{METADATA} is not as its manifest has it")
         self.metadata: Metadata = pickle.loads(content)  # noqa: S301  # its checksum is that of the manifest
-        self._where: Mapping[MetadataIndex, _StorageInfo] = dict(self.metadata.storage_data)
+        self._where: Mapping[MetadataIndex, StorageInfo] = dict(self.metadata.storage_data)
         self._values = self._read_values(rank)
 
     def has_value(self, key: str) -> bool:
@@ -58,7 +60,7 @@ class FileSource:
     def fill(self, wanted: Mapping[ChunkIndex, Sequence[LoadTarget]]) -> list[str]:
         """Fill live tensors; return one sentence for each damaged chunk."""
         problems: list[str] = []
-        by_file: dict[str, list[tuple[_StorageInfo, ChunkIndex]]] = {}
+        by_file: dict[str, list[tuple[StorageInfo, ChunkIndex]]] = {}
         for place in wanted:
             info = self._where[MetadataIndex(*place)]
             by_file.setdefault(info.relative_path, []).append((info, place))
@@ -73,7 +75,7 @@ class FileSource:
         return problems
 
     def _fill_chunk(
-        self, file: BinaryIO, start: int, info: _StorageInfo, chunk: Chunk, targets: Sequence[LoadTarget]
+        self, file: BinaryIO, start: int, info: StorageInfo, chunk: Chunk, targets: Sequence[LoadTarget]
     ) -> None:
         """Fill the targets of one chunk. start: of its entry in the file."""
         if not chunk.num_bytes:
@@ -103,7 +105,7 @@ class FileSource:
         return Chunk(key, (), name, tuple(entry.size), offsets, sizes, num_bytes(sizes, dtype.itemsize))
 
     @contextmanager
-    def _views(self, name: str, infos: Sequence[_StorageInfo]) -> Iterator[Iterator[tuple[BinaryIO, int]]]:
+    def _views(self, name: str, infos: Sequence[StorageInfo]) -> Iterator[Iterator[tuple[BinaryIO, int]]]:
         """Yield, for each entry, a file and where the entry begins in it.
 
         From a remote store, several entries are fetched at once.
@@ -127,7 +129,7 @@ class FileSource:
 
     def _read_values(self, rank: int) -> dict[str, Any]:
         """Read the plain values, without other ranks' random states. Those of one file are adjacent and come by one read."""
-        wanted: dict[str, list[tuple[_StorageInfo, str]]] = {}
+        wanted: dict[str, list[tuple[StorageInfo, str]]] = {}
         for key, entry in self.metadata.state_dict_metadata.items():
             is_others = key.startswith(f"{RANDOM}.") and key != f"{RANDOM}.{rank}"
             info = self._where.get(MetadataIndex(key))
@@ -141,7 +143,7 @@ class FileSource:
                 values[key] = self._value(name, info, content[info.offset - start :][: info.length])
         return values
 
-    def _value(self, name: str, info: _StorageInfo, content: bytes) -> Any:
+    def _value(self, name: str, info: StorageInfo, content: bytes) -> Any:
         wanted = self._manifest.files[name].checksums.get(str(info.offset))
         if wanted is not None and wanted != f"{VALUE_CHECKSUM}{zlib.crc32(content):08x}":
             raise DamagedCheckpoint(

@@ -14,7 +14,7 @@ from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.memory_directory import MemoryDirectory
 from elastipod.checkpoint.memory_limits import MemoryDemand, find_shortage, memory_limits_of
 from elastipod.checkpoint.save_plan import SavePlan, choose_copy_holders
-from elastipod.collectives import rank_and_world
+from elastipod.rank_in_world import RankInWorld
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class ImageCopies:
 
         header: of this rank's image. A node without enough memory holds no copy and logs a warning. Raises RanksLost.
         """
-        rank, _ = rank_and_world()
+        rank = RankInWorld.current().rank
         mine = {holders[rank]: header.to_json()} if rank in holders else {}
         sources = {source: ImageHeader.from_json(text) for source, text in comm.all_to_all(lambda: mine).items()}
         self.held_by = {}

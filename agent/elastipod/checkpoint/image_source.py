@@ -26,7 +26,7 @@ from elastipod.checkpoint.image_header import ImageHeader
 from elastipod.checkpoint.load_plan import LoadTarget
 from elastipod.checkpoint.save_plan import ChunkIndex, SavePlan
 from elastipod.checkpoint.value_codec import decode_value
-from elastipod.collectives import rank_and_world
+from elastipod.rank_in_world import RankInWorld
 
 if TYPE_CHECKING:
     from elastipod.checkpoint.image_inventory import ImageInfo, ImageInventory
@@ -87,7 +87,7 @@ class ImageSource:
     ) -> None:
         """opened: images on this node, by saved rank; `close` closes them. wants_durable: as in `ImageHeader`."""
         self._plan, self._inventory, self._opened, self._values = plan, inventory, opened, values
-        self._rank, _ = rank_and_world()
+        self._rank = RankInWorld.current().rank
         self._node = inventory.nodes[self._rank]
         self._numbers = chunk_numbers(plan)
         self._images = {(each.node, each.saved_rank): each for each in images}

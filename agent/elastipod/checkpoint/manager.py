@@ -35,10 +35,10 @@ from elastipod.checkpoint.saver import Save, Saver
 from elastipod.checkpoint.staging import Staging
 from elastipod.checkpoint.store import CheckpointStore
 from elastipod.checkpoint.training_state import Scheduler, TrainingState
-from elastipod.collectives import rank_and_world
 from elastipod.errors import CheckpointError, FencedError
 from elastipod.json_records import decode, encode
 from elastipod.local_worker import generation_from_env, job_from_env, run_id_from_env
+from elastipod.rank_in_world import RankInWorld
 
 if TYPE_CHECKING:
     from elastipod.audit.sample_log import SampleLog
@@ -305,7 +305,7 @@ class CheckpointManager:
         )
         if is_written or not is_kept:
             return False
-        if rank_and_world()[0] == 0:
+        if RankInWorld.current().rank == 0:
             log.info(
                 "exiting with step %d in memory: there is no time to wait for durable storage; the next generation writes it",
                 save.staged.id.step,
@@ -355,7 +355,7 @@ class CheckpointManager:
         if self._save is None and not self._has_tried_to_load:
             self._warn_if_other_run_is_ahead(step)
         staged = run.staging.copy(
-            lambda: TrainingState(model, optimizer, scheduler, rank_and_world()[0]),
+            lambda: TrainingState(model, optimizer, scheduler, RankInWorld.current().rank),
             CheckpointId(step, run.generation),
             lambda: _plain(extra or {}),
         )
@@ -364,7 +364,7 @@ class CheckpointManager:
 
     def _warn_if_other_run_is_ahead(self, step: int) -> None:
         """Warn a run that started from the beginning where another run got further: a resume takes the newest step of any run."""
-        if rank_and_world()[0] != 0:
+        if RankInWorld.current().rank != 0:
             return
         with suppress(OSError, CheckpointError):
             ahead = next((each for each in self._store.list_complete() if each.step >= step), None)
@@ -384,7 +384,7 @@ class CheckpointManager:
         if self._save.thread.is_alive():
             began = time.monotonic()
             self._save.thread.join()
-            if rank_and_world()[0] == 0:
+            if RankInWorld.current().rank == 0:
                 step, waited = self._save.staged.id.step, time.monotonic() - began
                 log.info("training waited %.1f s for the checkpoint of step %d; save less often", waited, step)
         if isinstance(self._save.error, FencedError):

@@ -14,8 +14,8 @@ from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.memory_directory import MemoryDirectory
 from elastipod.checkpoint.save_plan import SavePlan
 from elastipod.checkpoint.training_state import RANDOM
-from elastipod.collectives import rank_and_world
 from elastipod.json_records import decode, encode
+from elastipod.rank_in_world import RankInWorld
 
 
 def open_images(
@@ -50,7 +50,7 @@ class _LocalImages:
     def __init__(
         self, directory: MemoryDirectory | None, inventory: ImageInventory, images: Sequence[ImageInfo]
     ) -> None:
-        rank, _ = rank_and_world()
+        rank = RankInWorld.current().rank
         self._node = inventory.nodes[rank]
         self._directory = directory
         self._is_first = inventory.ranks_on(self._node)[0] == rank

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.state_dict import _get_fqns
 
 from elastipod.errors import CheckpointError
+from elastipod.torch_compat import qualified_names
 
 StatePath = tuple[str | int, ...]
 
@@ -171,7 +171,7 @@ def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[tor
     """Return the names of the optimizer's parameters, as in checkpoints, whatever wraps the model."""
     own = {parameter for group in optimizer.param_groups for parameter in group[PARAMS]}
     named = {
-        parameter: next(iter(_get_fqns(model, name)))
+        parameter: next(iter(qualified_names(model, name)))
         for name, parameter in model.named_parameters()
         if parameter in own
     }

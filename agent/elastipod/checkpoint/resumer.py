@@ -39,9 +39,9 @@ from elastipod.checkpoint.training_state import (
     replica_local_keys,
 )
 from elastipod.checkpoint.value_codec import decode_value
-from elastipod.collectives import rank_and_world
 from elastipod.errors import CheckpointError
 from elastipod.json_records import decode, encode
+from elastipod.rank_in_world import RankInWorld
 from elastipod.rank_ranges import format_ranks
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class Resumer:
         """List the checkpoints: rank 0 in storage, every rank in its memory. Ranks that lost contact connect again."""
 
         def own() -> Any:
-            listed = tuple(self._store.list_complete()) if rank_and_world()[0] == 0 else ()
+            listed = tuple(self._store.list_complete()) if RankInWorld.current().rank == 0 else ()
             return encode(_RankCheckpoints(self._comm.is_open, listed, list_local_images(self._staging.directory)))
 
         def common(answers: list[Any]) -> Any:
@@ -167,7 +167,7 @@ class Resumer:
         path = self._store.location(manifest.id)
         opened: list[FileSource] = []
         ready: list[LoadPlan] = []
-        rank, _ = rank_and_world()
+        rank = RankInWorld.current().rank
 
         def open_source() -> list[str]:
             opened.append(FileSource(self._store, manifest, rank))
@@ -199,7 +199,7 @@ class Resumer:
             lambda digests: [encode(each) for each in images.disagreeing_images(digests)],
         )
         if disagreeing_images := {decode(ImageInfo, each) for each in answers}:
-            if rank_and_world()[0] == 0:
+            if RankInWorld.current().rank == 0:
                 log.warning(
                     "%s: what %s saved differs from the other replicas, and is not used; memory or hardware there may be faulty",
                     name,
@@ -248,7 +248,7 @@ class Resumer:
         apply_state(nested, self._live.model, self._live.optimizer)
         if self._live.scheduler is not None:
             self._live.scheduler.load_state_dict(decode_value(saved_schedule))
-        rank, _ = rank_and_world()
+        rank = RankInWorld.current().rank
         key = f"{RANDOM}.{rank}"
         if source.has_value(key):
             restore_random_state(source.value(key))
@@ -257,7 +257,8 @@ class Resumer:
 
     def _verified(self, chosen: CheckpointId) -> Manifest | None:
         """Return the manifest if every file is as it says, else None. The ranks share the check."""
-        rank, world_size = rank_and_world()
+        place = RankInWorld.current()
+        rank, world_size = place.rank, place.world_size
         manifests: list[Manifest] = []
 
         def found() -> list[str]:
@@ -283,7 +284,7 @@ class Resumer:
         problem = self._comm.all_reduce(found, first_message)
         if problem is None:
             return False
-        if rank_and_world()[0] == 0:
+        if RankInWorld.current().rank == 0:
             log.warning("skipping a damaged checkpoint: %s", problem)
         self.damaged.add(chosen)
         return True
@@ -292,5 +293,5 @@ class Resumer:
         self._skip_reason = self._skip_reason or f"the checkpoint of step {of.step} in memory {why}"
 
     def _log_skipped(self, instead: str) -> None:
-        if self._skip_reason and rank_and_world()[0] == 0:
+        if self._skip_reason and RankInWorld.current().rank == 0:
             log.warning("%s; %s", self._skip_reason, instead)

@@ -15,9 +15,9 @@ from elastipod.checkpoint.manifest import CheckpointId, FileRecord, Manifest
 from elastipod.checkpoint.process_exit import wait_at_exit
 from elastipod.checkpoint.staging import StagedState, Staging
 from elastipod.checkpoint.store import CheckpointStore
-from elastipod.collectives import rank_and_world
 from elastipod.errors import CheckpointError, FencedError
 from elastipod.json_records import decode, encode
+from elastipod.rank_in_world import RankInWorld
 
 if TYPE_CHECKING:
     from elastipod.audit.sample_log import SampleLog
@@ -79,7 +79,7 @@ class Saver:
         save.thread.start()
 
     def _run(self, save: Save) -> None:
-        step, rank = save.staged.id.step, rank_and_world()[0]
+        step, rank = save.staged.id.step, RankInWorld.current().rank
         try:
             self._carry_out(save)
         except CheckpointError as error:
@@ -121,7 +121,7 @@ class Saver:
             return
         if not save.is_durable:
             raise CheckpointError(f"it cannot be kept in memory: {problem}")
-        if rank_and_world()[0] == 0:
+        if RankInWorld.current().rank == 0:
             log.warning(
                 "step %d goes to durable storage only, because it cannot be kept in memory: %s", target.step, problem
             )
@@ -145,7 +145,7 @@ class Saver:
             raise
 
     def _write_rank_file(self, save: Save, draft: str) -> dict[str, Any]:
-        staged, (rank, _) = save.staged, rank_and_world()
+        staged, rank = save.staged, RankInWorld.current().rank
         try:
             with self._store.create_file(draft, rank_file_name(rank)) as file:
                 record, chunks, values = write_rank_file(

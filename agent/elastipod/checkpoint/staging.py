@@ -24,9 +24,9 @@ from elastipod.checkpoint.save_plan import (
 )
 from elastipod.checkpoint.state_keys import check_same_keys
 from elastipod.checkpoint.training_state import TrainingState
-from elastipod.collectives import rank_and_world
 from elastipod.errors import CheckpointError
 from elastipod.json_records import decode, encode
+from elastipod.rank_in_world import RankInWorld
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +45,11 @@ class StagedState:
 
     def tensors_to_write(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the chunks that this rank writes to durable storage."""
-        rank, _ = rank_and_world()
+        rank = RankInWorld.current().rank
         return ((number, self.boxes[number]) for number in self.plan.written_by(rank))
 
     def values_to_write(self) -> dict[str, str]:
-        return {key: self.values[key] for key in self.plan.values_of(rank_and_world()[0])}
+        return {key: self.values[key] for key in self.plan.values_of(RankInWorld.current().rank)}
 
 
 class Staging:
@@ -103,7 +103,7 @@ class Staging:
 
         def fill() -> None:
             if self.directory is not None:
-                name = image_name(target.generation, rank_and_world()[0], slot)
+                name = image_name(target.generation, RankInWorld.current().rank, slot)
                 self._headers.pop(name, None)
                 self.directory.withdraw(name)
             values.update(state.values())
@@ -142,7 +142,8 @@ class Staging:
         return None
 
     def _publish(self, staged: StagedState, directory: MemoryDirectory, wants_durable: bool) -> str | None:
-        rank, world_size = rank_and_world()
+        place = RankInWorld.current()
+        rank, world_size = place.rank, place.world_size
         positions, _ = staged.plan.layout(rank)
 
         made: list[ImageHeader] = []
@@ -230,7 +231,7 @@ class Staging:
 
     def _plan_with(self, state: TrainingState, generation: int, directory: MemoryDirectory | None) -> bool:
         """Plan, and allocate the memory that the plan needs. Return False if a rank has not enough memory for images."""
-        rank, _ = rank_and_world()
+        rank = RankInWorld.current().rank
 
         node = directory.node if directory else lambda: f"rank {rank}"
         text, self._domains = plan_across_ranks(
@@ -282,12 +283,12 @@ class Staging:
         return self._comm.training_all_reduce(report, short)
 
     def _names(self, generation: int) -> list[str]:
-        return [image_name(generation, rank_and_world()[0], slot) for slot in range(SLOTS)]
+        return [image_name(generation, RankInWorld.current().rank, slot) for slot in range(SLOTS)]
 
     def _make_images(self, generation: int, directory: MemoryDirectory | None) -> str | None:
         """Allocate the slots; return the reason if there is not enough memory."""
         assert self._plan is not None
-        rank, _ = rank_and_world()
+        rank = RankInWorld.current().rank
         self.close()
         self._newest_complete = None
         positions, size = self._plan.layout(rank)

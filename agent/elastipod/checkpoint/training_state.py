@@ -11,15 +11,15 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItemType
-from torch.distributed.checkpoint.state_dict import _get_fqns, get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 from elastipod.checkpoint.optimizer_state import OPTIMIZER, apply_optimizer_state, optimizer_state
 from elastipod.checkpoint.rng import random_state
 from elastipod.checkpoint.save_plan import Chunk, LocalState, num_bytes
 from elastipod.checkpoint.value_codec import encode_value
-from elastipod.collectives import rank_and_world
 from elastipod.errors import CheckpointError
-from elastipod.torch_compat import DTensor
+from elastipod.rank_in_world import RankInWorld
+from elastipod.torch_compat import DTensor, names_ignored_by_ddp, qualified_names
 
 SCHEDULER = "scheduler"
 RANDOM = "random"  # one per rank, under "random.<rank>"
@@ -99,9 +99,11 @@ def nested_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> di
 def replica_local_keys(model: torch.nn.Module) -> set[str]:
     """Return the keys of tensors that may differ between replicas: buffers, and what DDP was told to ignore."""
     wrapped = (model, getattr(model, "module", model))  # before and after wrapping in DDP
-    ignored: set[str] = set().union(*(getattr(each, "_ddp_params_and_buffers_to_ignore", ()) for each in wrapped))
+    ignored: set[str] = set().union(*map(names_ignored_by_ddp, wrapped))
     names = [name for name, _ in model.named_buffers()]
-    return {f"model.{fqn}" for name in names for fqn in _get_fqns(model, name)} | {f"model.{name}" for name in ignored}
+    return {f"model.{fqn}" for name in names for fqn in qualified_names(model, name)} | {
+        f"model.{name}" for name in ignored
+    }
 
 
 def apply_state(nested: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -133,7 +135,7 @@ def _encode_value(value: object, name: str) -> str:
 @contextmanager
 def _no_process_group_needed() -> Iterator[None]:
     """Suppress torch's warning about a missing process group in a single process."""
-    if rank_and_world()[1] > 1:
+    if RankInWorld.current().world_size > 1:
         yield
         return
     with warnings.catch_warnings():
