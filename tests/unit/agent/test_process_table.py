@@ -1,0 +1,90 @@
+"""What /proc says about processes, also about those that have ended meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastipod_agent.workers import process_table
+from elastipod_agent.workers.process_table import Process
+
+
+def write(proc: Path, pid: int, **files: bytes) -> None:
+    (proc / str(pid)).mkdir()
+    for name, content in files.items():
+        (proc / str(pid) / name).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("state", "is_dead"), [(b"R", False), (b"S", False), (b"T", False), (b"Z", True), (b"X", True)]
+)
+def test_a_process_as_the_kernel_shows_it(tmp_path: Path, state: bytes, is_dead: bool) -> None:
+    write(tmp_path, 12, stat=b"12 (a) b) " + state + b" 3 4 5 6")
+    assert process_table.snapshot(tmp_path) == {12: Process(pid=12, parent=3, session=5, is_dead=is_dead)}
+
+
+def test_a_process_that_ends_while_the_list_is_read_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "11").mkdir()
+    (tmp_path / "meminfo").touch()
+    write(tmp_path, 12, stat=b"12 (x) S 3 4 5 6")
+    assert list(process_table.snapshot(tmp_path)) == [12]
+
+
+def test_a_command_line(tmp_path: Path) -> None:
+    write(tmp_path, 12, cmdline=b"python\0-c\0pass\0")
+    assert process_table.command_line(12, tmp_path) == b"python\0-c\0pass\0"
+    assert process_table.command_line(13, tmp_path) == b""
+    assert process_table.command_line(os.getpid()) == Path("/proc/self/cmdline").read_bytes()
+
+
+def test_a_variable_counts_as_a_whole(tmp_path: Path) -> None:
+    write(tmp_path, 12, environ=b"A=1\0COOKIE=/x\0LAST=2\0")
+    assert process_table.has_in_environment(12, "COOKIE=/x", tmp_path)
+    assert process_table.has_in_environment(12, "LAST=2", tmp_path)
+    assert not process_table.has_in_environment(12, "COOKIE=/", tmp_path)
+    assert not process_table.has_in_environment(12, "OOKIE=/x", tmp_path)
+    assert not process_table.has_in_environment(13, "COOKIE=/x", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("state", "is_stopped"), [(b"T", True), (b"t", True), (b"S", False), (b"R", False), (b"Z", False)]
+)
+def test_stopped_processes(tmp_path: Path, state: bytes, is_stopped: bool) -> None:
+    write(tmp_path, 12, stat=b"12 (T) T) " + state + b" 3 4 5 6")
+    assert process_table.is_stopped(12, tmp_path) is is_stopped
+    assert process_table.is_stopped(13, tmp_path) is False
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that waits."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, env={"COOKIE": "/x"})
+    yield process
+    process.kill()
+    process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def test_a_real_process_is_stopped_and_found(child: subprocess.Popen[bytes]) -> None:
+    seen = process_table.snapshot()
+    assert seen[child.pid] == Process(child.pid, os.getpid(), os.getsid(0), is_dead=False)
+    assert seen[child.pid] in process_table.descendants(seen, os.getpid())
+    os.kill(child.pid, signal.SIGSTOP)
+    os.waitpid(child.pid, os.WUNTRACED)
+    assert process_table.is_stopped(child.pid)
+    os.kill(child.pid, signal.SIGCONT)
+    assert process_table.has_in_environment(child.pid, "COOKIE=/x")
+
+
+def test_descendants_of_descendants() -> None:
+    chain = {pid: Process(pid, parent, 1, is_dead=False) for pid, parent in ((2, 1), (3, 2), (4, 3), (5, 1), (9, 8))}
+    assert sorted(one.pid for one in process_table.descendants(chain, 1)) == [2, 3, 4, 5]
+    assert sorted(one.pid for one in process_table.descendants(chain, 3)) == [4]
+    assert process_table.descendants(chain, 7) == []
