@@ -14,9 +14,9 @@ from email.message import Message
 from pathlib import Path
 from typing import Any
 
-from elastipod_agent.authentication import Credentials, bearer, challenge_in, signed
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 30.0
+from elastipod_agent.authentication import Credentials, bearer, challenge_in, signed
 
 
 def free_port() -> int:
@@ -44,7 +44,7 @@ def ask_agent(
     path: str = "/status",
     data: bytes | None = None,
     *,
-    timeout_s: float = 40,
+    timeout_s: float = PATIENCE_S,
 ) -> tuple[int, bytes]:
     """Make one request with whatever proves the caller; gives status and body."""
     status, headers, text = _request(address, method, path, data, bearer(credentials.token), timeout_s)

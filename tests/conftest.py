@@ -13,9 +13,10 @@ import hypothesis
 import psutil
 import pytest
 from tests.long_runs import LongRun, LongRuns
+from tests.patience import PATIENCE_S, TEARDOWN_S, TIER_TIMEOUT_S
+from tests.teardown_limit import TeardownLimit
 
 TESTS = Path(__file__).resolve().parent
-TIER_TIMEOUT_S = {"unit": 60, "sim": 300, "api": 420, "e2e": 420, "chart": 300}
 ROOT_TIERS = frozenset({"api", "e2e", "chart"})
 LEAKABLE_TIERS = frozenset(
     {"unit", "sim"}
@@ -35,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # An example that takes long says something about the machine; a test that hangs meets its own time limit.
     hypothesis.settings.register_profile("elastipod", deadline=None)
     hypothesis.settings.load_profile("elastipod")
+    config.pluginmanager.register(TeardownLimit(TEARDOWN_S))
     config.stash[LongRuns.key] = LongRuns(TESTS.parent / ".run" / "long", seed=config.getoption("--seed"))
 
 
@@ -58,8 +60,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         tier = tier_of(item)
         if CLUSTER_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("cluster")
-        if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(TIER_TIMEOUT_S.get(tier, 60)))
+        limit_s = TIER_TIMEOUT_S.get(tier, 300)
+        if (own := item.get_closest_marker("timeout")) is None:
+            item.add_marker(pytest.mark.timeout(limit_s))
+        elif own.args[0] < limit_s:
+            raise pytest.UsageError(f"{item.nodeid}: a busy machine may need the {limit_s} s that any test here has")
         if reason and (tier in ROOT_TIERS or item.get_closest_marker("needs_root")):
             item.add_marker(pytest.mark.skip(reason=reason))
     _select_long(config, items)
@@ -122,7 +127,9 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     children_before = set(psutil.Process().children(recursive=True))
     yield
     threads = [thread.name for thread in threading.enumerate() if thread not in threads_before and not thread.daemon]
-    _, children = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - children_before, timeout=1)
+    _, children = psutil.wait_procs(
+        set(psutil.Process().children(recursive=True)) - children_before, timeout=PATIENCE_S / 4
+    )
     assert not threads, f"the test left threads running: {', '.join(threads)}"
     assert not children, f"the test left processes running: {children}"
 
@@ -136,7 +143,7 @@ def pytest_testnodedown(node: Any) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a session that leaves child processes, whatever its tier; clusters die with their fixtures."""
-    _, children = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=3)
+    _, children = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=PATIENCE_S / 4)
     left = [*session.config.stash.get(LEFT_RUNNING, []), *map(str, children)]
     told: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if told is not None:  # a process of pytest-xdist; the session that it belongs to fails

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import aiohttp
 import yaml
 from aiohttp import web
+from tests.patience import PATIENCE_S
 
 from elastipod_agent.core.fences import CallVerdict, FenceState, decide_start, decide_stop
 from elastipod_agent.core.states import AgentState as S
@@ -200,7 +201,7 @@ class PlayedNodes:
 
     def __enter__(self) -> PlayedNodes:
         self._thread.start()
-        assert self._ready.wait(60), "the nodes were not made in a minute"
+        assert self._ready.wait(PATIENCE_S), "the nodes were not made"
         return self
 
     def __exit__(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.api.kueue_objects import FAIR_KUEUE
+from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
 from elastipod_local.host import wait_until
@@ -32,7 +33,7 @@ def serve_jobs(cluster: Cluster) -> None:
         calls = (("get", "hpjob", "--all-namespaces", "-o", "json"), ("explain", "hpjob.spec.elasticPolicy"))
         return all(cluster.kubectl(*call, check=False) for call in calls)
 
-    wait_until(is_served, deadline_s=30, what="the API server to serve jobs", every_s=0.1)
+    wait_until(is_served, deadline_s=PATIENCE_S, what="the API server to serve jobs", every_s=0.1)
 
 
 @pytest.fixture(scope="session")

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tests import peers
+from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
 
 LIST_EVERY_S = 0.5
-LISTED_WITHIN_S = 60.0
 
 
 class Hyp:
@@ -76,7 +76,7 @@ class Hyp:
 
     def wait_until_listed(self, states: Mapping[str, str]) -> None:
         """Wait until each job was last listed with its state. One that never is, is left to whoever judges the order."""
-        end = time.monotonic() + LISTED_WITHIN_S
+        end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end and any(self.order.get(name, [""])[-1] != states[name] for name in states):
             time.sleep(LIST_EVERY_S)
 

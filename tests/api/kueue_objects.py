@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
 from elastipod_local.host import wait_until
 from elastipod_local.kueue_config import KueueOptions
 
 API = "kueue.x-k8s.io/v1beta2"
-DEADLINE_S = 30
 COOKBOOK = Path(__file__).resolve().parents[2] / "examples" / "kueue"
 FAIR_KUEUE = KueueOptions(
     frameworks=("batch/job", "pod"),
@@ -104,7 +104,7 @@ def wait_for(
         return found if found.get("status") == status else None
 
     what = f"{kind} {name} to be {condition_type}={status}"
-    return wait_until(reached, deadline_s=DEADLINE_S, what=what, every_s=0.1)
+    return wait_until(reached, deadline_s=PATIENCE_S, what=what, every_s=0.1)
 
 
 class Layout:

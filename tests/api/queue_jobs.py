@@ -8,11 +8,11 @@ from typing import Any
 
 from tests.api.jobs import apply, get
 from tests.api.jobs import job as plain_job
+from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
 from elastipod_local.host import wait_until
 
-DEADLINE_S = 40.0
 # Nodes that no other test of the same cluster plays.
 KIND = "ml.c5.4xlarge"
 FLAVOR_LABELS = {"node.kubernetes.io/instance-type": KIND}
@@ -119,7 +119,7 @@ class Team:
             )
 
         try:
-            return wait_until(holds, deadline_s=DEADLINE_S, what=what, every_s=0.1)
+            return wait_until(holds, deadline_s=PATIENCE_S, what=what, every_s=0.1)
         except Exception as error:
             raise AssertionError(f"{error}: {told()}") from error
 

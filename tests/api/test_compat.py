@@ -9,7 +9,7 @@ import pytest
 from tests.api.compat_jobs import EXPECTED, MANIFESTS, SPREAD, job_of, name_of
 from tests.api.compat_lives import NAMESPACES, STATES, Lives, last_condition, live
 from tests.api.hyp_client import Hyp
-from tests.nonempty import every
+from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
 from elastipod_local.host import wait_until
@@ -17,7 +17,6 @@ from elastipod_operator.api import HyperPodPyTorchJob
 from elastipod_operator.core.names import FIELD_MANAGER
 from elastipod_operator.kube.observed_job import observe_job
 
-pytestmark = pytest.mark.timeout(600)  # the lives of all jobs pass in the first test; a peer's environment is made once
 SEEN_BY_HYP = {"Created", "Suspended", "PodsRunning", "Running", "Faulted", "Completed", "Failed"}
 QUEUE_GROUP = "kueue.x-k8s.io/"
 LISTED = [name_of(m) for m in EXPECTED if m not in SPREAD]  # by hyp, which looks at one of the two namespaces
@@ -48,7 +47,7 @@ def lives(kueue_server: Cluster, hyp: Hyp, tmp_path_factory: pytest.TempPathFact
             lambda: (
                 kueue_server.kubectl("get", "hpjob", "recipe-elastic-a1b2c", "--ignore-not-found", "-o", "name") == ""
             ),
-            deadline_s=20,
+            deadline_s=PATIENCE_S,
             what="the deleted job to be gone, while the operator runs",
         )
 
@@ -79,7 +78,7 @@ def test_sizes(manifest: str) -> None:
     assert (sizes.allowed, sizes.start) == (expected.sizes, expected.start)
     warnings = (*sizes.warnings, *fact.policy.warnings)
     assert len(warnings) == len(expected.warnings)
-    assert every(part in text for part, text in zip(expected.warnings, warnings, strict=True))
+    assert [part in text for part, text in zip(expected.warnings, warnings, strict=True)] == [True] * len(warnings)
 
 
 @pytest.mark.parametrize("manifest", EXPECTED)
@@ -99,7 +98,7 @@ def test_it_is_created_and_trains(lives: Lives, manifest: str) -> None:
     assert conditions["Created"]["status"] == "True"
     warning = conditions.get("Warning", {}).get("message", "")
     assert bool(warning) == bool(expected.warnings)
-    assert every(part in warning for part in expected.warnings)
+    assert [part for part in expected.warnings if part not in warning] == []
 
 
 @pytest.mark.parametrize("manifest", EXPECTED)

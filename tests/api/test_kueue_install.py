@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.api.kueue_objects import FAIR_KUEUE, apply, batch_job, condition, pod_spec, queues, wait_for, workload
+from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
 from elastipod_local.controlplane import KUEUE
@@ -124,7 +125,7 @@ def test_the_pod_integration_holds_labelled_pods_where_it_is_on(fair_kueue_serve
     apply(fair_kueue_server, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec(cpu="1")})
     wait_until(
         lambda: "kueue" not in field(fair_kueue_server, "other", "pod", "let-go", ".spec.schedulingGates[*].name"),
-        deadline_s=30,
+        deadline_s=PATIENCE_S,
         what="the pod to be let go",
     )
 

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.api.kueue_objects import API, apply, let_a_second_pass, workload
+from tests.patience import PATIENCE_S
 from tests.sim.kueue_scenarios import (
     SCENARIOS,
     Activate,
@@ -30,8 +31,6 @@ from tests.sim.kueue_scenarios import (
 from elastipod_local.cluster import Cluster
 from elastipod_local.host import wait_until
 from elastipod_operator.kube.workload_status import release_patch
-
-DEADLINE_S = 60
 
 Body = dict[str, Any]
 
@@ -107,7 +106,7 @@ class Stage:
         elif isinstance(does, Finish):
             self._finish(does.name)
         elif isinstance(does, Release):
-            wait_until(lambda: self._release(does.name), deadline_s=DEADLINE_S, what=f"{does.name} to be given back")
+            wait_until(lambda: self._release(does.name), deadline_s=PATIENCE_S, what=f"{does.name} to be given back")
 
     def _patch(self, kind: str, name: str, patch: Body) -> None:
         self._kubectl("patch", kind, self.prefix + name, "--type=merge", "-p", json.dumps(patch))
@@ -158,7 +157,7 @@ def test_the_model_of_the_simulator_says_what_kueue_does(kueue_server: Cluster, 
     }
     apply(kueue_server, *(body for stage in stages.values() for body in stage.objects()))
     queues = [stage.prefix + queue.name for stage in stages.values() for queue in stage.scenario.queues]
-    deadline = f"--timeout={DEADLINE_S}s"
+    deadline = f"--timeout={PATIENCE_S}s"
     kueue_server.kubectl("wait", deadline, "--for=condition=Active", *(f"clusterqueue/{name}" for name in queues))
     for at in range(max(len(stage.scenario.steps) for stage in stages.values())):
         now = {name: stage.scenario.steps[at] for name, stage in stages.items() if at < len(stage.scenario.steps)}
@@ -189,7 +188,7 @@ def wait_until_seen(
     steps: dict[str, Step],
 ) -> None:
     """Wait until each scene is as it should be; fails with those that are not."""
-    until = time.monotonic() + DEADLINE_S
+    until = time.monotonic() + PATIENCE_S
     while (seen := look(cluster, namespace, stages, wanted)) != wanted:
         if time.monotonic() > until:
             wrong = [

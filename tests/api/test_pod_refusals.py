@@ -7,17 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.api.compat_lives import operator, size_of
 from tests.api.compat_nodes import PlayedNodes
 from tests.api.jobs import apply, get, job
+from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
 from elastipod_local.errors import CommandError
 from elastipod_local.host import wait_until
 
-pytestmark = pytest.mark.timeout(180)
-LIMIT_S = 60
 ADMISSION = "admissionregistration.k8s.io/v1"
 CREATIONS = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
 
@@ -114,7 +112,7 @@ def test_refused_pods_are_told_of_tried_again_and_end_no_job(api_server: Cluster
         words = REFUSALS[namespace][2]
         wait_until(
             lambda namespace=namespace, words=words: is_refused(api_server, namespace, words),  # type: ignore[misc]
-            deadline_s=LIMIT_S, what=f"the API server to refuse pods in {namespace}",
+            deadline_s=PATIENCE_S, what=f"the API server to refuse pods in {namespace}",
         )  # fmt: skip
     counted = ("resourcequota/team", "--for=jsonpath={.status.hard.pods}=2", "--timeout=60s")
     api_server.kubectl("-n", "refused-by-quota", "wait", *counted)
@@ -133,7 +131,9 @@ def test_refused_pods_are_told_of_tried_again_and_end_no_job(api_server: Cluster
                 for namespace, (_, size, words) in REFUSALS.items()
             )
 
-        wait_until(are_told_of, deadline_s=LIMIT_S, what="all to be told of, and to train where they can", every_s=0.5)
+        wait_until(
+            are_told_of, deadline_s=PATIENCE_S, what="all to be told of, and to train where they can", every_s=0.5
+        )
         for namespace, (obstacle, size, words) in REFUSALS.items():
             body = get(api_server, namespace)
             assert condition(body, "PodsReady")["reason"] == "PodsRefused"
@@ -147,7 +147,7 @@ def test_refused_pods_are_told_of_tried_again_and_end_no_job(api_server: Cluster
         def train_all() -> bool:
             return all(size_of(get(api_server, namespace)) == 4 for namespace in REFUSALS)
 
-        wait_until(train_all, deadline_s=LIMIT_S, what="all to train with all replicas", every_s=0.5)
+        wait_until(train_all, deadline_s=PATIENCE_S, what="all to train with all replicas", every_s=0.5)
         for namespace in REFUSALS:
             body = get(api_server, namespace)
             assert condition(body, "PodsReady").get("reason") != "PodsRefused"

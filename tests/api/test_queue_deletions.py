@@ -17,12 +17,11 @@ from tests.api.etcd_history import Client, Recorder
 from tests.api.kueue_objects import apply, queues
 from tests.api.queue_jobs import QUICK, Team, conditions
 from tests.api.quota_checker import JOB, POD, WORKLOAD, check
+from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
 from elastipod_local.controlplane import KUEUE
 from elastipod_local.host import wait_until
-
-pytestmark = pytest.mark.timeout(240)
 
 KIND = "ml.trn1.32xlarge"
 FLAVOR_LABELS = {"node.kubernetes.io/instance-type": KIND}
@@ -141,7 +140,7 @@ def test_a_deleted_job_says_that_it_waits_for_kueue(team: Team) -> None:
     finally:
         team.cluster.start_role(KUEUE)
     is_all_gone = lambda: not (names(team, "hpjob") or names(team, WORKLOADS))  # noqa: E731
-    wait_until(is_all_gone, deadline_s=60, what="the job and its Workloads to be gone", every_s=0.2)
+    wait_until(is_all_gone, deadline_s=PATIENCE_S, what="the job and its Workloads to be gone", every_s=0.2)
 
 
 def train_and_wait(team: Team) -> None:

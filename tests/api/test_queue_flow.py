@@ -19,8 +19,6 @@ from tests.nonempty import every
 from elastipod_local.cluster import Cluster
 from elastipod_local.controlplane import KUEUE
 
-pytestmark = pytest.mark.timeout(300)
-
 CHART = Path(__file__).resolve().parents[2] / "charts" / "elastipod"
 RELEASE = "aws-hyperpod"
 NODES = 8

@@ -24,15 +24,13 @@ from tests.api.neighbours import (
 )
 from tests.api.queue_jobs import FLAVOR_LABELS, KIND, Team
 from tests.api.quota_checker import EXTRA_BEFORE_BASE, JOB, POD, WORKLOAD, check, holds_quota, lives
+from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
 from elastipod_local.host import wait_until
 
-pytestmark = pytest.mark.timeout(240)
-
 CPUS = 4
 CLASSES = {"important": 1000, "urgent": 2000}
-DEADLINE_S = 40.0
 
 
 class Shared:
@@ -88,7 +86,7 @@ class Shared:
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         try:
-            wait_until(holds, deadline_s=DEADLINE_S, what=what, every_s=0.05)
+            wait_until(holds, deadline_s=PATIENCE_S, what=what, every_s=0.05)
         except Exception as error:
             raise AssertionError(f"{error}: {self._told()}") from error
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from bench.operator_load.cluster import NAMESPACE, LoadCluster, count_by_kind
 from bench.operator_load.load import operator_command, operator_environment
 from tests.api.compat_nodes import PlayedNodes, until
@@ -16,7 +15,6 @@ from tests.api.jobs import job
 
 from elastipod_operator.core.names import FIELD_MANAGER
 
-pytestmark = pytest.mark.timeout(180)
 JOBS, RENEWALS = 20, 4  # a renewal every two seconds
 PLAYER = "Python"  # who plays the nodes
 

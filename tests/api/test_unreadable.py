@@ -15,11 +15,11 @@ import yaml
 from tests.api.compat_lives import operator
 from tests.api.conftest import CHECKOUT
 from tests.api.jobs import job
+from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
 from elastipod_local.host import wait_until
 
-LIMIT_S = 40
 # Texts that begin the reason: explain() and the reader of templates name the field.
 BROKEN: dict[str, tuple[Any, str]] = {
     "text": ("text", 'spec is "text"'),
@@ -80,7 +80,7 @@ def test_each_is_told_of_and_touches_no_other(lax: Cluster, tmp_path: Path) -> N
                 state(found[name]).get("type") == "Created" for name in ("good", "scribbled")
             )
 
-        wait_until(are_told_of, deadline_s=LIMIT_S, what="conditions of all jobs", every_s=0.2)
+        wait_until(are_told_of, deadline_s=PATIENCE_S, what="conditions of all jobs", every_s=0.2)
         said = {name: state(body).get("message", "") for name, body in jobs(lax).items()}
         assert [name for name, (_, words) in BROKEN.items() if words not in said[name]] == []
         pods = json.loads(lax.kubectl("-n", "default", "get", "pods", "-o", "json"))["items"]

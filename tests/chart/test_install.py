@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE_S
+
 from elastipod_local.cluster import Cluster
 from elastipod_local.host import wait_until
 from elastipod_operator.api import crd
@@ -69,7 +71,9 @@ def test_the_operator_may_do_what_it_needs_and_no_more(installed: Cluster) -> No
     """The API server learns of new roles through watches of its own, so rights come one after the other."""
     granted = [act for act, is_granted in RIGHTS.items() if is_granted]
     wait_until(
-        lambda: all(allowed(installed, OPERATOR, granted).values()), deadline_s=60, what="the roles to be in force"
+        lambda: all(allowed(installed, OPERATOR, granted).values()),
+        deadline_s=PATIENCE_S,
+        what="the roles to be in force",
     )
     assert allowed(installed, OPERATOR, RIGHTS) == RIGHTS
 
@@ -78,7 +82,7 @@ def test_restricted_namespaces_admit_the_pod(installed: Cluster) -> None:
     def has_pod() -> bool:
         return installed.kubectl("-n", "aws-hyperpod", "get", "pods", "-o", "name") != ""
 
-    wait_until(has_pod, deadline_s=60, what="the operator's pod to be created", every_s=0.1)
+    wait_until(has_pod, deadline_s=PATIENCE_S, what="the operator's pod to be created", every_s=0.1)
 
 
 def test_users_get_their_rights_through_the_clusters_roles(installed: Cluster) -> None:
@@ -92,7 +96,9 @@ def test_users_get_their_rights_through_the_clusters_roles(installed: Cluster) -
     def rights(who: str) -> list[bool]:
         return list(allowed(installed, who, acts).values())
 
-    wait_until(lambda: all(rights("ann")[:3]) and rights("bob")[1], deadline_s=60, what="the roles to be aggregated")
+    wait_until(
+        lambda: all(rights("ann")[:3]) and rights("bob")[1], deadline_s=PATIENCE_S, what="the roles to be aggregated"
+    )
     assert rights("ann") == [True, True, True, False]
     assert rights("bob") == [False, True, False, False]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.patience import PATIENCE_S
 
 from elastipod_local import binaries
 from elastipod_operator.api import crd
@@ -50,7 +51,7 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
 def helm(*arguments: str, values: dict[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
     program = binaries.ensure(["helm"])["helm"]
     command = [str(program), *arguments, str(CHART), "--namespace", "aws-hyperpod", "--values", "-"]
-    return subprocess.run(command, input=json.dumps(values or {}), capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, input=json.dumps(values or {}), capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def render(values: dict[str, Any] | None = None) -> Objects:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.agent_client import ask_agent
+from tests.patience import PATIENCE_S
 
 from elastipod_agent.authentication import Credentials
 from elastipod_local.cluster import Cluster
@@ -108,7 +109,7 @@ class JobRun:
 
     def delete(self, *, wait: bool = True) -> None:
         """Delete the job and, unless told otherwise, wait until its pods are gone."""
-        how = ("--wait=true", "--timeout=60s") if wait else ("--wait=false",)
+        how = ("--wait=true", "--timeout=240s") if wait else ("--wait=false",)
         self.cluster.kubectl("delete", "hpjob", self.name, "--ignore-not-found", *how)
 
     # -- look
@@ -193,13 +194,13 @@ class JobRun:
     def audit(self) -> dict[str, Any]:
         """What `elastipod audit --json` says, run in this machine's environment."""
         command = [sys.executable, "-m", "elastipod.cli", "audit", str(self.samples()), "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
         verdict: dict[str, Any] = json.loads(done.stdout)
         return {**verdict, "exit_code": done.returncode}
 
     # -- wait
 
-    def until(self, what: str, check: Callable[[], T], within_s: float = 120, every_s: float = 0.3) -> T:
+    def until(self, what: str, check: Callable[[], T], within_s: float = PATIENCE_S, every_s: float = 0.3) -> T:
         """Wait until check() gives something true; fails with what was seen last, the conditions and the operator's log."""
         deadline = time.monotonic() + within_s
         last: object = None
@@ -231,7 +232,7 @@ class JobRun:
         listed = self.cluster.kubectl("get", "events", "--field-selector", where, "-o", "json")
         return {event["reason"]: event["message"] for event in json.loads(listed)["items"]}
 
-    def until_training(self, size: int, beyond_step: int = 0, within_s: float = 120) -> None:
+    def until_training(self, size: int, beyond_step: int = 0, within_s: float = PATIENCE_S) -> None:
         """Wait until that many replicas train and made a step."""
         self.until(f"{size} replicas", lambda: self.size() == size, within_s)
         self.until(f"a step beyond {beyond_step}", lambda: self.step() > beyond_step, within_s)

@@ -121,7 +121,7 @@ def operators_outside(cluster: Cluster, folder: Path) -> Iterator[Operators]:
     }
     cluster.kubectl(*here, "scale", "deploy/elastipod", "--replicas=0")
     cluster.kubectl(
-        *here, "wait", "--for=delete", "pod", "-l", "app.kubernetes.io/name=elastipod", "--timeout=60s", check=False
+        *here, "wait", "--for=delete", "pod", "-l", "app.kubernetes.io/name=elastipod", "--timeout=240s", check=False
     )
     operators = Operators(cluster.api_server, folder, environment)
     try:
@@ -131,4 +131,4 @@ def operators_outside(cluster: Cluster, folder: Path) -> Iterator[Operators]:
         for name in ("install-key", "kubeconfig"):
             (folder / name).unlink()  # the logs are kept
         cluster.kubectl(*here, "scale", "deploy/elastipod", f"--replicas={deployment['spec']['replicas']}")
-        cluster.kubectl(*here, "rollout", "status", "deploy/elastipod", "--timeout=90s")
+        cluster.kubectl(*here, "rollout", "status", "deploy/elastipod", "--timeout=240s")

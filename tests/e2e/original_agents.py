@@ -20,13 +20,13 @@ from typing import Any
 
 from tests.agent_client import free_port
 from tests.e2e.agent_process import PACKAGES
+from tests.patience import PATIENCE_S
 from tests.peers import peer_python
 
 SETTLED_S = 0.25  # a state that did not change for this long is taken to stay
 STOPPING_SETTLED_S = 1.0  # a hard stop takes a moment
 ENDING = ("completes", "crashes")
 POLL_S = 0.06  # each poll costs both sides some milliseconds, and many agents run at once
-PATIENCE_S = 40.0
 MASTER_PORT = 29_411  # nothing listens there; workers only see the number
 
 # What a worker does stands in the file `mode` at its start; what it saw it adds to the file `runs`.

@@ -21,10 +21,10 @@ from tests.agent_client import free_port, until
 from tests.e2e.agent_process import PACKAGES, AgentProcess
 from tests.e2e.test_agent_process import POLL, RunAgent, run_agent, worker_pids
 from tests.nonempty import every
+from tests.patience import PATIENCE_S
 
 from elastipod_agent.authentication import Credentials
 
-pytestmark = pytest.mark.timeout(60)
 __all__ = ["run_agent"]
 
 KEY, TOKEN = "5a" * 32, "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
@@ -128,7 +128,7 @@ def crowd(agent: AgentProcess, clients: int, calls: int) -> Iterator[list[str]]:
     begun = threading.Event()
 
     def ask() -> None:
-        connection = HTTPConnection("127.0.0.1", agent.port, timeout=20)
+        connection = HTTPConnection("127.0.0.1", agent.port, timeout=PATIENCE_S)
         for _ in range(calls // clients):
             connection.request("GET", "/status")
             seen.append(json.loads(connection.getresponse().read())["status"])
@@ -139,12 +139,12 @@ def crowd(agent: AgentProcess, clients: int, calls: int) -> Iterator[list[str]]:
     threads = [threading.Thread(target=ask) for _ in range(clients)]
     for thread in threads:
         thread.start()
-    assert begun.wait(30)
+    assert begun.wait(PATIENCE_S)
     try:
         yield seen
     finally:
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE_S)
 
 
 def test_ten_thousand_calls_do_not_delay_the_news_of_a_killed_worker(run_agent: RunAgent) -> None:
@@ -214,7 +214,7 @@ def test_an_unread_long_poll_holds_nothing_up(run_agent: RunAgent) -> None:
 
 
 def scrape(port: int) -> dict[tuple[str, ...], float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
         text = answer.read().decode()
     return {(s.name, *s.labels.values()): s.value for f in text_string_to_metric_families(text) for s in f.samples}
 
@@ -265,7 +265,7 @@ def show(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run `elastipod agent` as kubectl exec does: in the container's environment."""
     command = [sys.executable, "-m", "elastipod.cli", "agent", *arguments]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(PACKAGES), **env}
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
 
 
 def test_a_person_in_the_pod_sees_what_the_agent_does(run_agent: RunAgent) -> None:

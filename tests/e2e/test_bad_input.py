@@ -18,10 +18,10 @@ from tests.agent_client import until
 from tests.e2e.agent_process import AgentProcess, until_gone
 from tests.e2e.test_agent_process import FAMILY, POLL, RunAgent, run_agent, worker_pids
 from tests.nonempty import every
+from tests.patience import PATIENCE_S
 
 __all__ = ["run_agent"]
 
-pytestmark = pytest.mark.timeout(60)
 
 HELLO = "print('hello')\n"
 FORK_AND_EXIT = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\n"
@@ -152,7 +152,7 @@ def end_at_once(folder: Path, last_words: Path, arguments: list[str]) -> subproc
     env = {"HOME": str(folder), "KUBERNETES_SERVICE_HOST": "127.0.0.1", "ELASTIPOD_TERMINATION_LOG": str(last_words)}
     last_words.write_text("", "utf-8")
     command = [sys.executable, "-m", "elastipod_agent", *arguments]
-    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_a_log_directory_that_is_lost_later_is_a_fault_and_no_end(
@@ -264,7 +264,7 @@ def test_a_second_sigterm_ends_it_at_once(start: Callable[..., AgentProcess]) ->
     until(lambda: agent.status()["terminating"], "the first to be told")
     assert worker.is_running()
     agent.process.terminate()
-    assert agent.process.wait(10) == 128 + signal.SIGTERM
+    assert agent.process.wait(PATIENCE_S) == 128 + signal.SIGTERM
     until_gone([worker])
 
 
@@ -297,7 +297,7 @@ def test_whoever_is_pid_1_no_process_and_no_zombie_stays(
     agent.until("ready")
     assert len(below(first)) == others, below(first)
     assert agent.call("POST", "/shutdown")[0] == 200
-    assert agent.process.wait(10) == 0
+    assert agent.process.wait(PATIENCE_S) == 0
 
 
 def test_the_agent_as_pid_1_takes_sigterm_as_the_beginning_of_a_drain(start: Callable[..., AgentProcess]) -> None:
@@ -309,7 +309,7 @@ def test_the_agent_as_pid_1_takes_sigterm_as_the_beginning_of_a_drain(start: Cal
     agent.drain(1)
     assert agent.until("ready")["drained"] is True
     assert agent.call("POST", "/shutdown")[0] == 200
-    assert agent.process.wait(10) == 0
+    assert agent.process.wait(PATIENCE_S) == 0
 
 
 def test_a_shell_as_pid_1_keeps_sigterm_from_the_agent_and_its_end_ends_all(start: Callable[..., AgentProcess]) -> None:
@@ -327,5 +327,5 @@ def test_a_shell_as_pid_1_keeps_sigterm_from_the_agent_and_its_end_ends_all(star
     assert agent.until("ready")["drained"] is True
     first.kill()
     until_gone([first, *container])
-    agent.process.wait(10)
+    agent.process.wait(PATIENCE_S)
     shutil.rmtree(root)  # a container's memory would be gone with it

@@ -17,8 +17,6 @@ from tests.nonempty import every, some
 if TYPE_CHECKING:
     from tests.e2e.s3_server import S3Server
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture(scope="module")
 def cases() -> Iterator[Cases]:
@@ -224,7 +222,6 @@ def s3fs() -> str:
     return str(packages)
 
 
-@pytest.mark.timeout(600)  # the server is built once
 def test_worlds_of_several_sizes_share_a_bucket(cases: Cases, server: S3Server, s3fs: str, tmp_path: Path) -> None:
     told = cases.run("bucket worlds", tmp_path, server.options, s3fs)
     (_, _, digest, path, there), _ = told["two"]

@@ -19,11 +19,10 @@ from tests.agent_client import free_port, until
 from tests.api.compat_jobs import EXPECTED
 from tests.e2e.agent_process import PACKAGES, AgentProcess
 from tests.long_runs import LongRun
+from tests.patience import PATIENCE_S
 from tests.unit.compat.test_command_lines import INPROCESS, container_of
 
 from elastipod_agent.authentication import Credentials
-
-pytestmark = pytest.mark.timeout(120)
 
 # One of each kind: flags beside the script and after it, a module, a shell with variables, a pipe, workers that outlive
 # faults, a program that is no Python, nothing but a smoke test.
@@ -112,7 +111,7 @@ def run_to_its_end(manifest: str, folder: Path) -> None:
     finally:
         with suppress(ProcessLookupError):
             os.killpg(container.process.pid, signal.SIGKILL)
-        container.process.wait(10)
+        container.process.wait(PATIENCE_S)
     printed = container.printed()
     workers = EXPECTED[manifest].workers
     assert "group_rank=1" in printed
@@ -128,7 +127,6 @@ def test_a_container_trains_with_its_own_command_line(manifest: str, tmp_path: P
 
 
 @pytest.mark.long("command-lines")
-@pytest.mark.timeout(300)
 def test_every_container_trains_with_its_own_command_line(long_run: LongRun, tmp_path: Path) -> None:
     for count, manifest in enumerate(EXPECTED, 1):
         folder = tmp_path / manifest

@@ -136,7 +136,7 @@ def without_power(cluster: Cluster, node: str) -> Iterator[float]:
         yield killed_at
     finally:
         cluster.return_node(node)
-        cluster.kubectl("wait", "--for=condition=Ready", f"node/{node}", "--timeout=60s")
+        cluster.kubectl("wait", "--for=condition=Ready", f"node/{node}", "--timeout=240s")
 
 
 def one_of_its_nodes(job: JobRun, cluster: Cluster) -> str:

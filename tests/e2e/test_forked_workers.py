@@ -11,8 +11,6 @@ import pytest
 from tests.e2e import forked_worker_cases
 from tests.e2e.warm_start_run import WarmStartRun, make_bare_python, run_warm, without_addresses
 
-pytestmark = pytest.mark.timeout(120)
-
 PROBE = Path(__file__).with_name("forked_worker_probe.py")
 CASES = Path(__file__).with_name("forked_worker_cases.py")
 # The interpreter itself loses what a file holds in its buffer when only a daemon thread has it; a forked worker does not.
@@ -183,7 +181,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.timeout(240)
 def test_forked_workers_train_as_executed_ones_do(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING, "utf-8")
     with run_warm(tmp_path, "--nproc-per-node=2", "train.py", is_warm=False) as run:

@@ -13,7 +13,6 @@ from tests.e2e.test_agent_process import RunAgent, run_agent
 
 __all__ = ["run_agent"]
 
-pytestmark = pytest.mark.timeout(60)
 
 # Steps of 10 ms; after some of them rank 1 hangs as the script's argument says, and rank 0 waits for it, as in a collective.
 TRAIN = """

@@ -126,7 +126,7 @@ def test_a_chart_with_a_job_is_installed_and_waited_for(job: JobRun, cluster: Cl
     }  # fmt: skip
     text = json.dumps(body).replace('"SUSPEND"', "{{ .Values.suspend }}")
     (chart / "templates" / "training.yaml").write_text(text)
-    wait = ("--wait", "--timeout=60s")
+    wait = ("--wait", "--timeout=240s")
     cluster.helm("install", job.name, str(chart), *wait, "--set", "suspend=false")
     job.until("the training", lambda: job.state() == "Running")
     cluster.helm("upgrade", job.name, str(chart), *wait, "--set", "suspend=true")

@@ -19,8 +19,7 @@ from tests.e2e.storm import PLAIN, STANDING, TORCH, Callers, Pod, Storm, Tally, 
 from tests.e2e.warm_start_run import make_bare_python, run_warm
 from tests.long_runs import LongRun
 from tests.nonempty import some
-
-pytestmark = pytest.mark.timeout(120)
+from tests.patience import PATIENCE_S
 
 MODES = ("warm", "cold", "inprocess", "warm inprocess")
 GROWTH_BYTES = 12 << 20
@@ -57,16 +56,16 @@ def storm_over(
             agents.append(AgentProcess(folder, command, env={"PYTHON_EXEC": str(python)}, is_warm=is_warm))
         for agent in agents:
             until(agent.answers, "the agent's server")
-            agent.until("ready", 60)
+            agent.until("ready")
         pods = [Pod(agent) for agent in agents]
         rng = random.Random(seed)
-        storm = Storm(list(pods), folder, rng, is_warm=is_warm, is_standing=is_standing, deadline_s=30)
+        storm = Storm(list(pods), folder, rng, is_warm=is_warm, is_standing=is_standing, deadline_s=PATIENCE_S)
         yield storm
         for number, pod in enumerate(storm.pods):
             known = pod.process.children(recursive=True)
             if number:
                 pod.process.send_signal(signal.SIGTERM)
-                assert pod.agent.process.wait(20) in (0, 1, 143), pod.agent.printed()[-3000:]
+                assert pod.agent.process.wait(PATIENCE_S) in (0, 1, 143), pod.agent.printed()[-3000:]
             else:
                 assert pod.agent.end() in (0, 1), pod.agent.printed()[-3000:]
             until_gone(known)
@@ -221,7 +220,6 @@ def test_long_storm_over_torch(tmp_path: Path, long_run: LongRun) -> None:
     _count(long_run, "torch", storm.tally)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.long("agent-storm")
 @pytest.mark.parametrize("option", ["", "--inprocess-restart"])
 def test_a_sigterm_at_any_moment_of_the_beginning(option: str, tmp_path: Path, python: Path, long_run: LongRun) -> None:
@@ -234,7 +232,7 @@ def test_a_sigterm_at_any_moment_of_the_beginning(option: str, tmp_path: Path, p
         )
         time.sleep(rng.random() * 0.5)
         agent.process.terminate()
-        codes[agent.process.wait(30)] += 1
+        codes[agent.process.wait(PATIENCE_S)] += 1
         assert not [line for line in agent.printed().splitlines() if "Traceback" in line or "failed" in line]
     assert set(codes) <= {143, -signal.SIGTERM}, "after it, or before it could be caught"
     long_run.count(**{f"ended {code}{option}": number for code, number in codes.items()})
@@ -252,7 +250,7 @@ def test_a_fault_in_a_pod_that_is_terminated_is_its_end(tmp_path: Path, long_run
             pod.below()["worker"][0].kill()
             pod.agent.until("faulted")
         for pod in some(storm.pods):
-            assert pod.agent.process.wait(20) == 1
+            assert pod.agent.process.wait(PATIENCE_S) == 1
         storm.pods.clear()
 
 

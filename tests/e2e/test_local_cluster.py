@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.e2e.leaks import processes_of, traces
+from tests.patience import PATIENCE_S
 
 import elastipod_local
 from elastipod_local.cluster import Cluster
@@ -71,8 +72,10 @@ def cut_short() -> Iterator[Cluster]:
 def run_pod(cluster: Cluster, name: str, node: str) -> None:
     """Run a pod, and wait until its server listens: a pod without probes is ready as soon as its process is there."""
     cluster.kubectl("apply", "-f", "-", input=POD.format(name=name, node=node, program=SERVER))
-    cluster.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=90s")
-    wait_until(lambda: "serving" in cluster.kubectl("logs", name), deadline_s=60, what=f"{name} to serve", every_s=0.1)
+    cluster.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=240s")
+    wait_until(
+        lambda: "serving" in cluster.kubectl("logs", name), deadline_s=PATIENCE_S, what=f"{name} to serve", every_s=0.1
+    )
 
 
 def node_ready(cluster: Cluster, name: str) -> str:
@@ -146,7 +149,7 @@ def test_a_node_comes_loses_its_power_returns_and_goes(cluster: Cluster) -> None
         ready = pod_field(cluster, "guest", ".status.conditions[?(@.type=='Ready')].status")
         return count not in ("", "0") and ready == "True"
 
-    wait_until(runs_again, deadline_s=90, what="the pod to run again", every_s=0.2)
+    wait_until(runs_again, deadline_s=PATIENCE_S, what="the pod to run again", every_s=0.2)
     cluster.remove_node(name)
     assert name not in cluster.kubectl("get", "nodes")
     assert name not in cluster.state().nodes
@@ -196,12 +199,16 @@ def test_a_pod_of_a_node_in_trouble_does_not_answer_and_goes_on_afterwards(
     name = f"patient-{phase.value.lower()}"
     run_pod(cluster, name, "node-2")
     address = pod_field(cluster, name, ".status.podIP")
-    assert answer_of(address, within_s=60) == b"HTTP/1.0"
+    assert answer_of(address, within_s=PATIENCE_S) == b"HTTP/1.0"
     begin(cluster, "node-2")
     assert cluster.state().nodes["node-2"].phase is phase
     assert answer_of(address, within_s=2) == (b"" if connects else None)
     end(cluster, "node-2")
-    wait_until(lambda: answer_of(address, within_s=5) == b"HTTP/1.0", deadline_s=60, what="the pod to answer again")
+    wait_until(
+        lambda: answer_of(address, within_s=PATIENCE_S) == b"HTTP/1.0",
+        deadline_s=PATIENCE_S,
+        what="the pod to answer again",
+    )
     assert pod_field(cluster, name, ".status.containerStatuses[0].restartCount") == "0"
 
 
@@ -257,7 +264,7 @@ def test_an_up_that_is_cut_short_leaves_nothing(
         state = StateFile(folder).load()
         assert state is not None, f"the tool ended before that moment: {''.join(lines)}"
         tool.send_signal(signum)
-        _, said = tool.communicate(timeout=120)
+        _, said = tool.communicate(timeout=PATIENCE_S)
     assert tool.returncode == returncode, said
     if signum is signal.SIGKILL:
         assert cut_short.down()
@@ -282,6 +289,6 @@ def test_a_service_that_dies_on_a_node_is_started_again(cluster: Cluster) -> Non
                     return ProcessId.of(child.pid)
         return None
 
-    first = wait_until(kube_proxy, deadline_s=60, what="kube-proxy to run")
+    first = wait_until(kube_proxy, deadline_s=PATIENCE_S, what="kube-proxy to run")
     os.kill(first.pid, signal.SIGKILL)
-    wait_until(lambda: (now := kube_proxy()) and now != first, deadline_s=60, what="kube-proxy to run again")
+    wait_until(lambda: (now := kube_proxy()) and now != first, deadline_s=PATIENCE_S, what="kube-proxy to run again")

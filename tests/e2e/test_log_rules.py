@@ -17,7 +17,6 @@ from tests.e2e.test_agent_process import RunAgent, run_agent
 
 __all__ = ["run_agent"]
 
-pytestmark = pytest.mark.timeout(60)
 
 # Does what its arguments say, one after the other, in local rank 0; other local ranks repeat the first line for ever.
 SAY = """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.needs_root]
+pytestmark = [pytest.mark.needs_root]
 
 GROUPS = Path("/sys/fs/cgroup")
 MIB = 1 << 20

@@ -81,7 +81,7 @@ def while_resizing(job: JobRun, outage: Outage, size: int, seconds: float) -> fl
     job.until_draining(pods)
     outage(job.cluster, seconds)
     back = time.time()
-    job.until_training(size, within_s=120)
+    job.until_training(size)
     took = time.time() - back
     assert [(e["generation"], e["kind"], e["to"]) for e in job.history() if e["generation"] > before] == [
         (before + 1, "resize", size)
@@ -107,7 +107,7 @@ def is_exact(job: JobRun) -> bool:
 def calm(cluster: Cluster) -> Iterator[Cluster]:
     """The cluster, with all nodes Ready again at the end."""
     yield cluster
-    cluster.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=60s")
+    cluster.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=240s")
 
 
 @pytest.mark.usefixtures("calm")

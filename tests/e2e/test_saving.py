@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from tests.agent_client import until
 from tests.e2e.test_agent_process import RunAgent, run_agent  # noqa: F401 a fixture
-
-pytestmark = pytest.mark.timeout(60)
 
 # Asks for the event when the file ask-<rank> is there, says what it heard, and ends when the file end-<rank> is there.
 ON_ORDER = """

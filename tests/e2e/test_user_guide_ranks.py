@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from tests.e2e.rank_worlds import Cases
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture(scope="module")
 def cases() -> Iterator[Cases]:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-STARTED_WITHIN_S = 240.0
+from tests.patience import PATIENCE_S
 
 
 class ForkedTestWorker:
@@ -71,7 +71,7 @@ class TorchForkServer:
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         with self._changed:
-            assert self._changed.wait_for(lambda: number in self._born, STARTED_WITHIN_S), (
+            assert self._changed.wait_for(lambda: number in self._born, PATIENCE_S), (
                 "the fork server did not fork in time"
             )
             return self._born.pop(number)
@@ -79,8 +79,8 @@ class TorchForkServer:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(STARTED_WITHIN_S)
-        self._reader.join(STARTED_WITHIN_S)
+        self._process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
         assert self._process.stdout is not None
         self._process.stdout.close()
 

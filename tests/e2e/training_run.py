@@ -16,14 +16,14 @@ from pathlib import Path
 from tests.agent_client import free_port
 from tests.e2e.torch_fork_server import ForkedTestWorker, TorchForkServer
 from tests.nonempty import every
+from tests.patience import PATIENCE_S
 
 from elastipod.worker_file import EventLevel, WorkerFile
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DEADLINE_S = 120.0
 
 
-def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {deadline_s:g} s: {what}"
@@ -107,7 +107,7 @@ class TrainingRun:
     def kill(self, rank: int) -> None:
         """Kill one worker with SIGKILL, then, as an agent does, all others."""
         self.workers[rank].kill()
-        self.workers[rank].wait(DEADLINE_S)
+        self.workers[rank].wait(PATIENCE_S)
         self._end()
 
     def running(self) -> bool:
@@ -148,22 +148,22 @@ class TrainingRun:
         step, deadline = -1, 0.0
         while not condition():
             if self.step() != step:
-                step, deadline = self.step(), time.monotonic() + DEADLINE_S
-            assert time.monotonic() < deadline, f"at step {step} in vain for {DEADLINE_S:g} s: {what}\n{self._story()}"
+                step, deadline = self.step(), time.monotonic() + PATIENCE_S
+            assert time.monotonic() < deadline, f"at step {step} in vain for {PATIENCE_S:g} s: {what}\n{self._story()}"
             time.sleep(0.01)
 
     def _story(self) -> str:
         for worker in self.workers:
             worker.send_signal(signal.SIGABRT)
         for worker in self.workers:
-            worker.wait(DEADLINE_S)
+            worker.wait(PATIENCE_S)
         return "\n".join(f"rank {rank}:\n{self.output(rank)[-4000:]}" for rank in range(len(self.workers)))
 
     def _end(self) -> None:
         for worker in self.workers:
             worker.kill()
         for worker in self.workers:
-            worker.wait(DEADLINE_S)
+            worker.wait(PATIENCE_S)
 
     def _output(self, rank: int) -> Path:
         return self.folder / f"output-{self.generation}-{rank}.txt"

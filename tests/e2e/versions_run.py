@@ -14,6 +14,7 @@ from typing import Any
 from tests import peers
 from tests.agent_client import free_port, until
 from tests.e2e.agent_process import AgentProcess
+from tests.patience import PATIENCE_S
 
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
@@ -22,7 +23,6 @@ from elastipod_local.registry_access import settings
 SCRIPT = Path(__file__).with_name("versions_worker.py")
 PODS = 2
 STEPS = 304  # of the script's whole job
-PATIENCE_S = 120.0
 
 
 def run_job(python: Path, folder: Path, *, is_warm: bool, parallel: str) -> None:
@@ -42,7 +42,7 @@ def run_job(python: Path, folder: Path, *, is_warm: bool, parallel: str) -> None
         _start(agents, 1)
         until(lambda: all(_step(agent) >= 5 for agent in agents), "steps", PATIENCE_S)
         for agent in agents:
-            agent.drain(1, timeout=60)
+            agent.drain(1, timeout=PATIENCE_S)
         drained = [agent.until("ready", PATIENCE_S) for agent in agents]
         assert [seen["drained"] for seen in drained] == [True] * PODS, _printed(agents)
         step = _step(agents[0])
@@ -89,7 +89,7 @@ def find_python(version: str) -> Path | None:
     candidates += sorted(pyenv.glob(f"{version}.*/bin/{name}"))
     for candidate in [Path(sys.executable), *candidates]:
         code = "import sys; print('{}.{}'.format(*sys.version_info))"
-        said = subprocess.run([candidate, "-c", code], capture_output=True, text=True, timeout=20)
+        said = subprocess.run([candidate, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
         if said.returncode == 0 and said.stdout.strip() == version:
             return candidate
     return None
@@ -125,7 +125,7 @@ def versions_of(python: Path) -> dict[str, str]:
         "for one in distributions(): print(one.metadata['Name'], one.version)"
     )
     # Isolated: the checkout, which may be the working directory, is no distribution of that environment.
-    said = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    said = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     return dict(line.split() for line in said.stdout.splitlines())
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import psutil
 from tests.agent_client import until
 from tests.e2e.agent_process import AgentProcess, until_gone
-
-SERVER_PATIENCE_S = 90.0
+from tests.patience import PATIENCE_S
 
 
 def make_bare_python(folder: Path) -> Path:
@@ -36,7 +35,7 @@ class WarmStartRun:
     def until_warm(self, times: int = 1) -> None:
         """Wait until that many servers have become ready since the agent began."""
         if self.is_warm:
-            until(lambda: self.agent.printed().count("fork server is ready") >= times, "the server", SERVER_PATIENCE_S)
+            until(lambda: self.agent.printed().count("fork server is ready") >= times, "the server", PATIENCE_S)
 
     def server(self) -> psutil.Process:
         """Give the server's process."""

@@ -157,9 +157,8 @@ def test_a_drain_without_time_ends_in_a_kill(agent: AgentInProcess) -> None:
         agent.until_printed("awake")
         asked_at = time.monotonic()
         agent.drain(1, timeout=0.3)
-        assert agent.status()["status"] == "stopping"
         seen = agent.until("ready")
-        assert 0.25 < time.monotonic() - asked_at < 10
+        assert time.monotonic() - asked_at >= 0.3
         assert (seen["drained"], seen["reason"]) == (False, "DrainTimedOut")
         assert "did not drain" in seen["message"]
 
@@ -177,7 +176,7 @@ def test_a_repeated_stop_gives_a_drain_less_time_and_never_more(agent: AgentInPr
         assert agent.drain(1, timeout=1)[0] == 200
         agent.drain(1, timeout=600)
         assert agent.until("ready")["reason"] == "DrainTimedOut"
-        assert 0.9 < time.monotonic() - asked_at < 15
+        assert time.monotonic() - asked_at >= 1
 
     agent.run(WAITS, scenario)
     assert agent.printed().count("the drain has less time") == 1
@@ -189,7 +188,7 @@ def test_a_hard_stop_ends_a_drain_and_is_no_late_one(agent: AgentInProcess) -> N
         agent.until_printed("awake")
         agent.drain(1, timeout=600)
         agent.stop(1)
-        seen = agent.until("ready", 10)
+        seen = agent.until("ready")
         assert (seen["drained"], seen.get("reason")) == (False, None)
 
     agent.run(WAITS, scenario)
@@ -205,7 +204,7 @@ def test_a_hard_stop_is_no_late_drain_even_if_the_time_runs_out_meanwhile(
         agent.until_printed("awake")
         agent.drain(1, timeout=600)
         agent.stop(1)
-        seen = agent.until("ready", 10)
+        seen = agent.until("ready")
         assert (seen["drained"], seen.get("reason")) == (False, None)
 
     agent.run(WAITS, scenario)
@@ -422,7 +421,7 @@ def test_who_ignores_the_chosen_signal_is_killed_after_the_patience(agent: Agent
         asked_at = time.monotonic()
         agent.stop(1)
         agent.until("ready")
-        assert 0.9 < time.monotonic() - asked_at < 15
+        assert time.monotonic() - asked_at >= 1
 
     agent.run(script, scenario, "--shutdown-signal=SIGTERM", "--shutdown-timeout=1")
 

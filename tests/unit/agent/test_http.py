@@ -12,6 +12,7 @@ from http import HTTPStatus
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.patience import PATIENCE_S
 
 from elastipod_agent.server.http import (
     MAX_HEAD_BYTES,
@@ -81,7 +82,7 @@ async def serving(
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
     """Read one response."""
-    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).decode().split("\r\n")
+    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)).decode().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in head[1:-2])
     return int(head[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
 
@@ -177,13 +178,13 @@ async def test_a_client_that_stalls_is_dropped(data: bytes) -> None:
     async with serving() as connect:
         reader, writer = await connect()
         writer.write(data)
-        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
 
 
 async def test_an_idle_connection_is_closed() -> None:
     async with serving(idle_timeout_s=0.1) as connect:
         reader, _ = await connect()
-        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
 
 
 async def test_who_asks_takes_the_place_of_who_is_quiet_longest() -> None:
@@ -193,7 +194,7 @@ async def test_who_asks_takes_the_place_of_who_is_quiet_longest() -> None:
             writer.write(b"GET / HTTP/1.1\r\n\r\n")
             assert (await answer(reader))[0] == 200
         newest = await connect()
-        assert await asyncio.wait_for(quiet[0].read(), 5) == b""
+        assert await asyncio.wait_for(quiet[0].read(), PATIENCE_S) == b""
         for reader, writer in (newest, held):
             writer.write(b"GET / HTTP/1.1\r\n\r\n")
             assert (await answer(reader))[0] == 200

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from tests.patience import PATIENCE_S
 
 from elastipod.ipc.clients import CheckpointDiscoverySocketClient, InProcessRestartSocketClient
 from elastipod.ipc.connections import HyperPodIPCException
@@ -60,7 +61,7 @@ class Pod:
         self.coordinator.begin_run(start, progress=start.progress, is_fresh=False)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        deadline = asyncio.get_running_loop().time() + 5
+        deadline = asyncio.get_running_loop().time() + PATIENCE_S
         while not condition():
             assert asyncio.get_running_loop().time() < deadline, "waited in vain"
             await asyncio.sleep(0.002)
@@ -89,7 +90,7 @@ async def ask(pod: Pod, **call: Any) -> dict[str, Any]:
     reader, writer = await asyncio.open_unix_connection(str(pod.server.path))
     try:
         writer.write(json.dumps({"v": PROTOCOL, "local_rank": 0, **call}).encode() + b"\n")
-        answer = json.loads(await asyncio.wait_for(reader.readline(), 5))
+        answer = json.loads(await asyncio.wait_for(reader.readline(), PATIENCE_S))
         assert isinstance(answer, dict)
         return answer
     finally:
@@ -108,7 +109,7 @@ async def test_a_start_tells_each_rank_who_it_is(pod: Pod) -> None:
     ips = ({"rank": 0, "ip": "10.0.0.1"},)
     progress = {"run": {"progressData": "/x/5", "progressCount": 5}}
     pod.begin(4, rank_ips=ips, worker_data=[{"rank": 0, "data": "d"}], progress=progress)
-    kind, start = await asyncio.wait_for(waiting, 5)
+    kind, start = await asyncio.wait_for(waiting, PATIENCE_S)
     assert kind == "job_start"
     assert start == {
         "worker_envs": {
@@ -139,7 +140,7 @@ async def test_a_start_whose_answer_was_lost_comes_again(pod: Pod) -> None:
     pod.begin()
     assert (await ask(pod, call="barrier", after=0, wait_s=5))["run"] == 1, "and this worker never reads it"
     client = await pod.client()
-    kind, _ = await asyncio.to_thread(client.hyperpod_barrier, 5)
+    kind, _ = await asyncio.to_thread(client.hyperpod_barrier, PATIENCE_S)
     assert kind == "job_start"
 
 
@@ -152,13 +153,13 @@ async def test_a_connection_that_breaks_at_the_barrier_is_mended(pod: Pod) -> No
         os.unlink(pod.server.path)
     pod.begin()
     await pod.server.listen()
-    assert (await asyncio.wait_for(waiting, 5))[0] == "job_start"
+    assert (await asyncio.wait_for(waiting, PATIENCE_S))[0] == "job_start"
 
 
 async def test_a_rank_is_released_into_each_run_once(pod: Pod) -> None:
     client = await pod.client()
     pod.begin()
-    await asyncio.to_thread(client.hyperpod_barrier, 5)
+    await asyncio.to_thread(client.hyperpod_barrier, PATIENCE_S)
     with pytest.raises(HyperPodIPCException, match=r"within 0\.05 seconds"):
         await asyncio.to_thread(client.hyperpod_barrier, 0.05)
     another = await pod.client()
@@ -166,7 +167,7 @@ async def test_a_rank_is_released_into_each_run_once(pod: Pod) -> None:
         await asyncio.to_thread(another.hyperpod_barrier, 0.05)
     pod.coordinator.end_run(is_faulty=False)
     pod.begin(1)
-    _, start = await asyncio.to_thread(another.hyperpod_barrier, 5)
+    _, start = await asyncio.to_thread(another.hyperpod_barrier, PATIENCE_S)
     assert start["worker_envs"]["JOB_RESTART_COUNT"] == "1"
 
 
@@ -181,18 +182,18 @@ async def test_a_closed_barrier_lets_nobody_into_the_run_that_is_over(pod: Pod) 
 async def test_a_fault_is_told_once_and_only_to_its_run(pod: Pod) -> None:
     client = await pod.client()
     pod.begin(7)
-    await asyncio.to_thread(client.hyperpod_barrier, 5)
+    await asyncio.to_thread(client.hyperpod_barrier, PATIENCE_S)
     with pytest.raises(HyperPodIPCException, match=r"no answer from the agent within 0\.05 seconds"):
         await asyncio.to_thread(client.hyperpod_wait_fault, 0.05)
-    waiting = asyncio.create_task(asyncio.to_thread(client.hyperpod_wait_fault, 5))
+    waiting = asyncio.create_task(asyncio.to_thread(client.hyperpod_wait_fault, PATIENCE_S))
     pod.coordinator.end_run(is_faulty=True)
     assert await waiting == ("job_fault", {"restart_count": 7})
     with pytest.raises(HyperPodIPCException):
         await asyncio.to_thread(client.hyperpod_wait_fault, 0.05)
     late = await pod.client()
-    assert (await asyncio.to_thread(late.hyperpod_wait_fault, 5))[0] == "job_fault", "a level, not an edge"
+    assert (await asyncio.to_thread(late.hyperpod_wait_fault, PATIENCE_S))[0] == "job_fault", "a level, not an edge"
     pod.begin(8)
-    await asyncio.to_thread(late.hyperpod_barrier, 5)
+    await asyncio.to_thread(late.hyperpod_barrier, PATIENCE_S)
     with pytest.raises(HyperPodIPCException):
         await asyncio.to_thread(late.hyperpod_wait_fault, 0.05)
 
@@ -201,11 +202,11 @@ async def test_a_fault_is_taken_from_the_present_run_only(pod: Pod) -> None:
     late, present = await pod.client(), await pod.client(1)
     pod.begin()
     for client in (late, present):
-        await asyncio.to_thread(client.hyperpod_barrier, 5)
+        await asyncio.to_thread(client.hyperpod_barrier, PATIENCE_S)
     pod.coordinator.end_run(is_faulty=True)
     await asyncio.to_thread(late.hyperpod_send_fault, 2)
     pod.begin(1)
-    await asyncio.to_thread(present.hyperpod_barrier, 5)
+    await asyncio.to_thread(present.hyperpod_barrier, PATIENCE_S)
     await asyncio.to_thread(late.hyperpod_send_fault, 2)
     assert pod.faults == [], "it came from the run before"
     await asyncio.to_thread(present.hyperpod_send_fault, 3, RestartMode.PROCESS_LEVEL_RESTART, "Why", "a message")
@@ -229,7 +230,7 @@ async def test_a_script_without_a_barrier_belongs_to_the_run_it_was_started_for(
     client = await pod.client()
     await asyncio.to_thread(client.hyperpod_send_fault, 0)
     assert len(pod.faults) == 1
-    assert (await asyncio.to_thread(client.hyperpod_barrier, 5))[0] == "job_start", "a barrier that is open"
+    assert (await asyncio.to_thread(client.hyperpod_barrier, PATIENCE_S))[0] == "job_start", "a barrier that is open"
 
 
 async def test_the_latest_news_about_a_rank_come_at_once_and_older_ones_never(pod: Pod) -> None:
@@ -240,12 +241,12 @@ async def test_the_latest_news_about_a_rank_come_at_once_and_older_ones_never(po
         pod.coordinator.publish_rank_info(
             StartRequest(rank=rank, nnodes=3, fault_count=0, master_addr="a", master_port=1, is_spare=True)
         )
-    kind, info = await asyncio.to_thread(client.hyperpod_wait_rank_info, 5)
+    kind, info = await asyncio.to_thread(client.hyperpod_wait_rank_info, PATIENCE_S)
     assert (kind, info["worker_envs"]["RANK"], info["worker_envs"]["SPARE"]) == ("job_rank_info", "4", "True")
     with pytest.raises(HyperPodIPCException):
         await asyncio.to_thread(client.hyperpod_wait_rank_info, 0.05)
     pod.begin()
-    _, info = await asyncio.to_thread(client.hyperpod_wait_rank_info, 5)
+    _, info = await asyncio.to_thread(client.hyperpod_wait_rank_info, PATIENCE_S)
     assert (info["worker_envs"]["RANK"], info["worker_envs"]["SPARE"]) == ("2", "False")
 
 
@@ -253,7 +254,7 @@ async def test_data_and_labels_reach_the_status_and_go_with_the_next_run(pod: Po
     clients = [await pod.client(0), await pod.client(1)]
     pod.begin()
     for rank, client in enumerate(clients):
-        await asyncio.to_thread(client.hyperpod_barrier, 5)
+        await asyncio.to_thread(client.hyperpod_barrier, PATIENCE_S)
         await asyncio.to_thread(client.hyperpod_send_data, 2 + rank, f"of {rank}")
         await asyncio.to_thread(client.hyperpod_notify_labels, {"PP": str(rank), f"only{rank}": "x"})
     pod.coordinator.mark_failed(1)
@@ -325,7 +326,7 @@ async def test_too_much_data_is_refused_with_one_sentence(pod: Pod) -> None:
 async def test_nonsense_is_answered_with_one_sentence(pod: Pod, sent: bytes, error: str) -> None:
     reader, writer = await asyncio.open_unix_connection(str(pod.server.path))
     writer.write(sent)
-    answer = json.loads(await asyncio.wait_for(reader.readline(), 5))
+    answer = json.loads(await asyncio.wait_for(reader.readline(), PATIENCE_S))
     assert error in answer["error"]
     writer.close()
     await writer.wait_closed()
@@ -339,7 +340,7 @@ async def test_who_talks_while_a_call_is_pending_is_cut_off(pod: Pod) -> None:
     await pod.at_barrier()
     writer.write(call)
     with suppress(ConnectionResetError):
-        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
     await pod.until(lambda: pod.coordinator.position(0) is RankPosition.STARTING)
     writer.close()
 

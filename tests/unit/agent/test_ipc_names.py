@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.nonempty import every
+from tests.patience import PATIENCE_S
 
 import elastipod.ipc.clients
 from hyperpod_elastic_agent import ipc
@@ -122,6 +123,6 @@ def test_outside_a_pod_a_client_says_so(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_names_cost_no_torch() -> None:
     code = "import sys, hyperpod_elastic_agent.ipc, hyperpod_elastic_agent.checkpoint_discovery; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout.strip() == "False"
     assert elastipod.ipc.clients.TrainingManager is ipc.TrainingManager

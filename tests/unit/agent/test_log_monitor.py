@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import psutil
 import pytest
+from tests.patience import PATIENCE_S
 
 from elastipod_agent.core.log_rules import LogRule
 from elastipod_agent.log import EventLog
@@ -73,9 +74,9 @@ class Watching:
         await self.starter.done()
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not condition():
-            assert time.monotonic() < deadline, "waited 20 s in vain"
+            assert time.monotonic() < deadline, "waited in vain"
             await asyncio.sleep(0.005)
 
     async def until_matched(self, index: int, count: int) -> None:
@@ -134,9 +135,8 @@ async def test_a_catastrophic_pattern_is_given_up_and_costs_the_others_no_line()
     async with watching.running() as task:
         for number in range(200):
             watching.watch.take(EVIL_LINE + b"step %d loss: %d\n" % (number, number))
-        before = time.monotonic()
         watching.watch.take(EVIL_LINE)
-        assert time.monotonic() - before < 0.1  # the output thread never waits for a pattern
+        assert watching.watch.trackers[1].num_matches == 0, "the output thread never waits for a pattern"
         await watching.until_matched(1, 200)
         assert len(watching.starter.children) == 1  # the matcher itself gave the search up
         watching.watch.take(EVIL_LINE + b"loss: -1\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -131,13 +130,12 @@ async def test_the_status_tells_what_was_asked_and_found() -> None:
     assert refused.status == 422
 
 
-async def test_other_calls_do_not_wait_for_a_probe() -> None:
+async def test_other_calls_do_not_wait_for_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_probe, "PROBE_TIMEOUT_S", 1000.0)
     api = ControlApi(cast(Agent, StandIn()), lambda request, response: None)
     async with serving(silent) as target:
         probe = asyncio.create_task(api.handle(Request("GET", "/status", {"reach": f"{target.host}:{target.port}"})))
         await asyncio.sleep(0)
-        began = time.monotonic()
         assert (await api.handle(Request("GET", "/status", {}))).status == 200
-        assert time.monotonic() - began < peer_probe.PROBE_TIMEOUT_S / 2
         assert not probe.done()
         probe.cancel()

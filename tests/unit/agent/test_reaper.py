@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from elastipod.worker_file import WorkerFile
 from elastipod_agent.workers import process_tree
@@ -41,7 +42,7 @@ def _ended_child(reaper: Reaper) -> int:
 def test_a_signal_to_its_group_reaches_a_child_that_has_not_made_one() -> None:
     process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
     ChildProcess(process.pid).send_group(signal.SIGKILL)
-    assert process.wait(20) == -signal.SIGKILL
+    assert process.wait(PATIENCE_S) == -signal.SIGKILL
 
 
 def test_the_end_of_a_worker_group_reaches_what_its_workers_have_started() -> None:
@@ -55,7 +56,7 @@ def test_the_end_of_a_worker_group_reaches_what_its_workers_have_started() -> No
     assert process.stdout.readline() == b"0\n", "the grandchild runs"
     ChildProcess(process.pid).send_group(signal.SIGTERM)
     assert process.stdout.read() == b"", "all that had it open have ended"
-    assert process.wait(20) == -signal.SIGTERM
+    assert process.wait(PATIENCE_S) == -signal.SIGTERM
     process.stdin.close()
     process.stdout.close()
 
@@ -96,8 +97,8 @@ async def test_a_child_that_is_stopped_before_its_exec_does_not_hold_up_its_star
     reaper = Reaper()
     reaper.start()
     try:
-        child = await asyncio.wait_for(reaper.spawn(["/bin/true"], {}, stdout=1, stderr=2), 20)
-        await asyncio.wait_for(child.ended.wait(), 20)
+        child = await asyncio.wait_for(reaper.spawn(["/bin/true"], {}, stdout=1, stderr=2), PATIENCE_S)
+        await asyncio.wait_for(child.ended.wait(), PATIENCE_S)
         assert child.status == -signal.SIGKILL
     finally:
         reaper.stop()
@@ -112,7 +113,7 @@ def test_children_of_a_failed_fork_that_are_stopped_are_killed() -> None:
         os.waitid(os.P_PID, one.pid, os.WSTOPPED)
     try:
         Reaper().kill_stopped_strays("the server's")
-        assert stray.wait(20) == -signal.SIGKILL
+        assert stray.wait(PATIENCE_S) == -signal.SIGKILL
         assert (running.poll(), other.poll()) == (None, None)
     finally:
         for one in (running, other):

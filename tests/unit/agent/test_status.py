@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from tests.patience import PATIENCE_S
+
 from elastipod.worker_file import Progress
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.status import StatusStore
@@ -37,10 +39,10 @@ async def test_waiting_ends_with_the_next_change_or_at_once_when_it_was_missed()
     waiting = asyncio.ensure_future(one.wait_beyond(1, 30))
     await asyncio.sleep(0)
     one.set(terminating=True)
-    await asyncio.wait_for(waiting, 1)
-    await asyncio.wait_for(one.wait_beyond(1, 30), 1)
-    await asyncio.wait_for(one.wait_beyond(99, 30), 1)
-    await asyncio.wait_for(one.wait_beyond(2, 0.01), 1)
+    await asyncio.wait_for(waiting, PATIENCE_S)
+    await asyncio.wait_for(one.wait_beyond(1, 30), PATIENCE_S)
+    await asyncio.wait_for(one.wait_beyond(99, 30), PATIENCE_S)
+    await asyncio.wait_for(one.wait_beyond(2, 0.01), PATIENCE_S)
 
 
 async def test_optional_fields_appear_with_their_values() -> None:

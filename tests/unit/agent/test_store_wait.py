@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from elastipod_agent.fork_server import store_wait
 
@@ -40,7 +41,7 @@ class _Host(threading.Thread):
         time.sleep(self._delay_s)
         self.listened_at = time.monotonic()
         self._server.listen()
-        self._server.settimeout(10)
+        self._server.settimeout(PATIENCE_S)
         with self._server, self._server.accept()[0] as connection:
             self.num_connections += 1
             assert connection.recv(1) == b"", "nothing is said, and the connection is closed"

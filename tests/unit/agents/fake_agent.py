@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
+from tests.patience import PATIENCE_S
 
 from elastipod_operator.agents.status_cache import Address
 
@@ -83,7 +84,7 @@ async def serving(agent: FakeAgent) -> AsyncIterator[FakeAgent]:
         await runner.cleanup()
 
 
-async def until(holds: Callable[[], bool], limit_s: float = 5.0) -> None:
+async def until(holds: Callable[[], bool], limit_s: float = PATIENCE_S) -> None:
     """Wait until a condition holds."""
     end = time.monotonic() + limit_s
     while not holds():

@@ -12,6 +12,7 @@ import pytest
 from bench.common.exits import ExitWatch
 from bench.common.machine import cpu_s, descendants, memory
 from bench.common.processes import Failed, until
+from tests.patience import PATIENCE_S
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 # A child, a grandchild in a session of its own, and one whose parent has been killed before the end.
@@ -33,7 +34,7 @@ print("ended", flush=True)
 
 def test_the_end_takes_everything_along(tmp_path: Path) -> None:
     command = [sys.executable, "-c", START_AND_LEAVE, str(tmp_path)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=40, check=True)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     started, ended = done.stdout.splitlines()
     assert ended == "ended"
     pids = [int(pid) for pid in started.split()]
@@ -58,7 +59,7 @@ def test_a_process_is_measured_and_its_end_is_noticed() -> None:
         with ExitWatch(process.pid) as watch:
             before = time.monotonic()
             process.kill()
-            assert before <= watch.exited_at(within_s=20) <= time.monotonic()
+            assert before <= watch.exited_at(within_s=PATIENCE_S) <= time.monotonic()
 
 
 def test_a_process_that_stays_is_no_end() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.patience import PATIENCE_S
 from tests.unit.checkpoint.test_save_and_load import Trainer
 
 from elastipod import local_worker
@@ -61,8 +62,8 @@ if how == "raises":
 """
 
 
-def ended(folder: Path, how: str, seconds: float) -> tuple[int, str, float]:
-    """Run it; gives exit code, what it said on stderr, and the seconds from its save to its end."""
+def ended(folder: Path, how: str, seconds: float) -> tuple[int, str]:
+    """Run it; gives exit code and what it said on stderr. Raises TimeoutExpired when it does not end."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     for name in ("ELASTIPOD_GENERATION", "JOB_RESTART_COUNT", "ELASTIPOD_RUN_ID", "ELASTIPOD_JOB", WORKER_FILE_ENV):
         environ.pop(name, None)
@@ -75,16 +76,17 @@ def ended(folder: Path, how: str, seconds: float) -> tuple[int, str, float]:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "saving\n"
-        began = time.monotonic()
-        _, said = process.communicate(timeout=100)
-        return process.returncode, said, time.monotonic() - began
+        try:
+            _, said = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+        return process.returncode, said
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("how", ["raises", "raises in with"])
 def test_a_failure_does_not_wait_for_a_save(tmp_path: Path, how: str) -> None:
-    code, said, seconds = ended(tmp_path, how, 90)
-    assert (code, seconds < 30) == (1, True)
+    code, said = ended(tmp_path, how, 4 * PATIENCE_S)
+    assert code == 1
     assert "RuntimeError: training failed" in said
     assert (tmp_path / "notes").read_text() == "buffered", "files that were open are written out"
     assert (tmp_path / "handler").exists(), "exit handlers have run"
@@ -96,7 +98,7 @@ def test_a_failure_does_not_wait_for_a_save(tmp_path: Path, how: str) -> None:
 
 
 def test_a_good_end_waits_for_a_save(tmp_path: Path) -> None:
-    code, said, _ = ended(tmp_path, "ends", 1.0)
+    code, said = ended(tmp_path, "ends", 1.0)
     assert code == 0, said
     assert DirectoryStore(tmp_path / "disk").list_complete() == [CheckpointId(1, 1)]
 
@@ -131,7 +133,7 @@ def held_back(monkeypatch: pytest.MonkeyPatch, release: threading.Event) -> None
     create_file = DirectoryStore.create_file
 
     def slow(self: DirectoryStore, *arguments: Any) -> Any:
-        assert release.wait(60)
+        assert release.wait(PATIENCE_S)
         return create_file(self, *arguments)
 
     monkeypatch.setattr(DirectoryStore, "create_file", slow)
@@ -171,7 +173,7 @@ def test_a_short_drain_leaves_with_the_step_in_memory_and_who_comes_next_writes_
             assert again.load(successor) == 1
             assert successor.wait() == tmp_path / "disk" / CheckpointId(1, 2).name
         release.set()
-        manager._save.thread.join(60)  # type: ignore[union-attr]
+        manager._save.thread.join(PATIENCE_S)  # type: ignore[union-attr]
         assert not durable.exists(), "what was given up does not appear"
     with CheckpointManager(tmp_path / "disk", memory=False) as last:
         assert Trainer(seed=3).load(last) == 1

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from tests.nonempty import every
+from tests.patience import PATIENCE_S
 from tests.unit.checkpoint.test_save_and_load import Trainer, entries
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -61,7 +62,7 @@ def test_training_goes_on_while_its_copy_is_written(tmp_path: Path, monkeypatch:
     create_file = DirectoryStore.create_file
 
     def held_back(self: DirectoryStore, *arguments: object) -> object:
-        assert may_write.wait(30)
+        assert may_write.wait(PATIENCE_S)
         return create_file(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(DirectoryStore, "create_file", held_back)
@@ -332,7 +333,7 @@ def test_what_is_being_written_is_awaited_before_a_load(tmp_path: Path, monkeypa
     create_file = DirectoryStore.create_file
 
     def slow(self: DirectoryStore, *arguments: object) -> object:
-        assert is_loading.wait(30)
+        assert is_loading.wait(PATIENCE_S)
         time.sleep(0.2)  # a load that does not wait is through by then, with step 1
         return create_file(self, *arguments)  # type: ignore[arg-type]
 

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 from tests.nonempty import every
+from tests.patience import PATIENCE_S
 from tests.unit.library.sample_logs import PLAN
 
 from elastipod import SampleLog
@@ -168,7 +169,7 @@ def test_a_process_that_ends_without_waiting_finishes_its_save(tmp_path: Path) -
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LEAVES, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True, text=True, timeout=240, check=True,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=True,
     )  # fmt: skip
     assert done.stderr == ""
     directory = DirectoryStore(tmp_path)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.api.compat_jobs import EXPECTED, job_of, name_of
+from tests.patience import PATIENCE_S
 
 from elastipod_agent.arguments import parse
 from elastipod_agent.settings import read_settings
@@ -47,7 +48,7 @@ def run_container(words: list[str], environ: dict[str, str], folder: Path) -> tu
     written = folder / "written.json"
     environ = {**environ, "PATH": f"{folder}{os.pathsep}{os.defpath}", "WRITTEN": str(written)}
     subprocess.run(
-        words, env=environ, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=True
+        words, env=environ, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S, check=True
     )
     arguments, seen = json.loads(written.read_text(encoding="utf-8"))
     return arguments, seen

@@ -11,19 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.nonempty import every
+from tests.patience import PATIENCE_S
 from tests.unit.library.memory_store import MemoryServer
 
 from elastipod.agreement import Agreement, stop_call
 from elastipod.errors import ElasticAgreementError, ElasticAgreementTimeout
 from elastipod.rank_ranges import format_ranks
 
-DEADLINE_S = 20.0
-
 
 class Ranks:
     """Ranks that run in lockstep: after every call each waits for all, as a collective would make it."""
 
-    def __init__(self, world_size: int, timeout_s: float = DEADLINE_S) -> None:
+    def __init__(self, world_size: int, timeout_s: float = PATIENCE_S) -> None:
         self.server = MemoryServer()
         self.pending = [threading.Event() for _ in range(world_size)]
         self.agreements = [
@@ -48,7 +47,7 @@ class Ranks:
 
         def loop(rank: int) -> int | None:
             for call in range(1, steps + 1):
-                barrier.wait(DEADLINE_S)
+                barrier.wait(PATIENCE_S)
                 before_call(rank, call)
                 if self.agreements[rank].record_call():
                     return call
@@ -66,7 +65,7 @@ class Ranks:
 def make_ranks() -> Iterator[Callable[..., Ranks]]:
     made: list[Ranks] = []
 
-    def make(world_size: int, timeout_s: float = DEADLINE_S) -> Ranks:
+    def make(world_size: int, timeout_s: float = PATIENCE_S) -> Ranks:
         made.append(Ranks(world_size, timeout_s))
         return made[-1]
 
@@ -76,7 +75,7 @@ def make_ranks() -> Iterator[Callable[..., Ranks]]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -149,7 +148,7 @@ def test_a_rank_waits_only_for_publishing_and_not_for_the_others_training_thread
     assert not behind.record_call()  # its second call, which rank 0 has left already
     with ThreadPoolExecutor(2) as pool:
         assert [
-            each.result(DEADLINE_S) for each in (pool.submit(ahead.record_call), pool.submit(behind.record_call))
+            each.result(PATIENCE_S) for each in (pool.submit(ahead.record_call), pool.submit(behind.record_call))
         ] == [True, True]
 
 
@@ -197,7 +196,7 @@ def test_a_store_that_leaves_at_the_stop_call_is_no_error(make_ranks: Callable[.
         answer = pool.submit(ranks.agreements[1].record_call)
         wait_until(lambda: "arrived/1" in ranks.server.values)
         ranks.server.die()
-        assert answer.result(DEADLINE_S)
+        assert answer.result(PATIENCE_S)
 
 
 def test_a_store_out_of_reach_is_said_at_the_first_call() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from elastipod import elastic_event, elastic_event_detected, local_worker
 from elastipod.progress import report
@@ -142,4 +143,4 @@ last = Last()
 
 
 def test_an_event_does_not_kill_a_process_that_is_leaving() -> None:
-    assert subprocess.run([sys.executable, "-c", LEAVES], timeout=30).returncode == 0
+    assert subprocess.run([sys.executable, "-c", LEAVES], timeout=PATIENCE_S).returncode == 0

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.patience import PATIENCE_S
 from tests.unit.checkpoint.test_save_and_load import Trainer
 
 from elastipod.checkpoint import CheckpointManager
@@ -56,7 +57,7 @@ def test_what_may_not_be_read_or_written_is_named_and_left_alone(tmp_path: Path)
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("ELASTIPOD_", "JOB_"))}
     done = subprocess.run(
         [*WITHOUT_POWERS, sys.executable, "-W", "ignore", "-m", __name__, str(tmp_path)],
-        env=environ, capture_output=True, text=True, timeout=50, check=True, cwd=Path(__file__).parents[3],
+        env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=True, cwd=Path(__file__).parents[3],
     )  # fmt: skip
     said = json.loads(done.stdout)
     may_not_write = f"this process, of user {os.geteuid()}, may not write in {tmp_path}"

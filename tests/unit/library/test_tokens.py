@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.patience import PATIENCE_S
 
 from elastipod import cli
 from elastipod.data.token_format import HEADER_BYTES, TokenHeader, bytes_per_token, read_header, verify_tokens
@@ -257,7 +258,7 @@ def built(folder: Path, output: str, *options: str) -> subprocess.CompletedProce
     return subprocess.run(
         [sys.executable, "-c", code, "tokens", "build", output, "texts", "--vocabulary=1000", *options],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        cwd=folder, capture_output=True, text=True, timeout=50, check=False,
+        cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.preparation import PROGRAMS, needs_images, programs_for
 
 from elastipod_local import binaries, prepare
@@ -57,7 +58,7 @@ class Machine:
 
     def programs(self, names: Iterable[str], progress: Progress) -> dict[str, Path]:
         self.programs_began.set()
-        assert self.images_began.wait(5)
+        assert self.images_began.wait(PATIENCE_S)
         if self.programs_error:
             raise self.programs_error
         progress("  45 % compiled")
@@ -65,7 +66,7 @@ class Machine:
         return {}
 
     def images(self, progress: Progress) -> ImageSet:
-        assert self.programs_began.wait(5)
+        assert self.programs_began.wait(PATIENCE_S)
         progress("  bootstrapping Debian bookworm (once; log: /a/log)")
         self.images_began.set()
         if self.images_error:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from elastipod_local.host import wait_until
 from elastipod_local.processes import TAG, ProcessId, kill_all_tagged, kill_if_tagged, spawn, tagged
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, wh
 def started(tmp_path: Path) -> ProcessId:
     """A process with our tag that runs its own program by now."""
     process = spawn(SLEEP, owner=tmp_path, log=tmp_path / "log")
-    wait_until(lambda: "on" in (tmp_path / "log").read_text(), deadline_s=20, what="the process to run")
+    wait_until(lambda: "on" in (tmp_path / "log").read_text(), deadline_s=PATIENCE_S, what="the process to run")
     return process
 
 
@@ -49,6 +50,6 @@ def test_the_same_pid_with_another_start_is_another_process() -> None:
 
 def test_a_process_that_has_ended_has_no_identity() -> None:
     done = subprocess.Popen([sys.executable, "-c", ""], env={TAG: "/x"})
-    wait_until(lambda: ProcessId.of(done.pid) is None, deadline_s=20, what="the process to end")
+    wait_until(lambda: ProcessId.of(done.pid) is None, deadline_s=PATIENCE_S, what="the process to end")
     done.wait()
     assert not kill_if_tagged(done.pid, Path("/x"))

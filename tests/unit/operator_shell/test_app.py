@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import kopf
 import pytest
+from tests.patience import PATIENCE_S
 from tests.unit.agents.fake_agent import until
 
 from elastipod_operator import app, kopf_handlers, leadership
@@ -108,7 +109,7 @@ async def test_kopf_does_not_keep_the_signals() -> None:
 
     watching = asyncio.create_task(kopf_handlers.run_kopf(OPTIONS, registry, stop))
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await is_up.wait()
             os.kill(os.getpid(), signal.SIGTERM)
             await stop.wait()

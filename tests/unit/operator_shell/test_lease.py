@@ -1,84 +1,203 @@
-"""One holder at a time, and the end at once for who is none any more."""
+"""One holder at a time, and the end at once for who is none any more. In virtual time, on an API server in memory."""
 
 from __future__ import annotations
 
 import asyncio
-import time
+import copy
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from tests.unit.operator_shell.api_server import ApiServer
+from tests.unit.operator_shell.virtual_time import run_in_virtual_time
 
 from elastipod_operator.kube import lease as lease_module
-from elastipod_operator.kube.api import Api
-from elastipod_operator.kube.lease import Lease
+from elastipod_operator.kube.api import Api, ApiError
+from elastipod_operator.kube.lease import LEASE_S, RENEW_DEADLINE_S, RETRY_S, Lease
+
+NAME = "operator"
+Scenario = Callable[["LeaseServer"], Coroutine[Any, Any, None]]
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything in fractions of a second."""
-    monkeypatch.setattr(lease_module, "LEASE_S", 0.4)
-    monkeypatch.setattr(lease_module, "RENEW_DEADLINE_S", 0.3)
-    monkeypatch.setattr(lease_module, "RETRY_S", 0.02)
+def now() -> float:
+    return asyncio.get_running_loop().time()
 
 
-def lease(api: Api, holder: str) -> Lease:
-    return Lease(api, "team", "operator", holder)
+class LeaseServer:
+    """Keeps leases as the API server does. takes_s: from a request to its arrival, and from there to the answer.
+
+    asked: when each write was asked for, and by whom. cut_off: whose writes fail, while others' succeed.
+    """
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] | None = None
+        self.is_broken = False
+        self.cut_off: str | None = None
+        self.takes_s = (0.0, 0.0)
+        self.asked: list[tuple[float, str]] = []
+
+    @property
+    def holder(self) -> str:
+        assert self.lease is not None
+        return str(self.lease["spec"]["holderIdentity"])
+
+    async def read_lease(self, namespace: str, name: str) -> dict[str, Any]:
+        await self._arrives()
+        if self.lease is None:
+            raise ApiError(404, "not found")
+        return await self._answer(self.lease)
+
+    async def create_lease(self, namespace: str, body: dict[str, Any]) -> dict[str, Any]:
+        return await self._write(body, must_exist=False)
+
+    async def replace_lease(self, namespace: str, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        return await self._write(body, must_exist=True)
+
+    async def _write(self, body: dict[str, Any], *, must_exist: bool) -> dict[str, Any]:
+        by = body["spec"]["holderIdentity"]
+        self.asked.append((now(), by))
+        await self._arrives()
+        if by == self.cut_off:
+            raise ApiError(503, "etcd is away")
+        version = body["metadata"].get("resourceVersion")
+        if (self.lease is not None) is not must_exist:
+            raise ApiError(409, "already exists")
+        if self.lease is not None and version != self.lease["metadata"]["resourceVersion"]:
+            raise ApiError(409, "the object has been modified")
+        self.put(body)
+        assert self.lease is not None
+        return await self._answer(self.lease)
+
+    def put(self, body: dict[str, Any]) -> None:
+        """Keep a lease under the next version."""
+        before = 0 if self.lease is None else int(self.lease["metadata"]["resourceVersion"])
+        self.lease = copy.deepcopy(body)
+        self.lease["metadata"]["resourceVersion"] = str(before + 1)
+
+    async def _arrives(self) -> None:
+        await asyncio.sleep(self.takes_s[0])
+        if self.is_broken:
+            raise ApiError(503, "etcd is away")
+
+    async def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        answer = copy.deepcopy(body)
+        await asyncio.sleep(self.takes_s[1])
+        return answer
+
+    def lease_of(self, holder: str) -> Lease:
+        return Lease(cast(Api, self), "team", NAME, holder)
 
 
-async def within(seconds: float, waiting: asyncio.Task[None]) -> None:
-    async with asyncio.timeout(seconds):
-        await waiting
+def play(monkeypatch: pytest.MonkeyPatch, scenario: Scenario) -> None:
+    """Run a scenario, with the loop's clock in place of the machine's in the lease, too."""
+
+    async def all_of_it() -> None:
+        monkeypatch.setattr(lease_module, "time", SimpleNamespace(monotonic=now))
+        await scenario(LeaseServer())
+
+    run_in_virtual_time(all_of_it())
 
 
-async def test_the_first_takes_it_and_a_restarted_one_takes_it_back(api: Api, server: ApiServer) -> None:
-    await lease(api, "a").acquire()
-    await lease(api, "a").acquire()
-    spec = server.leases["operator"]["spec"]
-    assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("a", 0)
+def test_the_first_takes_it_and_a_restarted_one_takes_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(server: LeaseServer) -> None:
+        await server.lease_of("a").acquire()
+        await server.lease_of("a").acquire()
+        assert server.lease is not None
+        spec = server.lease["spec"]
+        assert (spec["holderIdentity"], spec["leaseTransitions"]) == ("a", 0)
+
+    play(monkeypatch, scenario)
 
 
-async def test_the_standby_waits_until_it_is_released(api: Api, server: ApiServer) -> None:
-    first = lease(api, "a")
-    await first.acquire()
-    holding = asyncio.create_task(first.hold())
-    standby = asyncio.create_task(lease(api, "b").acquire())
-    assert not (await asyncio.wait([standby], timeout=0.6))[0], "the lease was renewed all the time"
-    holding.cancel()
-    await asyncio.gather(holding, return_exceptions=True)
-    await first.release()
-    await within(1, standby)
-    assert server.leases["operator"]["spec"]["holderIdentity"] == "b"
+def test_the_standby_waits_until_it_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(server: LeaseServer) -> None:
+        first = server.lease_of("a")
+        await first.acquire()
+        holding = asyncio.create_task(first.hold())
+        standby = asyncio.create_task(server.lease_of("b").acquire())
+        assert not (await asyncio.wait([standby], timeout=100 * LEASE_S))[0], "the lease was renewed all the time"
+        holding.cancel()
+        await asyncio.gather(holding, return_exceptions=True)
+        await first.release()
+        released_at = now()
+        await standby
+        assert now() - released_at <= RETRY_S
+        assert server.holder == "b"
+
+    play(monkeypatch, scenario)
 
 
-async def test_the_standby_takes_over_from_one_that_died(api: Api) -> None:
-    await lease(api, "a").acquire()
-    began = time.monotonic()
-    await within(3, asyncio.create_task(lease(api, "b").acquire()))
-    assert time.monotonic() - began >= 0.4
+def test_the_standby_takes_over_from_one_that_died_after_the_whole_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(server: LeaseServer) -> None:
+        await server.lease_of("a").acquire()
+        seen_at = now()
+        await server.lease_of("b").acquire()
+        assert LEASE_S < now() - seen_at <= LEASE_S + RETRY_S
+
+    play(monkeypatch, scenario)
 
 
-async def test_who_cannot_renew_ends_before_the_lease_can_pass_on(api: Api, server: ApiServer) -> None:
-    mine = lease(api, "a")
-    await mine.acquire()
-    server.is_broken = True
-    began = time.monotonic()
-    await within(2, asyncio.create_task(mine.hold()))
-    assert time.monotonic() - began < 0.4
-
-
-async def test_who_sees_another_holder_ends_at_once(
-    api: Api, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+def test_who_cannot_renew_ends_when_its_time_since_the_last_good_request_is_over(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lease_module, "RENEW_DEADLINE_S", 60.0)
-    mine = lease(api, "a")
-    await mine.acquire()
-    holding = asyncio.create_task(mine.hold())
-    server.leases["operator"]["spec"]["holderIdentity"] = "b"
-    server.put(server.leases, server.leases["operator"])
-    await within(2, holding)
+    async def scenario(server: LeaseServer) -> None:
+        mine = server.lease_of("a")
+        await mine.acquire()
+        server.takes_s = (0.5, 1.5)
+        holding = asyncio.create_task(mine.hold())
+        await asyncio.sleep(8)
+        last_good = server.asked[-1][0]
+        server.is_broken = True
+        await holding
+        assert now() == pytest.approx(last_good - 2.0 + RENEW_DEADLINE_S), "from the read before it on"
+
+    play(monkeypatch, scenario)
 
 
-async def test_the_lease_of_another_is_not_released(api: Api, server: ApiServer) -> None:
-    await lease(api, "a").acquire()
-    await lease(api, "b").release()
-    assert server.leases["operator"]["spec"]["holderIdentity"] == "a"
+@pytest.mark.parametrize("there_s", [0.0, 0.4, 0.9])
+@pytest.mark.parametrize("back_s", [0.0, 0.4, 0.9])
+@pytest.mark.parametrize("after_s", [0.0, 1.0, 2.0, 3.3, 5.1, 7.7])
+def test_two_never_hold_it_however_slow_the_api_server_is(
+    monkeypatch: pytest.MonkeyPatch, there_s: float, back_s: float, after_s: float
+) -> None:
+    async def scenario(server: LeaseServer) -> None:
+        mine = server.lease_of("a")
+        await mine.acquire()
+        server.takes_s = (there_s, back_s)
+        holding = asyncio.create_task(mine.hold())
+        standby = asyncio.create_task(server.lease_of("b").acquire())
+        ends: dict[str, float] = {}
+        holding.add_done_callback(lambda _: ends.setdefault("holder", now()))
+        standby.add_done_callback(lambda _: ends.setdefault("standby", now()))
+        await asyncio.sleep(20 + after_s)
+        assert ends == {}
+        server.cut_off = "a"
+        await asyncio.gather(holding, standby)
+        assert ends["holder"] < ends["standby"]
+
+    play(monkeypatch, scenario)
+
+
+def test_who_sees_another_holder_ends_at_its_next_renewal(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(server: LeaseServer) -> None:
+        mine = server.lease_of("a")
+        await mine.acquire()
+        holding = asyncio.create_task(mine.hold())
+        await asyncio.sleep(5)
+        assert server.lease is not None
+        server.lease["spec"]["holderIdentity"] = "b"
+        server.put(server.lease)
+        taken_at = now()
+        await holding
+        assert now() - taken_at <= RETRY_S
+
+    play(monkeypatch, scenario)
+
+
+def test_the_lease_of_another_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(server: LeaseServer) -> None:
+        await server.lease_of("a").acquire()
+        await server.lease_of("b").release()
+        assert server.holder == "a"
+
+    play(monkeypatch, scenario)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.patience import PATIENCE_S
 
 # In a process of its own: the metrics are one set for a process.
 EXPORTS = """
@@ -24,7 +25,9 @@ print("elastipod_quota_evictions_overdue" in before, "elastipod_quota_evictions_
 
 @pytest.fixture(scope="module")
 def said() -> list[list[str]]:
-    done = subprocess.run([sys.executable, "-c", EXPORTS], check=True, stdout=subprocess.PIPE, text=True, timeout=50)
+    done = subprocess.run(
+        [sys.executable, "-c", EXPORTS], check=True, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S
+    )
     return [line.split() for line in done.stdout.splitlines()]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.unit.agents.fake_agent import until
 from tests.unit.core.builders import job, pid
 from tests.unit.kube.bodies import CREATED, JOB_UID, job_body
@@ -149,7 +150,7 @@ async def test_decisions_rest_for_a_while_when_pods_are_on_their_way_and_no_long
     creating = Creating()
     job_task = JobTask(creating.creation, PodDeletion(creating.control, JOB_UID))
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         job_task.waits_until = loop.time() + 1000
         await job_task.wait_for_pod_calls()  # nothing is on its way
         creating.api.let.clear()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.unit.core.builders import NOW, job, pid, pod, trains
 from tests.unit.kube.bodies import JOB_UID, job_body
 
@@ -153,7 +154,7 @@ async def test_nobody_waits_for_an_agent_that_does_not_hear_that_it_is_to_leave(
     async with open_session() as session:
         reconciler = Reconciler(cast(Api, events), Store(), agents_over(session), Events(cast(Api, events)))
         reconciler._agents._sender = cast(Any, events)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await carry_out(reconciler, decided(ShutDownAgent(name), DeletePod(name, pod(0).uid, "a test")))
             await reconciler.close()
     assert events.done == ["delete"]
