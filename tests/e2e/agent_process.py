@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
-from tests.agent_client import PATIENCE_S, AgentClient, free_port, until
+from tests.agent_client import AgentClient, free_port, until
+from tests.patience import PATIENCE_S
 
 import elastipod_agent
 from elastipod_agent.authentication import read_credentials

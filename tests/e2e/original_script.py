@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.agent_client import until
-from tests.e2e.original_agents import MASTER_PORT, PATIENCE_S, ControlledAgent, Reply
+from tests.e2e.original_agents import MASTER_PORT, ControlledAgent, Reply
+from tests.patience import PATIENCE_S
 
 Observation = dict[str, Any]  # field -> value; fields are flat, so that a difference names one of them
 

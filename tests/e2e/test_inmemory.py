@@ -18,8 +18,6 @@ from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import AuditReport, audit
 from elastipod.chaos import FaultKind, Moment, PlannedFault
 
-pytestmark = pytest.mark.timeout(240)
-
 LIMIT_S = 60.0
 JOINED = re.compile(r"pid (\d+) generation (\d+) rank (\d+) of (\d+) after step (\d+)")
 
