@@ -50,7 +50,7 @@ EXPECTED = {
     "documents-launcher": _elastic("documents-launcher", "worker", (2, 4, 6, 8), 2, nproc="auto"),
     "documents-both-ways": _elastic(
         "documents-both-ways", "pods", (2, 4), 4,
-        warnings=("maxReplicas is 4 but the replicaSpecs add up to 8; the smaller one binds", "replicaDiscreteValues is used"),
+        warnings=("maxReplicas is 4 but the replicaSpecs add up to 8; the smaller one applies", "replicaDiscreteValues is used"),
     ),
     "documents-two-specs": Expected(
         sizes=(2, 4, 6, 8), start=2, first=_pods("documents-two-specs-base", 2),

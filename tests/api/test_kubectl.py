@@ -88,7 +88,7 @@ def test_the_ceiling_survives_another_apply(api_server: Cluster, namespace: str)
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("hpjob.spec.elasticPolicy.minReplicas", "The fewest replicas that may train."),
+        ("hpjob.spec.elasticPolicy.minReplicas", "Minimum number of replicas that train."),
         ("hpjob.spec.replicaSpecs.template.spec.containers.image", "FIELD: image <string>"),
         ("hpjob.status.masterPort", "Port of global rank 0, as a string."),
     ],

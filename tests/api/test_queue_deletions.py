@@ -135,7 +135,7 @@ def test_a_deleted_job_says_that_it_waits_for_kueue(team: Team) -> None:
     try:
         delete(team)
         team.until(lambda: not team.pods("leaves"), "the pods to be gone", "leaves")
-        why = "the job's quota could not be given back: "
+        why = "the job's quota could not be returned: "
         team.until(lambda: team.warning("leaves").startswith(why), "the reason why it stays", "leaves")
     finally:
         team.cluster.start_role(KUEUE)

@@ -458,7 +458,7 @@ def test_without_the_right_to_read_cluster_queues_jobs_run_and_are_not_warned(te
         team.cluster.kubectl("patch", "clusterrole", role, "--type=merge", "-p", json.dumps({"rules": rights}))
 
     def told() -> int:
-        return running.read_text(encoding="utf-8").count("jobs are not warned of what is wrong with their queues")
+        return running.read_text(encoding="utf-8").count("jobs get no warnings about their queues")
 
     give(fewer)
     try:

@@ -96,7 +96,7 @@ class Shared:
         gone = {line["pod"] for line in lines if line["message"] == "pod deleted"}
         history = self.recorder.complete()
         pods = {change.uid for change in history if change.kind == POD and change.body["metadata"]["name"] in gone}
-        return pods | {line["uid"] for line in lines if line["message"] == "quota given back"}
+        return pods | {line["uid"] for line in lines if line["message"] == "quota returned"}
 
     def _state(self, name: str) -> tuple[str, str]:
         last = (self._job(name).get("status", {}).get("conditions") or [{}])[-1]

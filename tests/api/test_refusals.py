@@ -35,7 +35,7 @@ def template(**container: Any) -> dict[str, Any]:
                 "replica_specs": [{"name": "pods", "replicas": 2, "maxReplicas": 3}],
             },
             "spec.elasticPolicy",
-            "the smallest size is 4 but the largest is 3",
+            "the minimum size is 4 but the maximum is 3",
             id="minimum above what the specs allow",
         ),
         pytest.param(

@@ -28,7 +28,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "no-pod": ({"replicaSpecs": [{"name": "w", "template": {"spec": 7}}]}, "the spec cannot be read"),
     "no-metadata": (
         {"replicaSpecs": [{"name": "w", "replicas": 1, "template": {"metadata": 7, "spec": {"containers": [{"name": "t"}]}}}]},
-        "spec.replicaSpecs[w].template is no template of a pod",
+        "spec.replicaSpecs[w].template is not a valid pod template",
     ),
     "no-variables": (
         {"replicaSpecs": [{"name": "w", "replicas": 1, "template": {"spec": {"containers": [{"name": "t", "env": 7}]}}}]},

@@ -1,4 +1,4 @@
-"""What decisions need of the agents, and no more: the operator gives `AgentStatusCache` and `CommandSender`, the simulator its models."""
+"""The part of the agents that the shell uses. The operator passes `AgentStatusCache` and `CommandSender`, the simulator its models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class AgentStatuses(Protocol):
         """Begin to poll an agent, or continue at its new address."""
 
     def watches(self, pod_uid: str, ip: str, port: int, restarts: int = 0) -> bool:
-        """Whether the agent of a pod is asked at this address already. restarts: of its container."""
+        """Whether the agent of a pod is polled at this address already. restarts: of its container."""
 
     def stop_polling(self, pod_uid: str) -> None:
         """Stop polling an agent that has ended. Its last status stays in the cache until its pod is deleted."""
@@ -32,13 +32,13 @@ class AgentStatuses(Protocol):
         """Drop an agent whose pod was deleted."""
 
     def fact(self, pod_uid: str) -> ObservedAgent:
-        """Give what is known of an agent; an empty fact for one that is not polled."""
+        """Give the newest fact about an agent; an empty one if it is not polled."""
 
     def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
         """Give the newest complete checkpoint for each prefix (for the next /start)."""
 
     def worker_data(self, pod_uids: Iterable[str]) -> EncodedJson | list[Any] | None:
-        """Give what the workers of these pods left for each other (for the next /start); None where it is too much."""
+        """Give the data that the workers of these pods left for each other (for the next /start); None if it is too much."""
 
     async def close(self) -> None:
         """Stop all polls."""
@@ -48,14 +48,14 @@ class AgentCalls(Protocol):
     """Calls that change something at agents."""
 
     async def send(self, commands: list[Command]) -> list[str]:
-        """Send all that are due; gives one sentence for each that failed."""
+        """Send all commands that are due; gives one sentence for each failure."""
 
 
 ConnectAgents = Callable[[Wake], tuple[AgentStatuses, AgentCalls]]
-"""Gives the way to the agents. wake: to be called with a job's UID when something changed at its agents that may matter."""
+"""Connects to the agents. wake: called with a job's UID when the status of its agents changed."""
 
 
 def agents_over(session: aiohttp.ClientSession) -> ConnectAgents:
-    """Give the way to real agents."""
+    """Connect to real agents."""
     known = Authenticators()
     return lambda wake: (AgentStatusCache(session, wake, known), CommandSender(session, known))

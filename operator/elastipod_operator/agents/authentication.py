@@ -1,11 +1,11 @@
-"""How the operator proves itself to agents and recognizes them: the caller's side of docs/design/contracts.md, 12.
+"""How the operator and agents authenticate each other: the caller's side of docs/design/contracts.md, 12.
 
 The key of a job is never sent. A call to an agent whose pod holds the key is signed with a MAC over the pod's name, the
-agent's challenge, a nonce, method, target and body; its answer has to carry a MAC in turn. The first call to an agent
-carries nothing, and the agent's 401 tells the challenge, or that it knows tokens only.
+agent's challenge, a nonce, method, target and body; the response must have a MAC too. The first call to an agent is unsigned,
+and its 401 contains the challenge, or shows that the agent only supports tokens.
 
-An agent of the previous version in a pod that holds the key is shown the bearer token, which is good for such agents alone.
-It is never shown to a pod whose agent has proved to hold the key.
+An agent of the previous version in a pod with the key gets the bearer token, which only such agents accept. The token is never
+sent to an agent that has proved to hold the key.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 SCHEME = "Elastipod-HMAC-SHA256"
 ANSWER_HEADER = "Elastipod-Answer"
-# A challenge may be outdated when a call arrives, and the next one, too, when many calls are made at once.
+# With many parallel calls, a challenge may be outdated when a call arrives, and so may the next one.
 MAX_TRIES = 3
 
 _NAMES = "elastipod-request-v1", "elastipod-answer-v1"
@@ -28,7 +28,7 @@ _PARAMETER = re.compile(r'([a-z]+)="?([0-9a-f]{1,64})"?')
 
 
 class AuthenticationFailed(Exception):
-    """The agent does not accept the operator's proof, or its answer does not prove that it is the job's agent."""
+    """The agent rejected the operator's credentials, or its response does not prove that it is the job's agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ NO_CREDENTIALS = Credentials()
 
 
 class Response(NamedTuple):
-    """An answer. headers: those that authentication needs at least, names in lower case."""
+    """A response. headers: at least those for authentication, with lower-case names."""
 
     status: int
     headers: Mapping[str, str]
@@ -54,7 +54,7 @@ class Response(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call as it is sent. nonce: empty where it is not signed."""
+    """One call as it is sent. nonce: empty for an unsigned call."""
 
     headers: dict[str, str]
     challenge: str = ""
@@ -67,15 +67,15 @@ class Authenticator:
     def __init__(self, credentials: Credentials) -> None:
         self.credentials = credentials
         self._challenge = ""
-        self._takes_token = False  # it asked for a bearer token
+        self._takes_token = False  # it requested a bearer token
         self._is_proven = False  # it has signed an answer with the key
 
     async def exchange(
         self, method: str, target: str, body: bytes, send: Callable[[dict[str, str]], Awaitable[Response]]
     ) -> Response:
-        """Make a call and give its checked answer, whatever its status but 401.
+        """Make a call and give its verified response, of any status except 401.
 
-        target: path and query as they are sent. send: sends the call once, with these headers. Raises AuthenticationFailed, and what
+        target: path and query as sent. send: sends the call once, with these headers. Raises AuthenticationFailed, and what
         `send` raises.
         """
         for _ in range(MAX_TRIES):
@@ -87,7 +87,7 @@ class Authenticator:
         return response
 
     def sign(self, method: str, target: str, body: bytes = b"") -> Call:
-        """Give what goes with one call."""
+        """Give the authentication headers of one call."""
         credentials, challenge = self.credentials, self._challenge
         if not credentials.key or self._takes_token:
             return Call({"Authorization": f"Bearer {credentials.token}"} if credentials.token else {})
@@ -99,7 +99,7 @@ class Authenticator:
         return Call({"Authorization": proof}, challenge, nonce)
 
     def is_to_repeat(self, call: Call, response: Response) -> bool:
-        """Tell whether the agent asks for another proof than it got, and take note of what it asks for."""
+        """Whether the agent requests other credentials than it got; remembers what it requests."""
         if response.status != 401 or not self.credentials.key:
             return False
         scheme, _, rest = response.headers.get("www-authenticate", "").partition(" ")
@@ -113,38 +113,36 @@ class Authenticator:
         return True
 
     def check(self, call: Call, response: Response) -> None:
-        """Check an answer that asks for nothing more. Raises AuthenticationFailed."""
+        """Verify a final response. Raises AuthenticationFailed."""
         if response.status == 401:
-            raise AuthenticationFailed("the agent does not accept the operator's proof (HTTP 401)")
+            raise AuthenticationFailed("the agent rejected the operator's credentials (HTTP 401)")
         if not call.nonce:
             if self._is_proven:
-                raise AuthenticationFailed("the agent answered without a proof, though it holds the job's key")
+                raise AuthenticationFailed("the agent answered without a MAC, although it holds the job's key")
             return
         given = _parameters(response.headers.get(ANSWER_HEADER.lower(), ""))
         challenge, digest = given.get("challenge", ""), _digest(response.body)
         key, pod = self.credentials.key, self.credentials.pod
         right = _mac(key, _NAMES[1], pod, challenge, call.nonce, str(response.status), digest)
         if not hmac.compare_digest(given.get("mac", ""), right):
-            raise AuthenticationFailed(
-                "the answer does not carry the MAC of the job's key: it is not from the job's agent"
-            )
+            raise AuthenticationFailed("the response has no valid MAC of the job's key: it is not from the job's agent")
         self._challenge, self._is_proven = challenge, True
 
 
 class Authenticators:
-    """One Authenticator for each agent, for all who call it, because it remembers what the agent asked for."""
+    """One Authenticator per agent, shared by all callers, because it remembers what the agent requests."""
 
     def __init__(self) -> None:
         self._known: dict[Credentials, Authenticator] = {}
 
     def of(self, credentials: Credentials) -> Authenticator:
-        """Give the one for these credentials."""
+        """Give the Authenticator for these credentials."""
         if not credentials.key:
             return Authenticator(credentials)  # nothing to remember
         return self._known.setdefault(credentials, Authenticator(credentials))
 
     def forget(self, credentials: Credentials) -> None:
-        """Drop what is known of an agent that is gone."""
+        """Drop the state of an agent whose pod was deleted."""
         self._known.pop(credentials, None)
 
 
@@ -157,6 +155,6 @@ def _mac(key: str, *parts: str) -> str:
 
 
 def _parameters(text: str) -> dict[str, str]:
-    """Read `name=hex` pairs and leave out anything else."""
+    """Read `name=hex` pairs and ignore everything else."""
     found = (_PARAMETER.fullmatch(part.strip()) for part in text.split(","))
     return {match[1]: match[2] for match in found if match}

@@ -1,4 +1,4 @@
-"""How many bytes of what agents say may be held, for each job and for all together."""
+"""Limits on the bytes of agents' responses that are held, per job and in total."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections import Counter
 class ByteBudget:
     """Counts bytes that are held for jobs.
 
-    per_job: at most so many for each. in_all: at most so many for all; a job that holds no more than `free` is not refused for
-    what others hold, so that nobody can take what a usual job needs.
+    per_job: the limit for each job. in_all: the limit for all together; a job below `free` is never refused because of others, so
+    that no job can take what a usual job needs.
     """
 
     def __init__(self, *, per_job: int, in_all: int, free: int) -> None:
@@ -18,7 +18,7 @@ class ByteBudget:
         self.total = 0
 
     def change(self, job: str, by: int) -> bool:
-        """Hold more or fewer bytes for a job. False when it would be too many: then nothing changes."""
+        """Hold more or fewer bytes for a job. False, without any change, if that would exceed a limit."""
         wanted = self._held[job] + by
         if by > 0 and (wanted > self._per_job or (wanted > self._free and self.total + by > self._in_all)):
             return False

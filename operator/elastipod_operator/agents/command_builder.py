@@ -17,7 +17,7 @@ from .commands import Command
 from .encoded_json import EncodedJson
 from .status_cache import Address
 
-# Above this many pods the list of addresses is not sent, nor with more entries: pods of thousands of workers.
+# The list of addresses is only sent up to this many pods, and up to this many entries.
 MAX_RANK_IPS = 512
 MAX_RANK_ENTRIES = 16_384
 
@@ -29,9 +29,9 @@ Call = tuple[str, tuple[str, ...], dict[str, Any] | None]
 
 @dataclass(frozen=True)
 class CommandBuilder:
-    """Writes the calls of one decision. pods: the job's, by name; address: where a pod's agent is.
+    """Builds the calls of one decision. pods: the job's, by name. address: gives the address of a pod's agent.
 
-    What all calls have in common is worked out once, and is one object in all of them: the CommandSender serializes it once.
+    Parts that all calls share are computed once and are the same object in all of them, so that CommandSender serializes them once.
     """
 
     spec: Mapping[str, Any]
@@ -41,7 +41,7 @@ class CommandBuilder:
     address: Callable[[ObservedPod], Address]
 
     def build(self, action: Action) -> Command | None:
-        """Give the call for one action; None for an action that calls no agent, and while the pod has no address."""
+        """Give the call for an action; None if it calls no agent or the pod has no address yet."""
         if not isinstance(action, AgentAction):
             return None
         pod = self.pods.get(action.pod)
@@ -67,7 +67,7 @@ class CommandBuilder:
         return "/shutdown", ("shutdown",), None
 
     def _start(self, group_rank: int, fact: ObservedAgent) -> dict[str, Any]:
-        is_kept = fact.restart_mode == RestartMode.IN_PROCESS  # its workers hold state that others may want to reach
+        is_kept = fact.restart_mode == RestartMode.IN_PROCESS  # its workers keep state that other workers may need
         return {
             "rank": group_rank,
             "nnodes": len(self.record.members),
@@ -111,7 +111,7 @@ class CommandBuilder:
 
     @cached_property
     def _rank_ips(self) -> list[dict[str, Any]] | None:
-        """Give the address of each global rank, or of each group rank where the workers per pod are not a plain number."""
+        """Give the address of each global rank, or of each group rank if the workers per pod are not a number."""
         members = self._members
         if len(members) > MAX_RANK_IPS:
             return None

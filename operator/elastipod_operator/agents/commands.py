@@ -1,4 +1,4 @@
-"""Calls that change something at an agent. Each may be repeated; the generation in it makes that harmless."""
+"""Calls that change the state of an agent. Each may be repeated, because it contains the generation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .status_cache import Address
 log = logging.getLogger(__name__)
 
 CALL_TIMEOUT = aiohttp.ClientTimeout(total=5, sock_connect=2)
-# A command that was taken is not sent again while its effect is on its way to the status cache.
+# An accepted command is not sent again until its effect can have reached the status cache.
 SETTLE_S = 3.0
 MAX_PARALLEL = 256
 JSON = {"Content-Type": "application/json"}
@@ -40,7 +40,7 @@ class Command:
 
 
 class CommandSender:
-    """Sends commands to agents, many at once, each at most once in SETTLE_S."""
+    """Sends commands to agents in parallel, each at most once in SETTLE_S."""
 
     def __init__(self, session: aiohttp.ClientSession, authenticators: Authenticators | None = None) -> None:
         self._session = session
@@ -49,7 +49,7 @@ class CommandSender:
         self._sent: dict[tuple[object, ...], float] = {}
 
     async def send(self, commands: list[Command]) -> list[str]:
-        """Send all that are due; gives one sentence for each that failed. The caller looks again later in any case."""
+        """Send all commands that are due; gives one sentence for each failure. The caller checks again later in any case."""
         self._forget_settled()
         due = [c for c in commands if (c.pod_uid, *c.key) not in self._sent]
         parts: dict[int, str] = {}
@@ -97,7 +97,7 @@ class CommandSender:
 
 
 def _serialized(body: Mapping[str, Any], parts: dict[int, str]) -> bytes:
-    """Give a body as JSON. Lists and objects in it that many commands share are in `parts`, by id, once they were written."""
+    """Give a body as JSON. parts: serialized lists and objects that many commands share, by id."""
     small = {key: value for key, value in body.items() if not isinstance(value, list | dict | EncodedJson)}
     text = json.dumps(small)[:-1]
     for key in body.keys() - small.keys():

@@ -1,4 +1,4 @@
-"""Parts of messages that are JSON already: what agents say for each other is handed on as text."""
+"""Parts of messages that are JSON already: data of agents for each other is passed on as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks agents of a job whether they reach one that does not answer the operator."""
+"""Asks agents of a job whether they reach an agent that does not answer the operator."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Early enough for the word of others to be there when the silence is long enough to be judged.
+# Early enough to have the answers when the silence is long enough for a decision.
 ASK_AFTER = timedelta(seconds=8)
 ASK_EVERY_S = HEARTBEAT.total_seconds()
-# So many are asked about one silent agent: the one may be cut off from it for a reason of its own.
+# Several agents are asked about a silent one, because one of them may be disconnected itself.
 PEERS_ASKED = 3
-# Silent agents about which others are asked in that time, over all jobs: a rack that goes must not bring thousands of calls.
-# Those that never answered may be coming up yet: they get half of the turns.
+# Limit on the silent agents that are checked in that time, over all jobs: a lost rack must not cause thousands of calls.
+# Agents that never answered may still be starting: they get half of the checks.
 MAX_PARALLEL, MAX_NEVER_ANSWERED = 32, 16
 CALL_S = 4.0  # an agent tries for 2 s
 
 
 class PeerReachability:
-    """Makes these calls over the general client, so that the long polls under way go on. wake: is told of a job with news."""
+    """Makes these calls with the general client, so that long polls are not interrupted. wake: requests a pass for a job."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class PeerReachability:
         wake: Callable[[str], None],
         parts: ByteBudget,
     ) -> None:
-        """parts: what unfinished answers may take."""
+        """parts: the budget for incomplete responses."""
         self._session = session
         self._parts = parts
         self._authenticators = authenticators
@@ -56,7 +56,7 @@ class PeerReachability:
         self._asked: dict[str, float] = {}
 
     def check(self, silent: PolledAgent, agents: Iterable[PolledAgent]) -> None:
-        """Ask others about an agent that does not answer, if it is time to and some of its job can tell."""
+        """Ask other agents of the job about one that does not answer, if a check is due."""
         now, place = time.monotonic(), silent.address.host_port
         since = silent.fact.last_answer or silent.fact.trying_since
         if since is None or clock.now() - since < ASK_AFTER:
@@ -90,15 +90,15 @@ class PeerReachability:
     async def _ask(self, silent: PolledAgent, peers: Sequence[Address]) -> None:
         asked_at = clock.now()
         words = await asyncio.gather(*(self._ask_peer(peer, silent.address.host_port) for peer in peers))
-        # One that reaches it proves more than others that do not.
+        # One agent that reaches it outweighs others that do not.
         is_reached = any(words) if any(word is not None for word in words) else None
         silent.fact = replace(silent.fact, is_reached=is_reached, peers_asked_at=asked_at)
         self._wake(silent.address.job)
 
     async def _ask_peer(self, peer: Address, place: str) -> bool | None:
-        """Give what one agent says; None where it does not tell."""
+        """Give the answer of one agent; None if it has none."""
         url = URL(peer.url("/status")).with_query(reach=place)
-        target = url.raw_path_qs  # as it is sent: that is what is signed
+        target = url.raw_path_qs  # as sent, because this is what is signed
 
         async def send(headers: dict[str, str]) -> Response:
             timeout = aiohttp.ClientTimeout(total=CALL_S, sock_connect=CALL_S / 2)
@@ -109,7 +109,7 @@ class PeerReachability:
             reply = await self._authenticators.of(peer.credentials).exchange("GET", target, b"", send)
             return parse_reachability(decode_json(reply.body), place) if reply.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, OSError, InvalidStatus, AuthenticationFailed) as error:
-            log.info("agent at %s does not tell whether it reaches %s: %s", peer.host_port, place, error)
+            log.info("agent at %s did not say whether it reaches %s: %s", peer.host_port, place, error)
             return None
 
 

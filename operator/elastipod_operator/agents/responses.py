@@ -1,4 +1,4 @@
-"""Reads the answers of agents, which are bounded in size before anything else is done with them."""
+"""Reads the responses of agents with a limit on their size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .status import MAX_RESPONSE_BYTES, InvalidStatus
 
 
 def decode_json(raw: bytes) -> Any:
-    """Decode the body of an answer. Raises InvalidStatus."""
+    """Decode the body of a response. Raises InvalidStatus."""
     try:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -21,16 +21,16 @@ def decode_json(raw: bytes) -> Any:
 
 
 async def read_response(response: aiohttp.ClientResponse, hold: Callable[[int], bool] = lambda _: True) -> Response:
-    """Read an answer of at most MAX_RESPONSE_BYTES. Raises InvalidStatus for a larger one. hold: as in PollConnection."""
+    """Read a response of at most MAX_RESPONSE_BYTES. Raises InvalidStatus for a larger one. hold: as in PollConnection."""
     raw = bytearray()
     num_held = 0
     try:
         async for chunk in response.content.iter_chunked(65536):
             raw += chunk
             if len(raw) > MAX_RESPONSE_BYTES:
-                raise InvalidStatus(f"the agent's answer is larger than {MAX_RESPONSE_BYTES} bytes")
+                raise InvalidStatus(f"the agent's response is larger than {MAX_RESPONSE_BYTES} bytes")
             if not hold(len(chunk)):
-                raise InvalidStatus("the agents of the job send too many large answers at a time")
+                raise InvalidStatus("the agents of the job send too many large responses at a time")
             num_held += len(chunk)
     finally:
         hold(-num_held)

@@ -1,4 +1,4 @@
-"""From an agent's /status to facts: pure. An agent is a stranger's program; nothing it says may break the operator."""
+"""Turns an agent's /status into facts. Agents are untrusted: no response may break the operator. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..core.silence import SILENCE_LIMIT
 from ..core.snapshot import AgentState, Failure, ObservedAgent
 
 MAX_RESPONSE_BYTES = 1 << 20
-# Texts end up in the record, in conditions and in Events. A traceback is cut by who shows it.
+# Texts go into the record, conditions and Events. Tracebacks are cut where they are shown.
 MAX_REASON, MAX_MESSAGE, MAX_TRACEBACK = 100, 500, 4096
-# As JSON, of one agent. Both go to other agents with the next /start: one of our own takes 8 MiB of it.
+# As JSON, for one agent. Both are sent to other agents with the next /start, which may have 8 MiB.
 MAX_PROGRESS_BYTES = 16 * 1024
 MAX_WORKER_DATA_BYTES = 64 * 1024
 MAX_EXCESS = 300
@@ -44,7 +44,7 @@ class WorkerBody(BaseModel):
 
 
 class ReachBody(BaseModel):
-    """What an agent says of another one; is_reached None: it cannot tell."""
+    """Whether an agent reaches another one; None if it cannot tell."""
 
     model_config = ConfigDict(extra="ignore")
     address: str | None = None
@@ -52,7 +52,7 @@ class ReachBody(BaseModel):
 
 
 class StatusBody(BaseModel):
-    """The answer to GET /status; fields beyond the plain protocol are absent in agents of another make."""
+    """The response to GET /status. Agents of other makes only send the fields of the plain protocol."""
 
     model_config = ConfigDict(extra="ignore")
     status: AgentState
@@ -83,22 +83,22 @@ class StatusBody(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _plain_unless_ours(cls, data: Any) -> Any:
-        """Agents of another make may use our names for something else."""
+        """Ignore our own fields in agents of other makes, which may use the names differently."""
         if isinstance(data, dict) and data.get("protocol") is None:
             return {key: value for key, value in data.items() if key in PLAIN_FIELDS}
         return data
 
 
 class InvalidStatus(ValueError):
-    """The answer is not a status of the agent protocol."""
+    """The response is not a status of the agent protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """A well-formed answer and what the next calls need of it.
+    """A valid response, with the data for the next calls.
 
-    progress: a JSON object, empty for none. worker_data: the entries of a JSON list, empty for none. What is too large is left
-    out whole, and `fact.excess` says so.
+    progress: a JSON object, empty for none. worker_data: the entries of a JSON list, empty for none. Data that is too large is
+    dropped, and `fact.refused_answer` says so.
     """
 
     fact: ObservedAgent
@@ -113,11 +113,11 @@ def parse_status(body: Any, before: ObservedAgent, now: datetime) -> AgentStatus
         answer = StatusBody.model_validate(body)
         progress, worker_data, excess = _extras(answer)
     except RecursionError as error:
-        raise InvalidStatus("the agent's /status is not understood: too deep") from error
+        raise InvalidStatus("the agent's /status is not valid: nested too deep") from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "body"
-        raise InvalidStatus(f"the agent's /status is not understood: {where}: {first['msg']}") from error
+        raise InvalidStatus(f"the agent's /status is not valid: {where}: {first['msg']}") from error
     ours = answer.protocol is not None and answer.protocol >= PROTOCOL
     step = answer.worker.step if answer.worker else None
     moved = step is not None and step != before.step
@@ -148,33 +148,33 @@ def parse_status(body: Any, before: ObservedAgent, now: datetime) -> AgentStatus
 
 
 def parse_reachability(body: Any, address: str) -> bool | None:
-    """Give what an agent says of whether it reaches another one; None where it does not tell. Raises InvalidStatus."""
+    """Give whether an agent reaches another one; None if it does not say. Raises InvalidStatus."""
     try:
         told = StatusBody.model_validate(body).reach
     except ValidationError as error:
-        raise InvalidStatus("the agent's /status is not understood") from error
+        raise InvalidStatus("the agent's /status is not valid") from error
     return told.is_reached if told is not None and told.address == address else None
 
 
 def _extras(answer: StatusBody) -> tuple[str, str, str]:
-    """Give progress and worker data as they are kept, and a sentence about what is too large to be."""
+    """Give progress and worker data as JSON, and a sentence about data that is too large."""
     excess = ""
     progress = json.dumps(answer.progress) if answer.progress else ""
     if len(progress) > MAX_PROGRESS_BYTES:
-        excess = f"it reports {len(progress)} bytes of progress; at most {MAX_PROGRESS_BYTES} are taken, so none is"
+        excess = f"it reports {len(progress)} bytes of progress; the limit is {MAX_PROGRESS_BYTES}, so none is used"
         progress = ""
     worker_data = json.dumps(answer.worker_data)[1:-1] if isinstance(answer.worker_data, list) else ""
     if len(worker_data) > MAX_WORKER_DATA_BYTES:
         excess = (
-            f"its workers leave {len(worker_data)} bytes of worker_data for the others; at most {MAX_WORKER_DATA_BYTES} are handed "
-            "on, so nobody's is"
+            f"its workers leave {len(worker_data)} bytes of worker_data for others; the limit is {MAX_WORKER_DATA_BYTES}, so no "
+            "worker_data of the job is used"
         )
         worker_data = ""
     return progress, worker_data, excess
 
 
 def _pace(before: ObservedAgent, step: int | None, now: datetime) -> timedelta | None:
-    """Give the time of one step, from two answers that showed different ones."""
+    """Give the time of one step, from two responses with different steps."""
     if before.step_at is None or before.step is None or step is None or step <= before.step:
         return before.step_pace
     return (now - before.step_at) / (step - before.step)

@@ -1,4 +1,4 @@
-"""What all models of the resource share: names on the wire, how they read, and the numbers they allow."""
+"""What all models of the resource share: names on the wire, lenient reading, and ranges of numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SINGULAR: Final = "hyperpodpytorchjob"
 SHORT_NAMES: Final = ("hpjob", "hyperpodjob")
 
 MAX_COUNT: Final = MAX_REPLICAS
-"""The bound of every number of replicas; it keeps sums and rules cheap for the API server too."""
+"""The limit of every number of replicas; it also keeps sums and rules cheap for the API server."""
 
 MAX_INT32: Final = 2**31 - 1
 

@@ -28,7 +28,7 @@ _BOUNDS: Mapping[str, str] = {
     "format": "format",
     "description": "description",
 }
-# Lists whose entries are told apart by name; all others are replaced as a whole.
+# Lists whose entries are identified by name; all others are replaced as a whole.
 _LISTS_BY_NAME = frozenset({"replicaSpecs", "logMonitoringConfiguration"})
 
 # `conditions[-1:]` is the present state, because the operator keeps it last.
@@ -42,7 +42,7 @@ _PRINTER_COLUMNS: tuple[Schema, ...] = (
     {
         "name": "Size",
         "type": "string",
-        "description": "Replicas that train, that the operator aims at, and that are the most.",
+        "description": "Replicas that train, target size, and maximum size.",
         "jsonPath": r".metadata.annotations.elastipod\.io/size",
     },
     {
@@ -68,7 +68,7 @@ _PRINTER_COLUMNS: tuple[Schema, ...] = (
 )
 
 # The scale subresource needs the paths of a number and of a selector under status, without lists on the way, and clients
-# refuse fields that they do not know there. Of those that they know two are open maps (`core.status`).
+# reject unknown fields there. Two of the known fields are open maps (`job_status`).
 _SCALE: Schema = {
     "specReplicasPath": ".spec.replicas",
     "statusReplicasPath": f".status.elasticScalingStatus.targetReplicas.{RUNNING}",
@@ -77,7 +77,7 @@ _SCALE: Schema = {
 
 
 def build() -> Schema:
-    """Give the whole CRD as JSON-ready values; raises ValueError when it grew too large for a plain `kubectl apply`."""
+    """Give the whole CRD as JSON-ready values. Raises ValueError if it is too large for a plain `kubectl apply`."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -151,9 +151,9 @@ def _add_rules(schema: Schema, added: tuple[rules.Rule, ...]) -> None:
 class _Converter:
     """Turns pydantic's JSON schema into a structural one.
 
-    A scalar default becomes a default of the CRD and makes the field non-nullable, so that the API server replaces a null by
-    it. Every other optional field is nullable and stays as the user wrote it; so do the fields of list entries, because
-    `kubectl apply` compares lists as a whole and would find a difference where a default was written into one.
+    A scalar default becomes a default of the CRD and makes the field non-nullable, so that the API server replaces null by it.
+    Every other optional field is nullable and stays as the user wrote it. So do the fields of list entries, because
+    `kubectl apply` compares lists as a whole and would report a difference after a default was added.
     """
 
     def __init__(self, definitions: Mapping[str, Schema], *, with_defaults: bool) -> None:
@@ -203,7 +203,7 @@ class _Converter:
         return result
 
     def _resolved(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Follow references and look through `X or null`; what stands beside them wins over what they lead to."""
+        """Resolve references and `X or null`; keys beside a reference override those of its target."""
         own = {key: value for key, value in schema.items() if key not in ("anyOf", "$ref", "title")}
         if "anyOf" in schema:
             (other,) = (part for part in schema["anyOf"] if part.get("type") != "null")

@@ -1,4 +1,4 @@
-"""Turn what pydantic found wrong into one sentence that names the field, what it is and what it must be."""
+"""Turn validation errors of pydantic into one sentence that names the field, its value and what it must be."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def value_error(demand: str) -> PydanticCustomError:
 
 
 def explain(error: ValidationError) -> str:
-    """Give one sentence for the user: field path, what was seen, what to do.
+    """Give one sentence for the user: field path, value, what to do.
 
-    Further errors are only counted: after the first is mended, the others are told. Never empty.
+    Further errors are only counted; they are reported after the first is fixed. Never empty.
     """
     details = _without_echoes(error.errors(include_url=False))
     sentence = _sentence(details[0])
@@ -63,7 +63,7 @@ def explain(error: ValidationError) -> str:
 
 
 def _without_echoes(details: list[ErrorDetails]) -> list[ErrorDetails]:
-    """Drop "too short" of a list whose entries are wrong: pydantic counts only the good ones."""
+    """Drop "too short" for a list with invalid entries, because pydantic counts only the valid ones."""
     wrong = [detail["loc"] for detail in details if detail["type"] != "too_short"]
     return [
         detail

@@ -1,7 +1,7 @@
 """The status of a HyperPodPyTorchJob: exactly the fields that the ecosystem's clients know.
 
-The `hyp` client refuses a whole listing when one object carries a field it does not know, or a number where it expects
-a string. Whatever else the operator has to say goes into annotations, Events and metrics.
+The `hyp` client rejects a whole listing if one object has an unknown field, or a number where it expects a string.
+Everything else that the operator reports goes into annotations, Events and metrics.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RestartType(StrEnum):
 
 
 class JobCondition(Model):
-    """One thing that is true of the job; the last one of the list is its present state."""
+    """A condition of the job; the last one of the list is its present state."""
 
     type: str
     """Created, Suspended, PodsRunning, Running, Faulted, Completed, Failed; before them Scaling, PodsReady, Warning."""
@@ -43,16 +43,16 @@ class JobCondition(Model):
     """True, False or Unknown."""
 
     reason: str | None = None
-    """Why, in one CamelCase word."""
+    """The reason, one CamelCase word."""
 
     message: str | None = None
-    """Why, in a sentence that says what to do."""
+    """The reason as a sentence, with what to do."""
 
     last_transition_time: Timestamp | None = None
     """When the status last changed."""
 
     last_probe_time: Timestamp | None = None
-    """When this was last looked at."""
+    """When the condition was last checked."""
 
 
 class ObjectReference(Model):
@@ -97,19 +97,19 @@ class FaultyPods(Model):
 
 
 class ElasticScalingStatus(Model):
-    """Where the size is going."""
+    """The target size and its progress."""
 
     target_replicas: dict[str, int] = Field(default_factory=dict)
-    """Replicas that each spec is to have, by its name; and under `Running` those that train, of all specs together."""
+    """Target number of replicas of each spec, by name; under `Running` the number that train, of all specs together."""
 
     last_updated: Timestamp | None = None
-    """When anything else of this last changed."""
+    """When another field of this object last changed."""
 
     last_scaling_time: Timestamp | None = None
-    """When the workers last ran again after a planned change of size."""
+    """When the workers were last running again after a planned change of size."""
 
     last_restart_time: Timestamp | None = None
-    """When the workers last ran again after a fault."""
+    """When the workers were last running again after a fault."""
 
     pods_scaled: bool | None = None
     """The pods of the target exist."""
@@ -118,7 +118,7 @@ class ElasticScalingStatus(Model):
     """The latest change of size was a shrink after a fault."""
 
     consecutive_scaling_failures: int | None = None
-    """Failed resizes since the last one that worked."""
+    """Number of failed resizes since the last successful one."""
 
 
 class PodSet(Model):
@@ -131,7 +131,7 @@ class PodSet(Model):
 
 
 class PodSetInfo(Model):
-    """What the queue adds to the pods of one group."""
+    """Additions of the queue to the pods of one group."""
 
     annotations: dict[str, str] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
@@ -149,7 +149,7 @@ class JobStatus(Model):
     """When the job ended."""
 
     conditions: tuple[JobCondition, ...] = ()
-    """What is true of the job; the last one is its present state."""
+    """Conditions of the job; the last one is its present state."""
 
     restart_count: int = 0
     """Recoveries so far."""
@@ -179,13 +179,13 @@ class JobStatus(Model):
     """Not used by Elastipod."""
 
     elastic_workload_ref: dict[str, str] | None = None
-    """Entry `selector`: the labels by which the job's pods, and its Workloads, are found."""
+    """Entry `selector`: the label selector of the job's pods and Workloads."""
 
     latest_faulty_pod_instance_list: FaultyPods | None = None
     """What the latest fault hit."""
 
     elastic_scaling_status: ElasticScalingStatus | None = None
-    """Where the size is going."""
+    """The target size and its progress."""
 
     @property
     def state(self) -> JobCondition | None:
@@ -197,6 +197,6 @@ class JobStatus(Model):
         return next((condition for condition in self.conditions if condition.type == type_), None)
 
     def to_body(self) -> dict[str, Any]:
-        """Give the status as JSON-ready values with the names of the wire; what is absent or empty is left out."""
+        """Give the status as JSON-ready values with their names on the wire; absent and empty fields are left out."""
         body = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         return {key: value for key, value in body.items() if value != []}

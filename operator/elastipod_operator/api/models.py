@@ -1,7 +1,7 @@
 """The spec of a HyperPodPyTorchJob as pydantic models: the one source of the CRD and of the API reference.
 
 Rules that need no arithmetic across the whole job are checked here and, in the same words, by the API server (`rules`);
-what sizes a job may take is worked out in the core.
+the sizes of a job are computed in the core.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=63)]
 
 
 class CleanPodPolicy(StrEnum):
-    """Which pods go when a job has ended."""
+    """Which pods are deleted when a job has ended."""
 
     ALL = "All"
     RUNNING = "Running"
@@ -57,14 +57,14 @@ class ThresholdOperator(StrEnum):
 
 
 class Switch(StrEnum):
-    """Let the operator decide, or turn it off."""
+    """Let the operator decide, or turn the feature off."""
 
     AUTO = "Auto"
     OFF = "Off"
 
 
 class Recovery(StrEnum):
-    """How workers come back after a fault."""
+    """How workers restart after a fault."""
 
     AUTO = "Auto"
     PROCESS = "Process"
@@ -81,22 +81,22 @@ class LogRule(Model):
     """Regular expression (Python syntax) searched in each line; its first capture group holds the metric."""
 
     expected_start_cut_off_in_seconds: Seconds | None = None
-    """The first match must come within this time after the start of the workers; otherwise they hang."""
+    """The first match must occur within this time after the start of the workers; otherwise they count as hung."""
 
     expected_recurring_frequency_in_seconds: Seconds | None = None
-    """Each further match must come within this time after the one before; otherwise they hang."""
+    """Each further match must occur within this time after the previous one; otherwise the workers count as hung."""
 
     stop_pattern: Annotated[str, StringConstraints(max_length=MAX_PATTERN)] | None = None
-    """The rule ends for this run of the workers when a line matches this regular expression."""
+    """The rule ends for the present generation when a line matches this regular expression."""
 
     metric_threshold: float | None = None
     """The number with which the captured metric is compared."""
 
     operator: ThresholdOperator | None = None
-    """The comparison of metric and threshold that means trouble: gt, lt, eq, gteq or lteq."""
+    """The comparison of metric and threshold that indicates a problem: gt, lt, eq, gteq or lteq."""
 
     metric_evaluation_data_points: PositiveCount = 1
-    """So many matches in a row must be beyond the threshold before the workers count as slow. Absent: 1."""
+    """Number of consecutive matches beyond the threshold after which the workers count as slow. Absent: 1."""
 
     fault_on_match: bool | None = None
     """A match alone is a fault."""
@@ -112,82 +112,82 @@ class LogRule(Model):
 
 
 class RestartPolicy(Model):
-    """How many restarts are tolerated, and what follows when they are used up."""
+    """How many restarts are allowed, and what happens when they are used up."""
 
     eval_period_seconds: PositiveSeconds = 3600
     """Restarts are counted in windows of this length."""
 
     num_restart_before_full_job_restart: RestartLimit | None = None
-    """So many process-level restarts in a window are tolerated; the next one makes all pods anew. Absent: no limit."""
+    """Number of process-level restarts allowed in a window; the next one recreates all pods. Absent: no limit."""
 
     max_full_job_restarts: RestartLimit | None = None
-    """So many full job restarts are tolerated; the next one fails the job. Absent: no limit."""
+    """Number of full job restarts allowed in a window; the next one fails the job. Absent: no limit."""
 
     max_num_repeat_offenders_to_avoid: Count = 0
-    """Keep the job away from at most so many nodes that fault again and again."""
+    """Maximum number of nodes with repeated faults that new pods avoid."""
 
     scale_up_snooze_time_in_seconds: Seconds = 0
-    """After a recovery, wait so long before growing again."""
+    """Time to wait before growing after a recovery."""
 
 
 class RunPolicy(Model):
-    """The life of the job around the training itself."""
+    """The life cycle of the job."""
 
     active_deadline_seconds: PositiveSeconds | None = None
-    """The job fails when it has been active for so long; suspended time does not count. Absent: no limit."""
+    """The job fails after it has been active for this time; suspended time does not count. Absent: no limit."""
 
     startup_deadline_seconds: PositiveSeconds | None = None
-    """The job fails when training has not begun so long after its pods were created. Absent: no limit."""
+    """The job fails if training has not begun within this time after its pods were created. Absent: no limit."""
 
     fault_deadline_seconds: PositiveSeconds | None = None
-    """The job fails when training is not running again so long after a fault. Absent: no limit."""
+    """The job fails if training has not resumed within this time after a fault. Absent: no limit."""
 
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.ALL
-    """Which pods go when the job has ended: All, Running (the unfinished), OnlyComplete (all, if completed) or None."""
+    """Which pods are deleted when the job has ended: All, Running (unfinished ones), OnlyComplete (all, if the job completed) or None."""
 
     job_max_retry_count: RestartLimit | None = None
-    """So many faults of workers are recovered over the life of the job; the next one fails it. Absent: no limit.
+    """Number of worker faults from which the job recovers; the next one fails the job. Absent: no limit.
     Lost nodes, evictions and resizes do not count."""
 
     suspend: bool = False
-    """True drains the job to a checkpoint and takes its pods away; false resumes it."""
+    """True drains the job and deletes its pods; false resumes it."""
 
     ttl_seconds_after_finished: Annotated[int, Field(ge=-(2**31), le=MAX_INT32)] | None = None
-    """Delete the job so long after its end. Absent, 0 or negative: keep it."""
+    """Time after the end of the job at which it is deleted. Absent, 0 or negative: keep it."""
 
     workload_mode: Annotated[str, StringConstraints(max_length=63)] | None = None
     """Accepted for compatibility; pods are managed directly in every mode."""
 
     log_monitoring_configuration: Annotated[tuple[LogRule, ...], Field(max_length=MAX_LOG_RULES)] = ()
-    """Rules that find hanging, slow or faulty workers in their logs."""
+    """Rules that detect hung, slow or faulty workers from their logs."""
 
     restart_policy: RestartPolicy = RestartPolicy()
-    """How many restarts are tolerated."""
+    """How many restarts are allowed."""
 
 
 class ElasticPolicy(Model):
-    """Between which sizes the job may move, and how patiently."""
+    """The sizes at which the job may train, and the time-outs of resizes."""
 
     min_replicas: Count | None = None
-    """The fewest replicas that may train. Absent: the sum of replicas, at least 1."""
+    """Minimum number of replicas that train. Absent: the sum of replicas, at least 1."""
 
     max_replicas: Count | None = None
-    """The most replicas that may train. Absent: the sum of replicaSpecs' maxReplicas (where absent: of replicas)."""
+    """Maximum number of replicas that train. Absent: the sum of replicaSpecs' maxReplicas (where absent: of replicas)."""
 
     replica_increment_step: PositiveCount | None = None
-    """Sizes are minReplicas plus multiples of this step. Absent: 1. Not used where replicaDiscreteValues is set."""
+    """Sizes are minReplicas plus multiples of this step. Absent: 1. Ignored if replicaDiscreteValues is set."""
 
     replica_discrete_values: Annotated[tuple[PositiveCount, ...], Field(max_length=MAX_DISCRETE_VALUES)] = ()
-    """The only sizes that may train; those outside minReplicas to maxReplicas are left out."""
+    """The allowed sizes; those outside minReplicas to maxReplicas are ignored."""
 
     scaling_timeout_in_seconds: Seconds = 60
-    """Once a first increment is ready, wait so long for further ones before growing."""
+    """Time to wait for more replicas after the first increment is ready."""
 
     graceful_shutdown_timeout_in_seconds: Seconds = 600
-    """The time that workers have for a checkpoint when the size changes; then they are stopped."""
+    """Time for workers to save a checkpoint when the size changes; after that they are stopped."""
 
     faulty_scale_down_timeout_in_seconds: Seconds = 30
-    """Wait so long for the replacement of lost replicas before going on with fewer."""
+    """Time to wait for replacements of lost replicas before continuing with fewer replicas."""
 
     @model_validator(mode="after")
     def _some_size_is_left(self) -> Self:
@@ -203,22 +203,22 @@ class ElasticPolicy(Model):
 
 
 class ReplicaSpec(Model):
-    """One group of pods made from one template."""
+    """A group of pods that are created from one template."""
 
     name: DnsLabel
-    """Name of the group, part of the names of its pods."""
+    """Name of the group; part of the names of its pods."""
 
     replicas: Count = 0
-    """How many pods are wanted at first. Absent: 0."""
+    """Number of pods at the first start. Absent: 0."""
 
     max_replicas: Count | None = None
-    """How many pods this group may grow to. Absent: replicas, or what elasticPolicy.maxReplicas leaves to it."""
+    """Maximum number of pods of this group. Absent: replicas, or the remainder of elasticPolicy.maxReplicas."""
 
     spares: Count = 0
-    """Pods kept ready beside the others; one of them takes the place of a lost one at once. Absent: 0."""
+    """Number of additional pods that are kept ready; one of them replaces a lost pod at once. Absent: 0."""
 
     template: dict[str, Any]
-    """The pods. Name and namespace in its metadata are accepted and ignored."""
+    """Template of the pods. Name and namespace in its metadata are accepted and ignored."""
 
     @field_validator("name")
     @classmethod
@@ -229,7 +229,7 @@ class ReplicaSpec(Model):
 
 
 class Backoff(Model):
-    """Waiting after failed resizes: doubled each time, with jitter."""
+    """Back-off after failed resizes: doubled each time, with jitter."""
 
     base_seconds: PositiveSeconds = 10
     """The wait after the first failure."""
@@ -239,44 +239,44 @@ class Backoff(Model):
 
 
 class ElastipodOptions(Model):
-    """Elastipod's own settings; other operators of this resource know nothing of them."""
+    """Settings of Elastipod; other operators of this resource do not know them."""
 
     min_stable_seconds: Seconds = 30
-    """Planned resizes are at least so far apart."""
+    """Minimum time between planned resizes."""
 
     backoff: Backoff = Backoff()
-    """How long growth waits after failed resizes."""
+    """Back-off of growth after failed resizes."""
 
     payback: Switch = Switch.AUTO
-    """Auto puts growth off that would cost more time than it brings; Off always grows."""
+    """Auto postpones growth that would cost more time than it saves; Off always grows."""
 
     recovery: Recovery = Recovery.AUTO
-    """How workers come back after a fault: new processes from a checkpoint, in memory, or whichever is possible."""
+    """How workers restart after a fault: as new processes from a checkpoint, in memory, or whichever is possible."""
 
     authentication: Switch = Switch.AUTO
-    """Auto gives new pods a key of the job, when the operator has an install key; Off never does."""
+    """Auto gives new pods a key of the job if the operator has an install key; Off never does."""
 
     graceful_shutdown_timeout_in_seconds: Seconds | None = None
-    """Time that workers have for their checkpoint, also in jobs without elasticPolicy; it counts before the field of that name there."""
+    """Time for workers to save a checkpoint, also in jobs without elasticPolicy; overrides the field of the same name there."""
 
     agent_port: Port | None = None
     """Port of the agent in each pod. Absent: the container port named agent, else 8080."""
 
     container: DnsLabel | None = None
-    """The container that runs the agent. Absent: the first."""
+    """The container that runs the agent. Absent: the first one."""
 
 
 class JobSpec(Model):
-    """What the user wants."""
+    """The desired state of the job."""
 
     nproc_per_node: str = "auto"
     """Workers in each pod: auto, cpu, gpu, or a number written as a string."""
 
     replicas: Count = 0
-    """A ceiling on the size, set by `kubectl scale`; 0 means none."""
+    """Ceiling on the size, set by `kubectl scale`; 0 means none."""
 
     replica_specs: Annotated[tuple[ReplicaSpec, ...], Field(min_length=1, max_length=MAX_REPLICA_SPECS)]
-    """The groups of pods: usually one; two make a base that is kept and an elastic part that comes and goes."""
+    """The groups of pods. Usually one; with two, the first is a base that is always kept and the second is elastic."""
 
     elastic_policy: ElasticPolicy | None = None
     """How the size may change. Absent: the size is fixed."""

@@ -1,7 +1,7 @@
-"""The schema of a pod template, taken from an API server's own OpenAPI document and made fit for a CRD.
+"""The schema of a pod template, extracted from an API server's OpenAPI document and adapted for a CRD.
 
-The result is kept beside this file as `pod_template.json`, so that generating the CRD needs no cluster. It makes a misspelt
-field of a container a mistake that `kubectl apply` refuses, and lets `kubectl explain` walk into the template.
+The result is stored as `pod_template.json` beside this file, so generating the CRD needs no cluster. With it `kubectl apply`
+rejects misspelt fields of containers, and `kubectl explain` describes the template.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ _META_FIELDS: Mapping[str, Schema] = {
     "name": {"type": "string", "nullable": True},
     "namespace": {"type": "string", "nullable": True},
 }
-# Pods may repeat an entry in these lists, though their schema calls them maps; generated manifests do.
+# Pods may repeat entries in these lists although their schema declares maps; generated manifests do.
 _LISTS_WITH_REPEATS = frozenset({"env", "ports", "imagePullSecrets", "hostAliases"})
 
 
 def load() -> Schema:
-    """Give the committed schema of `PodTemplateSpec`; a fresh copy at each call."""
+    """Give the committed schema of `PodTemplateSpec`, a new copy at each call."""
     text = resources.files(__package__).joinpath(FILE_NAME).read_text(encoding="utf-8")
     schema: Schema = json.loads(text)
     return schema
 
 
 def extract(openapi: Mapping[str, Any]) -> Schema:
-    """Make the schema out of the document that an API server gives at `OPENAPI_PATH`.
+    """Extract the schema from the document that an API server serves at `OPENAPI_PATH`.
 
-    Descriptions and defaults are dropped (pods get their defaults when they are made), references are resolved, quantities
-    also take whole numbers, and every optional field may be null, because generators of manifests print blanks. Raises
-    KeyError when the document is not of the core API.
+    Descriptions and defaults are dropped (pods get their defaults at creation), references are resolved, quantities may be
+    integers, and every optional field may be null, because generators of manifests write empty fields. Raises KeyError if the
+    document is not that of the core API.
     """
     schema = _convert(_PREFIX + _POD_TEMPLATE, openapi["components"]["schemas"])
     schema["required"] = ["spec"]
@@ -67,7 +67,7 @@ def extract(openapi: Mapping[str, Any]) -> Schema:
 
 
 def choice(values: Iterable[str]) -> str:
-    """Give the pattern that stands for an enum where a field may be null, which the API server's enums never allow."""
+    """Give a pattern in place of an enum for a nullable field, because the API server's enums do not allow null."""
     return f"^({'|'.join(map(re.escape, values))})$"
 
 

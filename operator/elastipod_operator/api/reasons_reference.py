@@ -1,4 +1,4 @@
-"""Write the reference of reasons out of `core.reasons`."""
+"""Write the reference of reasons from `core.reasons`."""
 
 from __future__ import annotations
 

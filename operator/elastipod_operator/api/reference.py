@@ -1,4 +1,4 @@
-"""Write the API reference out of the CRD's schema."""
+"""Write the API reference from the CRD's schema."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _sections(path: str, schema: Schema) -> Iterator[str]:
             f"## {path}\n\n{schema.get('description', '')}\n\n",
             "| field | type | default | meaning |\n|---|---|---|---|\n",
             *rows,
-            *(["\nRefused with one of these sentences:\n", *checks, "\n"] if checks else []),
+            *(["\nRejected with one of these messages:\n", *checks, "\n"] if checks else []),
         ]
     )
     for name, field in schema["properties"].items():
@@ -46,7 +46,7 @@ def _sections(path: str, schema: Schema) -> Iterator[str]:
 
 
 def _rules(schema: Schema) -> Iterator[Schema]:
-    """Give the rules of an object, and of those of its fields that get no section of their own."""
+    """Give the rules of an object, including those of fields without a section of their own."""
     yield from schema.get("x-kubernetes-validations", ())
     for field in schema["properties"].values():
         if "properties" not in field:

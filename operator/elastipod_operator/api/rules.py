@@ -1,7 +1,7 @@
 """Rules over several fields that the API server checks at apply time, in CEL.
 
-They say what the models and the core (`core.sizes`) say, and a test holds them against each other on a real API server.
-What the field's own documents and generators print is never refused: step and values together, values outside the range,
+They agree with the models and the core (`core.sizes`); a test compares them on a real API server. Anything that existing
+documents and generators of manifests produce is accepted: step and values together, values outside the range,
 a minimum above the sum of replicas, bounds of policy and specs that differ. In CEL a null field is an absent one.
 """
 
@@ -16,10 +16,10 @@ from elastipod_operator.api.models import DNS_LABEL_PATTERN, NPROC_PATTERN
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One CEL rule: what must hold, the sentence for the user otherwise, and the field that it is about.
+    """One CEL rule: what must hold, the sentence for the user if it does not, and the field.
 
-    message: a sentence, or with `values` a format whose %d are filled by those CEL expressions. field: path below the place
-    where the rule stands, empty for the place itself.
+    message: a sentence; with `values`, a format whose %d are replaced by those CEL expressions. field: path relative to the rule,
+    empty for the object itself.
     """
 
     holds: str
@@ -54,7 +54,7 @@ _HAS_MIN = f"({_ELASTIC} && has({_POLICY}.minReplicas))"
 _HAS_MAX = f"({_ELASTIC} && has({_POLICY}.maxReplicas))"
 _HAS_VALUES = f"({_ELASTIC} && has({_POLICY}.replicaDiscreteValues) && size({_POLICY}.replicaDiscreteValues) > 0)"
 _LOW = f"([1, {_HAS_MIN} ? {_POLICY}.minReplicas : {_WANTED}].max())"
-# A policy's maximum binds alone where no spec states one; otherwise the smaller of the two.
+# The policy's maximum applies alone if no spec has one; otherwise the smaller of the two applies.
 _SPECS_STATE_MAX = "self.replicaSpecs.exists(s, has(s.maxReplicas))"
 _HIGH = (
     f"(!{_HAS_MAX} ? [1, {_ROOM}].max()"
@@ -83,7 +83,7 @@ JOB_SPEC_RULES = (
     ),
     Rule(
         f"!{_ELASTIC} || !{_BOUNDS_IN_ORDER} || {_LOW} <= {_HIGH}",
-        "the smallest size is %d but the largest is %d; lower elasticPolicy.minReplicas, or raise maxReplicas of "
+        "the minimum size is %d but the maximum is %d; lower elasticPolicy.minReplicas, or raise maxReplicas of "
         "elasticPolicy and replicaSpecs",
         values=(_LOW, _HIGH),
         field="elasticPolicy",
@@ -114,7 +114,7 @@ ELASTIC_POLICY_RULES = (
 REPLICA_SPECS_RULES = (
     Rule(
         "self.map(s, s.name) == oldSelf.map(s, s.name)",
-        "the number and the names of replicaSpecs cannot change; delete the job and create it anew",
+        "the number and the names of replicaSpecs cannot change; delete the job and create it again",
     ),
 )
 

@@ -29,9 +29,9 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Delete by name and UID. force removes the object at once, for pods whose kubelet will never answer.
+    """Delete by name and UID. force: remove the object at once, for pods whose kubelet will never answer.
 
-    grace_s: seconds that the kubelet leaves the containers, at least 1; None: as the pod says.
+    grace_s: grace period of the deletion, at least 1; None for that of the pod.
     """
 
     name: str
@@ -57,7 +57,7 @@ class AssignSpare:
 
 @dataclass(frozen=True, slots=True)
 class StopWorkers:
-    """graceful: ask for a checkpoint and give the workers timeout_s seconds; otherwise end them at once, as far as `reach`.
+    """graceful: drain, within timeout_s seconds; otherwise end the workers at once. reach: what the next start restarts.
 
     leaves: whether the pod goes afterwards (True) or stays (False), None when that is not decided yet.
     """
@@ -77,7 +77,7 @@ class ShutDownAgent:
 
 @dataclass(frozen=True, slots=True)
 class ListPods:
-    """List the job's pods at the API server: a watch may have missed a deletion."""
+    """List the job's pods at the API server, because a watch may have missed a deletion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ Action = (
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """A Kubernetes Event for the job: emitted after the write that it reports."""
+    """A Kubernetes Event for the job, written after the change that it reports."""
 
     reason: AnyReason
     message: str
@@ -184,9 +184,9 @@ class JobEvent:
 class Plan:
     """A decision: the record to be written first, then actions in their order, then status and events.
 
-    history holds entries to append; running_since tells that all agents of record.generation answered RUNNING.
-    wake_at: decide again then at the latest, even if nothing happens. skips_record: the record belongs to a newer operator and is
-    not written. adopts_spec: from now on pods are created from the spec as it is now.
+    history: entries to append. running_since: when all agents of record.generation answered RUNNING. wake_at: when to decide
+    again at the latest. skips_record: the record belongs to a newer operator and is not written. adopts_spec: pods are created
+    from the present spec from now on.
     """
 
     record: Record

@@ -1,4 +1,4 @@
-"""Nodes that fault again and again: new pods keep away from them for a while (maxNumRepeatOffendersToAvoid)."""
+"""Nodes with repeated faults: new pods avoid them for a while (maxNumRepeatOffendersToAvoid)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .reasons import Reason
 from .record import NodeFaults, Record
 from .snapshot import Policy
 
-# From so many faults on a node is a repeat offender.
+# A node with this many faults is a repeat offender.
 REPEATED = 2
-# Nodes on which account is kept; more of them would not fit into the record.
+# Only the faults of this many nodes are recorded; the record has no room for more.
 MAX_KEPT = 32
 
 
 def count_node_fault(record: Record, policy: Policy, now: datetime) -> tuple[Record, tuple[JobEvent, ...]]:
-    """Count a fault against the nodes that it began on: worker faults and lost nodes, not what a user or a queue did."""
+    """Count a worker fault or a lost node against the nodes on which it began. Actions of users and queues do not count."""
     transition = record.transition
     assert transition is not None
     if not policy.max_offenders or not (transition.uses_budget or transition.cause == Reason.NODE_LOST):
@@ -55,7 +55,7 @@ def drop_expired_faults(record: Record, policy: Policy, now: datetime) -> Record
 
 
 def next_fault_expiry(record: Record, policy: Policy, now: datetime) -> datetime | None:
-    """Give when the next offence is forgotten."""
+    """Give when the next node fault expires."""
     ends = (o.at + policy.eval_period for o in record.node_faults)
     return min((at for at in ends if at > now), default=None)
 

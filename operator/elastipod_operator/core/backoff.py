@@ -1,4 +1,4 @@
-"""Waiting after what did not work: doubled each time, spread by jitter that depends on nothing but its arguments."""
+"""Back-off after failures: doubled each time, with jitter that depends only on its arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SPREAD = 0.25
 
 
 def jitter(key: str, number: int) -> float:
-    """Give a share between 0 and 1: the same for the same arguments, different from job to job and from try to try."""
+    """Give a number between 0 and 1 that is the same for the same arguments and differs between jobs and attempts."""
     return zlib.crc32(f"{key}/{number}".encode()) / 2**32
 
 
@@ -21,10 +21,10 @@ def backoff(base: timedelta, limit: timedelta, tries: int, key: str) -> timedelt
 def doubled(base: timedelta, limit: timedelta, tries: int) -> timedelta:
     """Give base * 2^(tries-1), at most `limit`; the base for less than one try."""
     times = 2.0 ** min(max(tries, 1) - 1, 16)
-    # The product alone may be more than a timedelta holds.
+    # The product may exceed the range of timedelta.
     return limit if base > limit / times else min(limit, base * times)
 
 
 def longest_wait(limit: timedelta) -> timedelta:
-    """Give the longest wait that there is with this limit."""
+    """Give the longest back-off with this limit."""
     return limit * (1 + SPREAD)

@@ -1,4 +1,4 @@
-"""A cache that is bounded by the weight of what it keeps: entries of one user may be thousands of times larger than another's."""
+"""A cache bounded by the weight of its entries: those of one user may be thousands of times larger than those of another."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ R = TypeVar("R")
 
 
 class LimitedCache(Generic[P, R]):
-    """Calls a pure function of hashable arguments and keeps its newest results; those used least recently go first.
+    """Caches the results of a pure function of hashable arguments; evicts the least recently used.
 
-    weigh: gives the weight of a result, from the result and the arguments it was computed from. most: of all together. A
-    result that is heavier by itself is given and not kept, and neither is an exception.
+    weigh: gives the weight of a result, from the result and its arguments. most: the limit on all weights together. A result
+    that is heavier alone is not cached, and neither is an exception.
     """
 
     def __init__(self, compute: Callable[P, R], weigh: Callable[..., int], most: int) -> None:
         self._compute, self._weigh, self._most = compute, weigh, most
         self._kept: OrderedDict[Hashable, tuple[R, int]] = OrderedDict()
         self.weight = 0
-        """The weight of everything that is kept."""
+        """The weight of all entries."""
         self.misses = 0
         """How often a result was computed."""
 
@@ -37,7 +37,7 @@ class LimitedCache(Generic[P, R]):
         return result
 
     def clear(self) -> None:
-        """Keep nothing and count from the beginning."""
+        """Drop all entries and reset the counts."""
         self._kept.clear()
         self.weight = self.misses = 0
 

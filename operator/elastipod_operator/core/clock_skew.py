@@ -1,4 +1,4 @@
-"""Stored times that lie in the future: an earlier operator had another clock, or its clock was set back."""
+"""Stored times in the future: an earlier operator had another clock, or the clock was set back."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from .record import Record
 from .record_schema import StoredField, TimeRule, timed_fields
 
-# Clocks of two machines may differ by this much without harm; such times stay as they are.
+# A difference of this size between two clocks does no harm, so such times are kept.
 TOLERANCE = timedelta(seconds=5)
 
 Change = Callable[[Any, StoredField, datetime], datetime]
 
 
 def without_future_times(record: Record, now: datetime, longest: timedelta | None = None) -> Record:
-    """Take what is said to happen later than now as happening now, so that no wait grows because a clock was wrong.
+    """Move times in the future to now, so that a wrong clock does not prolong any wait.
 
     A deadline or a wait keeps its length. longest: the longest back-off of the job.
     """
@@ -29,7 +29,7 @@ def without_future_times(record: Record, now: datetime, longest: timedelta | Non
 
 
 def _past_times(value: Any) -> Iterator[datetime]:
-    """Give the times that have happened, as the record or one of its parts says."""
+    """Give the times of past events in the record or one of its parts."""
     for found in timed_fields(value.__class__):
         if found.part is not None:
             for part in _parts(getattr(value, found.name)):
@@ -43,7 +43,7 @@ def _parts(held: Any) -> tuple[Any, ...]:
 
 
 def _shortened_to(latest: datetime) -> Change:
-    """Give the change that lets no back-off end later than this: when it began is not on record."""
+    """Give the change that ends back-offs at this time at the latest; their start is not recorded."""
     return lambda _, found, at: min(at, latest) if found.storage.time_rule is TimeRule.BACK_OFF else at
 
 

@@ -16,7 +16,7 @@ from .snapshot import Policy, Snapshot
 
 @dataclass(frozen=True, slots=True)
 class PlanDraft:
-    """A plan in the making: each policy adds to it."""
+    """An unfinished plan, to which each policy adds."""
 
     record: Record
     actions: tuple[Action, ...] = ()
@@ -35,8 +35,8 @@ class PlanDraft:
 class Context:
     """What every policy of one decision reads.
 
-    policy: what the user requested. grant: what of it the job may use now. quota: the job's Workloads, None without a queue.
-    key: seeds the jitter of waits, so that jobs do not wait in step.
+    policy: what the user requested. grant: the part that the job may use now. quota: the job's Workloads, None without a queue.
+    key: seeds the jitter of waits, so that jobs do not wait in lockstep.
     """
 
     snapshot: Snapshot

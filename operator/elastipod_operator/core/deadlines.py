@@ -1,4 +1,4 @@
-"""Deadlines of a job: none of them runs while the job is suspended, nor counts the time that it was."""
+"""Deadlines of a job. Time in suspension does not count."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """at: when the job fails unless it moves on; reason and message say which wish of the user that was."""
+    """at: when the job fails. reason, message: which limit of the spec was exceeded."""
 
     at: datetime
     reason: Reason
@@ -21,12 +21,12 @@ class Deadline:
 
 
 def accepted(snapshot: Snapshot, record: Record) -> datetime:
-    """Give when an operator accepted the job, by its own clock."""
+    """Give when an operator accepted the job, by the operator's clock."""
     return record.accepted_at or snapshot.job.created_at
 
 
 def deadlines(snapshot: Snapshot, record: Record, grant: Grant | None) -> list[Deadline]:
-    """Give the deadlines that run at present."""
+    """Give the deadlines that are in force now."""
     policy = snapshot.job.policy
     transition = record.transition
     is_suspended = transition is not None and transition.kind is TransitionKind.SUSPEND
@@ -47,7 +47,7 @@ def deadlines(snapshot: Snapshot, record: Record, grant: Grant | None) -> list[D
         and (recovering or record.running_since is None)
     ):
         limit = _seconds(policy.fault_deadline.total_seconds())
-        text = f"training did not go on within spec.runPolicy.faultDeadlineSeconds ({limit}) after a fault"
+        text = f"training did not resume within spec.runPolicy.faultDeadlineSeconds ({limit}) after a fault"
         found.append(Deadline(record.fault_at + policy.fault_deadline, Reason.FAULT_DEADLINE_EXCEEDED, text))
     return found
 

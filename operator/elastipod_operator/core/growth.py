@@ -15,9 +15,10 @@ from .reasons import Reason
 from .record import Record, TransitionKind
 from .snapshot import Policy
 from .time_order import earliest
+from .wording import counted
 
 CAUSE = Reason.CAPACITY_AVAILABLE
-# An agent gives its fork server two minutes; one that says for longer that it is warming is not waited for.
+# An agent gives its fork server two minutes; growth does not wait longer for an agent that reports warming.
 WARMING_LIMIT = timedelta(seconds=150)
 
 
@@ -27,16 +28,16 @@ def possible_size(record: Record, replicas: Replicas, grant: Grant) -> int:
 
 
 def warming_until(replica: Replica) -> datetime | None:
-    """Give when a newcomer that is still loading what its workers need is taken all the same; None: it is warm.
+    """Give when a new replica may join although its fork server still imports modules; None if it has finished.
 
-    Training goes on meanwhile, so that the others do not stand still for the newcomer's imports.
+    Until then training continues without it, so that the other replicas do not wait for its imports.
     """
     since = replica.agent.answering_since
     return since + WARMING_LIMIT if replica.agent.warming and since is not None else None
 
 
 def warm(candidates: list[Replica], now: datetime) -> list[Replica]:
-    """Give those with whom a growth would be quick."""
+    """Give the replicas whose workers would start quickly."""
     return [r for r in candidates if (until := warming_until(r)) is None or until <= now]
 
 
@@ -61,7 +62,7 @@ def growth_window(record: Record, context: Context, members: list[Replica]) -> t
     due = growth_due(replace(record, window_since=opened), context.policy, context.key)
     if due is not None and context.now < due:
         return replace(record, window_since=opened), earliest(due, warm_at)
-    message = f"{possible - size} more replicas are ready"
+    message = counted(possible - size, "more replica is ready", "more replicas are ready")
     return begin(record, context, TransitionKind.RESIZE, CAUSE, message, target_size=possible), None
 
 

@@ -40,13 +40,13 @@ DEFAULT_AGENT_PORT = 8080
 
 ENDS_IN_NUMBER = re.compile(r"(^|-)[0-9]+$")
 
-# More often no pod is replaced in the life of a cluster.
+# More replacements of one pod than this do not occur.
 MAX_INCARNATION = 10**9
 
 
-# Tuples, for a decision about thousands of pods looks them up by the ten thousand.
+# Named tuples, because a decision about thousands of pods looks up tens of thousands of them.
 class PodId(NamedTuple):
-    """Which replica of a job a pod is: its spec, its ordinal there, and how often that ordinal was made anew."""
+    """The identity of a pod in its job: its spec, its ordinal there, and how often that ordinal was recreated."""
 
     spec: str
     ordinal: int
@@ -57,11 +57,11 @@ class PodId(NamedTuple):
         return Slot(self.spec, self.ordinal)
 
     def name(self, job: str) -> str:
-        """Give the pod's name; the same every time, so creating it again is harmless.
+        """Give the pod's name. It is always the same, so a repeated creation does no harm.
 
-        The first pod of a place is `<job>-<spec>-<ordinal>`, its replacements bear their incarnation after that. A spec whose own
-        name ends in a number always has both numbers: otherwise pod 2 of spec `a-1` could be the second replacement of pod 1 of
-        spec `a`. Nothing reads names: labels tell, also of pods of earlier versions, whose first ones ended in `-0`.
+        The first pod of a slot is `<job>-<spec>-<ordinal>`; its replacements append their incarnation. If the name of the spec ends
+        in a number, the incarnation is always present: otherwise pod 2 of spec `a-1` could be the second replacement of pod 1 of
+        spec `a`. Names are never parsed: labels identify pods, also those of earlier versions, whose first ones end in `-0`.
         """
         first = f"{job}-{self.spec}-{self.ordinal}"
         return f"{first}-{self.incarnation}" if self.incarnation or ENDS_IN_NUMBER.search(self.spec) else first
@@ -87,7 +87,8 @@ def pod_id_of(labels: dict[str, str]) -> PodId | None:
 
 
 def workload_name(job: str, uid: str, number: int) -> str:
-    """Give the name of a job's Workload: number 0 is its base. At most 63 characters, and none of a former job of that name."""
+    """Give the name of a job's Workload; number 0 is its base. It has at most 63 characters and is unique
+    even among jobs that had the same name."""
     role = "base" if number == 0 else f"more-{number}"
     return f"{job[:40].rstrip('-.')}-{role}-{sha256(uid.encode()).hexdigest()[:5]}"
 
@@ -95,7 +96,7 @@ def workload_name(job: str, uid: str, number: int) -> str:
 def master_port(generation: int) -> int:
     """Give the port on which global rank 0 of a generation opens the store.
 
-    Neighbouring generations never share a port, so a dying store cannot be taken for the new one; ten apart leaves room
-    for code that opens MASTER_PORT + 1.
+    Consecutive generations use different ports, so a dying store cannot be mistaken for the new one. The distance of ten
+    leaves room for code that opens MASTER_PORT + 1.
     """
     return 10000 + 10 * (generation % 900)

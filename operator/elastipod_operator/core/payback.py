@@ -16,7 +16,7 @@ MAX_PACES = 4
 
 
 def record_step_time(record: Record, replicas: Replicas) -> Record:
-    """Note the time of a step at the present size, when a generation that trained comes to its end."""
+    """Record the step time at the present size when a generation that trained ends."""
     if record.running_since is None or record.transition is not None:
         return record
     paces = [r.agent.step_pace for m in record.members if (r := replicas.get(m)) is not None and r.agent.step_pace]
@@ -30,7 +30,7 @@ def record_step_time(record: Record, replicas: Replicas) -> Record:
 
 
 def record_resize_pause(record: Record, now: datetime) -> Record:
-    """Note how long the planned resize that just reached RUNNING kept the workers from training."""
+    """Record how long training paused in the planned resize that has just reached RUNNING."""
     if record.resize_began_at is None:
         return record
     return replace(
@@ -41,10 +41,10 @@ def record_resize_pause(record: Record, now: datetime) -> Record:
 
 
 def growth_hold(record: Record, policy: Policy) -> datetime | None:
-    """Give until when growth is not asked for; None when it may be: a pause and a gain must have been seen in this job.
+    """Give until when no growth is requested; None if it may be. It needs a measured pause and a measured gain of this job.
 
-    The time that a resize costs must come back first: pause * speed now / (speed then - speed now), at most ten pauses and
-    a quarter of an hour after the last change. Pods that are there already are never kept waiting.
+    The last resize must pay off first: pause * speed now / (speed then - speed now), at most ten pauses and a quarter of an
+    hour after the last change. Pods that exist already never wait.
     """
     since = latest(record.running_since, record.resized_at, record.recovered_at)
     delay = _delay(record.resize_statistics, len(record.members))

@@ -1,7 +1,7 @@
-"""Where a job's time goes: every second is booked to one phase, and the phases sum to its life so far.
+"""Where a job's time goes: every second is booked to one phase, and the phases add up to the job's age.
 
-Kept in the record, so that it survives the operator. A phase may be found out a little later than it began: fault
-detection is booked back to the last step that was seen.
+The record holds the sums, so they survive the operator. A phase may become known a little after it began: fault detection
+is booked back to the last observed step.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Phase(StrEnum):
     """What a job does, or waits for."""
 
     QUEUED = "queued"
-    SCHEDULING = "scheduling"  # too few pods have a place
-    STARTING = "starting"  # enough have one, their agents are awaited
+    SCHEDULING = "scheduling"  # too few pods have a node
+    STARTING = "starting"  # enough pods have a node; waiting for their agents
     RENDEZVOUS = "rendezvous"  # the workers are started, until all agents answer RUNNING
     LOADING = "loading"  # until the first step, of jobs that report steps
     TRAINING = "training"
     RECOMPUTING = "recomputing"  # steps that had been made before the last fault
-    DRAINING = "draining"  # until all workers know that they are to end (until they ended, where agents do not say so)
-    SAVING = "saving"  # until they ended: they save what the next ones go on from
+    DRAINING = "draining"  # until all workers have acknowledged the drain (or have ended, if agents do not report it)
+    SAVING = "saving"  # from the acknowledgement until the workers have ended: they save a checkpoint
     DETECTING = "detecting"  # from the last step before a fault until all workers are stopped
     WAITING = "waiting for replacement"
     SUSPENDED = "suspended"
@@ -41,11 +41,11 @@ UNCOUNTED = (Phase.QUEUED, Phase.SUSPENDED)
 
 
 def account_phases(record: Record, snapshot: Snapshot, replicas: Replicas) -> Record:
-    """Book the time until now, when the phase changed. The clock stops with the job's end."""
+    """Book the time until now if the phase changed. Accounting stops with the end of the job."""
     phase_times = record.phase_times
     if phase_times.since is None:
         if phase_times.phase or phase_times.booked:
-            return record  # it has stopped
+            return record  # accounting has stopped
         phase_times = PhaseTimes(Phase.SCHEDULING, _cut(record.accepted_at or snapshot.job.created_at))
     phase = "" if record.outcome else phase_of(record, replicas)
     if phase == phase_times.phase:
@@ -72,7 +72,7 @@ def phase_times_since(before: PhaseTimes, after: PhaseTimes) -> dict[str, timede
 def goodput(phase_times_of_jobs: Iterable[PhaseTimes], now: datetime) -> float | None:
     """Give the share of training in the time of these jobs; None before there is any.
 
-    Time in a queue, or suspended, is nobody's loss. Repeated steps are no training.
+    Time in a queue or in suspension does not count. Repeated steps do not count as training.
     """
     sums: Counter[str] = Counter()
     for phase_times in phase_times_of_jobs:
@@ -90,7 +90,7 @@ def _book(phase_times: PhaseTimes, until: datetime) -> tuple[tuple[str, int], ..
 
 
 def _changed_at(phase: str, phase_times: PhaseTimes, at: datetime, replicas: Replicas) -> datetime:
-    """Give when a phase began: then, or for a fault when the last step was seen. Never before the one that it follows."""
+    """Give when a phase began: `at`, or for a fault the last observed step, but never before the phase that it follows."""
     assert phase_times.since is not None
     if phase == Phase.DETECTING and phase_times.phase in TRAINING_PHASES:
         steps = [r.agent.step_at for r in replicas.by_id.values() if r.agent.step_at is not None]
@@ -99,7 +99,7 @@ def _changed_at(phase: str, phase_times: PhaseTimes, at: datetime, replicas: Rep
 
 
 def _cut(at: datetime) -> datetime:
-    """Times are written to the millisecond; cut before they are summed, nothing gets lost."""
+    """Cut a time to milliseconds, as it is stored, so that sums stay exact."""
     return at.replace(microsecond=at.microsecond // 1000 * 1000)
 
 
@@ -136,7 +136,7 @@ def _running_phase(record: Record, replicas: Replicas) -> Phase:
         return Phase.RENDEZVOUS
     steps = [step for m in record.members if (step := _step(replicas.get(m), record)) is not None]
     if not steps:
-        # Who never reported a step is believed to train; workers out of sight are, too.
+        # Workers that report no steps count as training, and so do silent ones.
         is_awaited = record.best_step >= 0 and record.phase_times.phase in (Phase.RENDEZVOUS, Phase.LOADING)
         return Phase.LOADING if is_awaited else Phase.TRAINING
     if record.phase_times.phase == Phase.TRAINING:
@@ -151,7 +151,7 @@ def _step(replica: Replica | None, record: Record) -> int | None:
 
 
 def next_phase_change(record: Record, replicas: Replicas, now: datetime) -> datetime | None:
-    """Give when repeated steps should be over: nothing else tells of the first new one."""
+    """Give when repeated steps should be over, because no event announces the first new step."""
     if record.phase_times.phase != Phase.RECOMPUTING:
         return None
     members = [r.agent for m in record.members if (r := replicas.get(m)) is not None and r.agent.step is not None]

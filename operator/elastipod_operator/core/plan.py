@@ -1,4 +1,4 @@
-"""The decision for one job: from a snapshot to what is to be done. Read `plan` first; each step names the files that decide it.
+"""The decision for one job, from a snapshot to a plan. Read `plan` first; each step names the files that decide it.
 
 The workers of a job either run one generation or are in transition to the next. Which of the two is in the state record before
 the first call to an agent, so an operator that dies anywhere continues from the record.
@@ -38,23 +38,23 @@ def plan(snapshot: Snapshot) -> Plan:
     snapshot = without_empty_record(snapshot)
     record = current_record(snapshot)
 
-    # 2. Choose the queue and apply what it grants: sizes, slots, suspension, quota that is lost (quota -> Grant, Quota).
+    # 2. Choose the queue and apply what it grants: sizes, slots, suspension, lost quota (quota -> Grant, Quota).
     record = adopt_queue(record, snapshot)
     grant, quota = apply_quota(snapshot, record)
 
-    # 3. Assess each pod: it can train, it is disrupted, it is lost (health, silence).
+    # 3. Assess each pod: it can train, or it is disrupted, silent or lost (health, silence).
     replicas = assess(snapshot, grant.quota_lost if grant is not None else {})
 
-    # 4. A job that is being deleted ends its pods and returns its quota (ending, quota_requests, pod_listing).
+    # 4. End the pods of a job that is being deleted, and return its quota (ending, quota_requests, pod_listing).
     if snapshot.job.deleting_since is not None:
         draft = with_quota_returns(_as_draft(plan_deletion(snapshot, record, replicas)), snapshot, replicas)
         return _complete(list_while_leaving(draft, snapshot, replicas, record), snapshot, replicas, grant)
 
-    # 5. A job whose record a newer operator wrote is left alone.
+    # 5. Leave a job unmanaged if a newer operator wrote its record.
     if snapshot.job.unmanaged:
         return _leave_unmanaged(snapshot, replicas, grant)
 
-    # 6. A job that has ended cleans up (ending); one whose spec cannot be used keeps what it has; all others train.
+    # 6. Clean up a job that has ended (ending); keep the pods of one whose spec is invalid; train all others.
     if record.outcome:
         draft = _as_draft(plan_end(snapshot, record, replicas))
     elif snapshot.job.policy is None or grant is None:
@@ -62,7 +62,7 @@ def plan(snapshot: Snapshot) -> Plan:
     else:
         draft = _train(record, Context(snapshot, snapshot.job.policy, replicas, grant, quota), is_new)
 
-    # 12. Request quota for increments, return what is not used, report ready pods to Kueue (quota_requests).
+    # 12. Request quota for increments, return unused quota, report ready pods to Kueue (quota_requests).
     draft = with_quota_requests(draft, snapshot, replicas, quota)
 
     # 13. Account the time to phases and report conditions, status and Events (phase_accounting, conditions).
@@ -73,7 +73,7 @@ def _train(record: Record, context: Context, is_new: bool) -> PlanDraft:
     """Decide for a job that has not ended and whose spec can be used."""
     snapshot, replicas = context.snapshot, context.replicas
 
-    # 7. Remember what must not be forgotten: the names of pods, when the first pod came, which pods were given up.
+    # 7. Record what must survive: the names of pods, when the first pod appeared, which pods were given up.
     record = replace(record, accepted_at=accepted(snapshot, record))
     record = record_incarnations(record, replicas.by_id)
     record = _note_first_pod(_without_gone_pods(record, replicas), context)
@@ -94,7 +94,7 @@ def _train(record: Record, context: Context, is_new: bool) -> PlanDraft:
     requests_again = context.quota is not None and must_request_again(snapshot, record)
     draft = replace(draft, adopts_spec=draft.adopts_spec or requests_again or (is_new and not replicas.by_id))
 
-    # 11. Pods: create those that are missing, delete those that are not wanted (slots, pod_supply, pod_removal, pod_listing).
+    # 11. Pods: create missing ones, delete unwanted ones (slots, pod_supply, pod_removal, pod_listing).
     return supply(note_ceiling(draft, context), context)
 
 
@@ -113,7 +113,7 @@ def _note_first_pod(record: Record, context: Context) -> Record:
 
 
 def _without_gone_pods(record: Record, replicas: Replicas) -> Record:
-    """Forget pods that were given up and that the API server does not list any more."""
+    """Forget pods that were given up and are no longer listed by the API server."""
     lost = tuple(pod for pod in record.lost if pod in replicas.by_id)
     return record if lost == record.lost else replace(record, lost=lost)
 

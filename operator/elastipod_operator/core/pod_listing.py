@@ -1,4 +1,4 @@
-"""When to list the pods at the API server: a watch may have missed that one is gone."""
+"""When to list the pods at the API server: a watch may have missed a deletion."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def list_while_waiting(record: Record, context: Context) -> tuple[tuple[Action, 
     is_silent = any(replica.health is Health.SILENT for replica in context.replicas.by_id.values())
     if context.snapshot.pods_listed_at is None or not (is_waiting or is_silent):
         return ((ListPods(),) if context.replicas.all_silent else ()), None
-    # A deletion missed before the wait began did no harm until now.
+    # A deletion that was missed before the wait began has done no harm yet.
     since = (
         context.snapshot.pods_listed_at if is_silent else max((context.snapshot.pods_listed_at, *_waits_since(record)))
     )
@@ -47,7 +47,7 @@ def list_while_leaving(draft: PlanDraft, snapshot: Snapshot, replicas: Replicas,
     """List the pods from time to time: a missed deletion must not delay the end of a job, nor keep its quota."""
     if not replicas.by_id or snapshot.pods_listed_at is None:
         return draft
-    # Before the deletion or the suspension began, no pod was to end.
+    # No pod had to end before the deletion or the suspension began.
     began_at = snapshot.job.deleting_since or (record.transition.began_at if record.transition is not None else None)
     due = max(snapshot.pods_listed_at, began_at or snapshot.pods_listed_at) + RELIST_SILENT_AFTER
     if snapshot.now < due:

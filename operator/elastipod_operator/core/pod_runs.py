@@ -9,14 +9,14 @@ from .names import PodId
 from .sizes import MAX_REPLICAS
 
 MAX_READABLE_RUNS = 64
-# Each slot of two specs may have had a pod, and as many pods that were given up may still exist.
+# Each slot of two specs may have a pod, and as many pods that were given up may still exist.
 MAX_PODS = 2 * MAX_REPLICAS
 
 
 def encode_pods(pods: Sequence[PodId]) -> list[list[str]]:
     """Write pods in their order: for each stretch of one spec its name and runs such as `0-6,7.2,9-12` (7.2: incarnation 2).
 
-    Many runs are written as three columns of numbers, which pack well: steps from the end of the run before, lengths,
+    Many runs are written as three columns of numbers, which compress well: distances from the end of the previous run, lengths,
     incarnations.
     """
     stretches: list[tuple[str, list[list[int]]]] = []
@@ -52,7 +52,7 @@ def decode_pods(stretches: list[list[str]], most: int = MAX_PODS) -> tuple[PodId
     for spec, *columns in stretches:
         for first, last, incarnation in _read_columns(*columns[:3]) if len(columns) >= 3 else _read_runs(columns[0]):
             if first < 0 or not 0 <= last - first < most - len(pods):
-                raise ValueError(f"{first}-{last} is no run of pods")
+                raise ValueError(f"{first}-{last} is not a run of pods")
             pods += (PodId(str(spec), ordinal, incarnation) for ordinal in range(first, last + 1))
     return tuple(pods)
 

@@ -24,7 +24,7 @@ from .slots import base_first, is_placed, spare_slots, wanted_slots
 from .snapshot import Policy
 from .time_order import earliest, latest
 
-# How long a pod that is to train stays pending before a spare is deleted to make room.
+# How long a pod that is needed for training stays pending before a spare is deleted to make room.
 SPARE_PATIENCE = timedelta(seconds=60)
 
 
@@ -32,8 +32,8 @@ SPARE_PATIENCE = timedelta(seconds=60)
 class CreationLimits:
     """What delays or restricts the creation of pods.
 
-    avoids: nodes that new pods avoid. pod_creation_retry_at: the back-off after the API server refused a pod. growth_until: until then,
-    pods beyond the present size are not worthwhile.
+    avoids: nodes that new pods avoid. pod_creation_retry_at: end of the back-off after the API server refused a pod. growth_until:
+    until then growth would not pay off.
     """
 
     avoids: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class CreationLimits:
 def supply_pods(
     record: Record, context: Context, wanted: list[Slot], limits: CreationLimits
 ) -> tuple[list[Action], datetime | None]:
-    """Create the pods that are missing in the wanted slots, and delete those that are not wanted any more.
+    """Create the pods that are missing in the wanted slots, and delete those that are no longer wanted.
 
     Gives the actions, and when the next creation is due (after the back-off). A failed creation is repeated with the same name.
     With a queue, a replacement waits until its predecessor is gone: both together would exceed the granted quota.
@@ -64,10 +64,10 @@ def supply_pods(
         if replica is not None and replica.may_train and slot not in misplaced:
             continue
         if slot in spares and not all_placed:
-            continue  # a spare must not take the place of one that is to train
+            continue  # a spare must not take the node of a pod that would train
         if slot in taken:
             if slot in misplaced:
-                actions += remove(taken[slot], "waits for a place with an outdated idea of the nodes to avoid")
+                actions += remove(taken[slot], "pending with an outdated list of nodes to avoid")
             continue
         due = latest(
             _creation_due(replica, record, policy) if slot not in misplaced else None,
@@ -91,7 +91,7 @@ def supply_pods(
 def _spares_leave_at(
     grant: Grant, record: Record, replicas: Replicas, wanted: list[Slot], spares: set[Slot]
 ) -> datetime | None:
-    """Give when spares are deleted to make room for pods that are to train; None when all have nodes, or it would not help."""
+    """Give when spares are deleted to make room for pods that would train; None if all have nodes or it would not help."""
     waiting = [
         r
         for s in wanted
@@ -121,7 +121,7 @@ def _outdated_placement(replicas: Replicas, avoids: tuple[str, ...]) -> set[Slot
 def _still_on_quota(replicas: Replicas, misplaced: set[Slot]) -> dict[Slot, Replica]:
     """Give the slots whose pods still use quota although they are to be replaced.
 
-    A lost pod does while its kubelet lives and is about to end it; a dead node never blocks a replacement.
+    A lost pod still uses quota while its kubelet is alive and will end it; a dead node never blocks a replacement.
     """
     return {
         r.id.slot: r

@@ -1,4 +1,4 @@
-"""A job's queues, as Kueue has them, in small records."""
+"""A job's LocalQueue and ClusterQueue, as Kueue reports them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ClusterQueueFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFact:
-    """A job's LocalQueue and its ClusterQueue. cluster_queue: None where the operator may not read ClusterQueues."""
+    """A job's LocalQueue and its ClusterQueue. cluster_queue: None if the operator may not read ClusterQueues."""
 
     name: str
     exists: bool = True

@@ -1,4 +1,4 @@
-"""What is wrong with a job's queue, or with what the job wants of it: warnings that go once it is mended."""
+"""Warnings about a job's queue, or about what the job requests from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .quota import Quota, is_on
 from .reasons import AnyReason, Reason
 from .snapshot import ObservedJob, ObservedWorkload, Policy, Snapshot
 
-# So long after the time for a checkpoint the pods of an evicted Workload may take to go.
+# How long the pods of an evicted Workload may take to end after the time for a checkpoint.
 POD_EXIT_TIME = timedelta(seconds=60)
 NAMED_PODS = 3
 
@@ -19,7 +19,7 @@ Warnings = list[tuple[AnyReason, str]]
 
 
 def queue_warnings(job: ObservedJob, policy: Policy, queue: QueueFact | None, quota: Quota | None) -> Warnings:
-    """Judge the queue of a job; gives nothing where it is not known, and nothing about a job that is in none."""
+    """Check the queue of a job; no warnings if the queue is unknown or the job is in none."""
     if queue is None or quota is None or not quota.queue:
         return []
     if not queue.exists:
@@ -43,14 +43,14 @@ def queue_warnings(job: ObservedJob, policy: Policy, queue: QueueFact | None, qu
 
 
 def eviction_due_at(workload: ObservedWorkload, policy: Policy) -> datetime | None:
-    """Give when the quota that Kueue wants back should be back: after that it is an alarm. None where it wants nothing."""
+    """Give when the quota of an evicted Workload must have been returned; after that it is overdue. None if it is not evicted."""
     return workload.evicted_at + policy.graceful_timeout + POD_EXIT_TIME if workload.evicted_at is not None else None
 
 
 def overdue_evictions(
     snapshot: Snapshot, policy: Policy, replicas: Replicas, quota: Quota | None
 ) -> tuple[Warnings, datetime | None]:
-    """Say of quota that should be back what holds it up; gives too when the next of it falls due."""
+    """Say what blocks the return of overdue quota; gives too when the next becomes overdue."""
     if quota is None:
         return [], None
     evicted = [(at, w) for w in quota.present.values() if (at := eviction_due_at(w, policy)) is not None]
@@ -67,11 +67,11 @@ def _late(workload: ObservedWorkload, snapshot: Snapshot, replicas: Replicas, qu
         key=lambda r: r.id,
     )
     since = f"{workload.evicted_at.astimezone(UTC):%H:%M:%S} UTC"
-    text = f"Kueue waits for the quota of Workload {workload.name} since {since} ({workload.eviction_reason})"
+    text = f"Kueue has waited for the quota of Workload {workload.name} since {since} ({workload.eviction_reason})"
     if not pods:
-        return f"{text}; no pod is left on it, giving it back is tried again and again (see the operator's log)"
+        return f"{text}; no pod uses it any more, and the operator retries to return it (see the operator's log)"
     more = f" and {len(pods) - NAMED_PODS} more" if len(pods) > NAMED_PODS else ""
-    return f"{text}; it is held up by {', '.join(_where(r, snapshot) for r in pods[:NAMED_PODS])}{more}"
+    return f"{text}; it is blocked by {', '.join(_where(r, snapshot) for r in pods[:NAMED_PODS])}{more}"
 
 
 def _where(replica: Replica, snapshot: Snapshot) -> str:
@@ -80,18 +80,18 @@ def _where(replica: Replica, snapshot: Snapshot) -> str:
         return f"pod {pod.name} (without a node)"
     node = snapshot.nodes.get(pod.node)
     if node is not None and not node.ready:
-        how = "which is not ready"
+        how = "the node is not ready"
     elif pod.kill_at is not None:
         how = "being deleted"
     elif replica.health in (Health.SILENT, Health.LOST):
         how = "its agent does not answer"
     else:
-        how = "still at work"
+        how = "still running"
     return f"pod {pod.name} on node {pod.node} ({how})"
 
 
 def _stopped(what: str, policy: str, words: str) -> str:
-    means = "what runs is evicted" if policy == "HoldAndDrain" else "what runs goes on"
+    means = "running jobs are evicted" if policy == "HoldAndDrain" else "running jobs continue"
     return f"{what} admits nothing more, and {means} (stopPolicy {policy}){f': {words}' if words else ''}"
 
 
@@ -100,17 +100,17 @@ def _inactive(what: str, words: str) -> Warnings:
 
 
 def _strategy_warnings(policy: Policy, queue: ClusterQueueFact, quota: Quota) -> Warnings:
-    """How the queue treats increments."""
+    """Warn of queue settings that affect increments."""
     found: Warnings = []
     if not queue.can_preempt_within and len(policy.sizes.allowed) > 1:
         text = f"ClusterQueue {queue.name} has preemption.withinClusterQueue Never"
         text += (
-            ": what the job has grown into is never given up for others that wait there; LowerPriority would do that"
+            ": increments of this job are never preempted for other jobs in that queue; LowerPriority would allow it"
         )
         found.append((Reason.PREEMPTION_NEVER, text))
-    # Only those that Kueue has looked at: who is admitted at once waits for nobody.
+    # Only increments that Kueue has considered: others may be admitted at once.
     if queue.is_strict and any(n and not w.reserved and w.pending_message for n, w in quota.present.items()):
         text = f"ClusterQueue {queue.name} has queueingStrategy StrictFIFO and increments of the job wait there"
-        text += ": one that does not fit holds up all behind it, and waits for those before it; use BestEffortFIFO"
+        text += ": an increment that does not fit blocks everything behind it; use BestEffortFIFO"
         found.append((Reason.STRICT_FIFO, text))
     return found

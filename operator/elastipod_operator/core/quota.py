@@ -20,11 +20,12 @@ from .reasons import Reason, ReasonAndMessage
 from .record import Record
 from .sizes import Allowed
 from .snapshot import ObservedPod, ObservedWorkload, Policy, Snapshot, SpecLimits
+from .wording import counted
 
 DEFAULT_QUEUE = "default"
 # Pods whose quota requests are cached, over all jobs: about 150 bytes each.
 MAX_CACHED_SLOTS = 250_000
-# Time for the replacements of pods lost to a fault to be scheduled, before the quota of their increment is returned.
+# Time for replacements of lost pods to be scheduled before the quota of their increment is returned.
 REPLACEMENT_PATIENCE = timedelta(seconds=120)
 
 
@@ -43,7 +44,7 @@ class QuotaRequest:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The job's quota requests, its Workloads, and those of them that are granted now, by number.
+    """The job's quota requests, its Workloads, and the granted ones among them, by number.
 
     queue: empty when the job has left its queue and only returns quota.
     """
@@ -53,7 +54,7 @@ class Quota:
     present: Mapping[int, ObservedWorkload]
     granted: Mapping[int, ObservedWorkload]
     useless: Mapping[int, str]
-    """Increments that Kueue granted and the job returns all the same, with the reason."""
+    """Granted increments that the job returns nevertheless, with the reason."""
     retained_base: int = 0
     """The size that the base was granted for, if the minimum size has been lowered since; else 0."""
 
@@ -92,11 +93,11 @@ def retained_base(policy: Policy, base: ObservedWorkload | None) -> int:
 
 
 def _pods_in(requests: tuple[QuotaRequest, ...], *_: object) -> int:
-    """A request weighs as much as a few of its slots."""
+    """Weigh a request by its slots."""
     return sum(4 + len(request.slots) for request in requests)
 
 
-# Every pass over a job needs them, and they follow from the spec alone.
+# Cached, because every pass needs them and they depend on the spec alone.
 @limited_cache(MAX_CACHED_SLOTS, _pods_in)
 def quota_requests_for(allowed: Allowed, specs: tuple[SpecLimits, ...]) -> tuple[QuotaRequest, ...]:
     """Give the quota requests for these sizes, ascending, and specs with these limits."""
@@ -128,7 +129,7 @@ def adopt_queue(record: Record, snapshot: Snapshot) -> Record:
     job = snapshot.job
     wished = job.queue
     if job.record is None or not (job.was_reconciled or snapshot.pods):
-        # A user cannot write a record with which the job leaves the queue that adopts it.
+        # A user must not be able to move a job out of its queue by editing the record.
         wished = wished or job.queue_in_template or (DEFAULT_QUEUE if snapshot.default_queue else "")
     elif record.members or snapshot.pods or any(w.reserved for w in snapshot.workloads):
         return record
@@ -136,7 +137,7 @@ def adopt_queue(record: Record, snapshot: Snapshot) -> Record:
 
 
 def apply_quota(snapshot: Snapshot, record: Record) -> tuple[Grant | None, Quota | None]:
-    """Give what the job may use now, and its Workloads; without a usable spec neither, without a queue no Quota."""
+    """Give what the job may use now, and its Workloads; neither without a valid spec, no Quota without a queue."""
     policy, queue = snapshot.job.policy, record.queue
     if policy is None:
         return None, None
@@ -195,24 +196,24 @@ def _useless(
     allowed = snapshot.job.policy.sizes.allowed
     found = dict.fromkeys(
         (number for number in granted if number and _is_left_by_fault(snapshot, record, requests[number])),
-        "pods that were lost to a fault find no place again",
+        "replacements of lost pods cannot be scheduled",
     )
     if record.requeue_backoff is not None and snapshot.now < record.requeue_backoff.until:
         stays = (pod.id.slot for pod in snapshot.pods if pod.kill_at is None and not pod.ended)
         in_use = {member.slot for member in record.members}.union(stays)
         idle = (number for number in granted if number and in_use.isdisjoint(requests[number].slots))
-        found.update(dict.fromkeys(idle, "increments were given back a short while ago"))
+        found.update(dict.fromkeys(idle, "increments were returned a short time ago"))
     left = [number for number in sorted(granted) if number not in found]
     size = sum(sum(requests[number].trains.values()) for number in left)
     while size not in allowed and size != kept:
         number = left.pop()
         size -= sum(requests[number].trains.values())
-        found[number] = "it makes no allowed size as long as smaller increments have no quota"
+        found[number] = "it makes no allowed size while smaller increments have no quota"
     return found
 
 
 def replacements_awaited_until(snapshot: Snapshot, record: Record, request: QuotaRequest) -> datetime | None:
-    """Give until when the replacements of an increment that a fault emptied may wait for nodes; None: none wait."""
+    """Give until when replacements for an increment without pods may wait for nodes; None if none wait."""
     if not record.shrank_after_fault or record.transition is not None:
         return None
     if not {member.slot for member in record.members}.isdisjoint(request.slots):
@@ -229,7 +230,7 @@ def _is_left_by_fault(snapshot: Snapshot, record: Record, request: QuotaRequest)
 def _suspended(
     snapshot: Snapshot, policy: Policy, base: ObservedWorkload | None, request: QuotaRequest, queue: str
 ) -> Grant:
-    """Suspend the job until its base has quota; a user who suspended it already is the reason that counts."""
+    """Suspend the job until its base has quota. If the user has suspended it, that is the reason."""
     if policy.suspend:
         return grant_all(policy)
     why = _why_suspended(snapshot, base, request, queue)
@@ -259,22 +260,25 @@ def _why_suspended(snapshot: Snapshot, base: ObservedWorkload | None, request: Q
     if snapshot.queue_problem is not None and base is None:
         return SuspendedBy(*snapshot.queue_problem)
     if base is None:
-        return SuspendedBy(Reason.QUEUED, f"queue {queue} is asked for {sum(request.trains.values())} replicas")
+        return SuspendedBy(
+            Reason.QUEUED, f"requesting quota for {counted(sum(request.trains.values()), 'replica')} from queue {queue}"
+        )
     if base.eviction_reason:
-        return SuspendedBy(base.eviction_reason, f"Kueue takes the quota back: {base.eviction_message}")
+        return SuspendedBy(base.eviction_reason, f"Kueue evicts the job: {base.eviction_message}")
     if base.finished:
         return SuspendedBy(
-            Reason.QUOTA_ENDED, f"Workload {base.name} was marked as finished by somebody else; delete it to ask again"
+            Reason.QUOTA_ENDED,
+            f"Workload {base.name} was marked as finished by another client; delete it to request quota again",
         )
     if not fits(base, request) or snapshot.job.pending_edits:
-        return SuspendedBy(Reason.SPEC_EDITED, "the smallest size or a template was edited; quota is asked for anew")
+        return SuspendedBy(Reason.SPEC_EDITED, "the minimum size or a template was edited; quota is requested again")
     if not base.is_active:
         return SuspendedBy(
             Reason.DEACTIVATED,
             f"Workload {base.name} was deactivated: {base.pending_message or 'spec.active is false'}",
         )
     return SuspendedBy(
-        Reason.QUEUED, f"waits in queue {queue}: {base.pending_message or 'Kueue has not looked at it yet'}"
+        Reason.QUEUED, f"waits in queue {queue}: {base.pending_message or 'Kueue has not considered it yet'}"
     )
 
 
@@ -290,22 +294,22 @@ def _why_quota_lost(slot: Slot, request: QuotaRequest | None, quota: Quota) -> R
     if request is None:
         return Reason.SCALED_BY_USER, f"replica {slot.spec}-{slot.ordinal} is beyond the largest size"
     workload = quota.present.get(request.number)
-    pods = sum(pods for _, pods in request.counts)
+    pods = counted(sum(pods for _, pods in request.counts), "replica")
     if workload is None:
         return (
             Reason.QUOTA_LOST,
-            f"the quota of {pods} replicas is gone: there is no Workload for increment {request.number}",
+            f"the quota of {pods} was lost: there is no Workload for increment {request.number}",
         )
     if workload.eviction_reason:
-        return workload.eviction_reason, f"Kueue takes the quota of {pods} replicas back: {workload.eviction_message}"
+        return workload.eviction_reason, f"Kueue evicts {pods}: {workload.eviction_message}"
     if request.number in quota.useless:
         return Reason.QUOTA_RETURNED, quota.useless[request.number]
     if not fits(workload, request):
         return (
             Reason.SPEC_EDITED,
-            f"the sizes were edited; the quota of {pods} replicas is given back and asked for anew",
+            f"the sizes were edited; the quota of {pods} is returned and requested again",
         )
     return (
         Reason.QUOTA_LOST,
-        f"the quota of {pods} replicas is gone: {workload.pending_message or 'it is not admitted any more'}",
+        f"the quota of {pods} was lost: {workload.pending_message or 'it is no longer admitted'}",
     )

@@ -34,12 +34,13 @@ from .reasons import Reason
 from .record import Record, RequeueBackoff
 from .snapshot import ObservedWorkload, Policy, Snapshot
 from .time_order import earliest, latest
+from .wording import counted
 
 # Increments of one job that wait in the queue at a time: a job of thousands must not flood Kueue.
 MAX_WAITING = 16
-# If no increment was lost for this long, the back-off starts from the beginning.
+# After this time without a lost increment, the back-off starts from the beginning.
 BACKOFF_MEMORY = timedelta(minutes=30)
-# How long a deleted job stays after its last pods had to be gone, if quota cannot be returned.
+# How long a deleted job is kept after the deadline of its pods, if quota cannot be returned.
 QUOTA_RETURN_PATIENCE = timedelta(seconds=60)
 
 
@@ -66,9 +67,9 @@ def with_quota_requests(draft: PlanDraft, snapshot: Snapshot, replicas: Replicas
 
 
 def _with_unusable_spec(record: Record, snapshot: Snapshot, replicas: Replicas) -> list[Action]:
-    """Return evicted quota of a job whose spec cannot be used, so that others do not wait for it.
+    """Return evicted quota of a job with an invalid spec, so that other jobs do not wait for it.
 
-    Its agents cannot be called without the spec; the kubelet ends the pods, as in any eviction.
+    Its agents cannot be called without the spec, so the kubelet ends the pods, as in any eviction.
     """
     if record.outcome:
         return _finish(record, replicas, Quota("", (), {w.number: w for w in snapshot.workloads}, {}, {}))
@@ -78,7 +79,7 @@ def _with_unusable_spec(record: Record, snapshot: Snapshot, replicas: Replicas) 
             continue
         pods = _pods_on(workload, (), replicas)
         for replica in pods:
-            actions += remove(replica, f"Kueue takes the quota back: {workload.eviction_message}")
+            actions += remove(replica, f"Kueue evicts the job: {workload.eviction_message}")
         if not pods:
             actions.append(
                 DeleteWorkload(workload.name, workload.uid, workload.eviction_message or workload.eviction_reason)
@@ -89,8 +90,8 @@ def _with_unusable_spec(record: Record, snapshot: Snapshot, replicas: Replicas) 
 def with_quota_returns(draft: PlanDraft, snapshot: Snapshot, replicas: Replicas) -> PlanDraft:
     """Return the quota of a job that is being deleted, and keep the job until that is done.
 
-    What still waits goes at once, so that Kueue cannot grant it any more; the rest goes as its pods do. What is marked as finished
-    holds no quota, and is left to the garbage collector; so is what cannot be given back for too long, when no pod is left.
+    Pending Workloads are deleted at once, so that Kueue cannot admit them; the others follow their pods. Finished ones hold no quota
+    and are left to the garbage collector. So are those that cannot be returned in time, once no pod is left.
     """
     left = [w for w in snapshot.workloads if not (w.finished or w.is_deleting)]
     if not (left or snapshot.quota_return_error):
@@ -111,7 +112,7 @@ def with_quota_returns(draft: PlanDraft, snapshot: Snapshot, replicas: Replicas)
 
 
 def quota_returned_until(snapshot: Snapshot) -> datetime:
-    """Give until when a deleted job stays if its quota cannot be returned."""
+    """Give until when a deleted job is kept if its quota cannot be returned."""
     return deletion_due_at(snapshot) + QUOTA_RETURN_PATIENCE
 
 
@@ -122,7 +123,7 @@ def backoff_until(record: Record, now: datetime) -> datetime | None:
 
 
 def slots_backing_off(record: Record, quota: Quota, now: datetime) -> frozenset[Slot]:
-    """Give the slots without pods while a partial gang backs off: those of Workloads of which no replica trains."""
+    """Give the slots that get no pods while a partial gang backs off: those of Workloads on which no replica trains."""
     if backoff_until(record, now) is None:
         return frozenset()
     return frozenset(slot for request in quota.requests if not _is_in_use(request, record) for slot in request.slots)
@@ -131,13 +132,13 @@ def slots_backing_off(record: Record, quota: Quota, now: datetime) -> frozenset[
 def increments_requested_from(record: Record, policy: Policy, now: datetime) -> datetime | None:
     """Give when increments are requested again (after faults, lost quota and failed attempts); None: now."""
     snooze = record.recovered_at + policy.snooze if record.recovered_at is not None else None
-    shed = record.requeue_backoff.until if record.requeue_backoff is not None else None
-    until = latest(backoff_until(record, now), snooze, shed, growth_hold(record, policy))
+    requeue_at = record.requeue_backoff.until if record.requeue_backoff is not None else None
+    until = latest(backoff_until(record, now), snooze, requeue_at, growth_hold(record, policy))
     return until if until is not None and until > now else None
 
 
 def _finish(record: Record, replicas: Replicas, quota: Quota) -> list[Action]:
-    """Tell Kueue of the end. An increment that waits goes at once: Kueue could grant it while it is told that the job has ended."""
+    """Finish the Workloads. A pending increment is deleted at once, because Kueue could admit it meanwhile."""
     succeeded = record.outcome == "Completed"
     actions: list[Action] = []
     for number, workload in quota.present.items():
@@ -153,7 +154,7 @@ def _finish(record: Record, replicas: Replicas, quota: Quota) -> list[Action]:
 def _deletions(
     record: Record, snapshot: Snapshot, replicas: Replicas, quota: Quota, policy: Policy
 ) -> tuple[Record, list[Action], list[JobEvent]]:
-    """Give back what is not wanted any more, once its pods are gone. What Kueue took back is not asked for again at once."""
+    """Delete unwanted Workloads when their pods are gone. Evicted increments are not requested again at once."""
     actions: list[Action] = []
     events: list[JobEvent] = []
     shed = [
@@ -161,7 +162,7 @@ def _deletions(
         for n, w in sorted(quota.present.items())
         if n and (w.eviction_reason or n in quota.useless) and not w.is_deleting
     ]
-    # Increments go before their base is given back: Kueue may place it elsewhere, and they were pinned to where it was.
+    # Increments go before their base is returned: Kueue may place the base elsewhere, and they are pinned to its old nodes.
     for number, workload in sorted(quota.present.items(), key=lambda item: (item[0] == 0, item[0])):
         why = _why_unwanted(number, workload, record, snapshot, quota, policy)
         if not why or workload.is_deleting:
@@ -183,19 +184,19 @@ def _deletions(
 def _why_unwanted(
     number: int, workload: ObservedWorkload, record: Record, snapshot: Snapshot, quota: Quota, policy: Policy
 ) -> str:
-    """Give why a Workload is to be deleted; empty when it stays."""
+    """Give why a Workload must be deleted; empty if it stays."""
     if workload.eviction_reason:
         return workload.eviction_message or workload.eviction_reason
     if not quota.queue:
-        return "the job is in no queue any more"
+        return "the job is no longer in a queue"
     if policy.suspend:
         return "the user suspended the job"
     if number >= len(quota.requests):
-        return "the job may not grow so far any more"
+        return "the job may no longer grow to this size"
     if not fits(workload, quota.requests[number]):
         return "the sizes or templates of the job were edited"
     if not workload.reserved and workload.queue != quota.queue:
-        return f"the job is in queue {quota.queue} now"
+        return f"the job is now in queue {quota.queue}"
     if number == 0:
         return ""
     if 0 not in quota.granted:
@@ -203,8 +204,8 @@ def _why_unwanted(
     if number in quota.useless:
         return quota.useless[number]
     if backoff_until(record, snapshot.now) is not None and not _is_in_use(quota.requests[number], record):
-        return "there was room for a part of it only"
-    return "it was marked as finished by somebody else" if workload.finished else ""
+        return "there was room for a part of it"
+    return "it was marked as finished by another client" if workload.finished else ""
 
 
 def _is_in_use(request: QuotaRequest, record: Record) -> bool:
@@ -224,17 +225,17 @@ def _pods_on(workload: ObservedWorkload, requests: Sequence[QuotaRequest], repli
 def _back_off(
     record: Record, workloads: Sequence[ObservedWorkload], policy: Policy, snapshot: Snapshot
 ) -> tuple[Record, JobEvent | None]:
-    """Begin the requeue back-off for lost increments; increments that go together make one Event."""
-    shed = record.requeue_backoff
-    if shed is not None and snapshot.now < shed.until:
+    """Begin the requeue back-off for lost increments, with one Event for all of them."""
+    last = record.requeue_backoff
+    if last is not None and snapshot.now < last.until:
         return record, None
-    tries = shed.tries + 1 if shed is not None and snapshot.now - shed.until < BACKOFF_MEMORY else 1
+    tries = last.tries + 1 if last is not None and snapshot.now - last.until < BACKOFF_MEMORY else 1
     until = snapshot.now + backoff(policy.backoff_base, policy.backoff_max, tries, snapshot.job.uid)
-    pods = sum(count for w in workloads for _, count in w.counts)
+    pods = counted(sum(count for w in workloads for _, count in w.counts), "replica")
     names = ", ".join(str(w.number) for w in workloads)
     what = f"{'increments' if len(workloads) > 1 else 'increment'} {names}"
     queues = ", ".join(dict.fromkeys(w.queue for w in workloads))
-    event = JobEvent(Reason.QUOTA_GIVEN_BACK, f"the quota of {pods} replicas ({what}) is given back to queue {queues}")
+    event = JobEvent(Reason.QUOTA_GIVEN_BACK, f"the quota of {pods} ({what}) is returned to queue {queues}")
     return replace(record, requeue_backoff=RequeueBackoff(tries, until)), event
 
 
@@ -250,7 +251,7 @@ def _creations(
     if not quota.queue or policy.suspend:
         return [], None
     if 0 not in quota.present:
-        # Kueue may place a new base elsewhere: nothing of the job may be left where the last one was.
+        # Kueue may place a new base elsewhere, so nothing of the job may remain on the old nodes.
         is_clear = all(r.cannot_run_again for r in replicas.by_id.values()) and not _increments_left(quota)
         return ([CreateWorkload(0, quota.requests[0].counts, quota.queue)] if is_clear else []), None
     if 0 not in quota.granted:
@@ -260,7 +261,7 @@ def _creations(
     if until is not None:
         return [], until if missing else None
     if _is_uneven(quota) and len(quota.granted) < len(quota.present):
-        return [], None  # where steps differ, a larger one is of no use without the smaller ones
+        return [], None  # with uneven increments, a larger one is useless without the smaller ones
     waiting = sum(not w.admitted for w in quota.present.values())
     room = 1 if _is_uneven(quota) else max(0, MAX_WAITING - waiting)
     base = quota.granted[0]
@@ -273,17 +274,17 @@ def _is_uneven(quota: Quota) -> bool:
 
 
 def _readiness(replicas: Replicas, quota: Quota, policy: Policy) -> list[Action]:
-    """Tell Kueue of the pods of the granted shares: spares are not waited for, and stand in for others.
+    """Report to Kueue which granted Workloads have all their pods ready. Spares are not awaited and can replace other pods.
 
-    The job's ready pods count for its base first. Where there are too few, Kueue may then take an increment back, whose pods
-    hold the places that those of the base wait for; the base would stop the whole job.
+    Ready pods count for the base first. If there are too few, Kueue may evict an increment, whose pods occupy the nodes for which
+    the base waits; an evicted base would stop the whole job.
     """
     actions: list[Action] = []
     slots = (slot for number in quota.granted for slot in quota.requests[number].slots)
     ready = Counter(s.spec for s in slots if (r := replicas.newest.get(s)) is not None and _is_ready(r))
     for number, workload in sorted(quota.granted.items()):
         trains = Counter(quota.requests[number].trains)
-        if quota.retained_base and not number:  # the job may be smaller than its base by now
+        if quota.retained_base and not number:  # the job may be smaller than its base now
             trains = Counter(filled(policy.specs, min(quota.retained_base, policy.sizes.maximum)))
         is_ready = trains <= ready
         ready -= trains

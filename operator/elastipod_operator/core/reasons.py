@@ -92,7 +92,7 @@ class Reason(StrEnum):
     )  # fmt: skip
     INVALID_SPEC = (
         "InvalidSpec", "Suspended, Warning", ERROR, WHEN_REPORTED,
-        "The spec cannot be used. A job that trains continues with the last spec that could be used.",
+        "The spec is invalid. A job that trains continues with the last valid spec.",
         "The message names the field and what it must be.",
     )  # fmt: skip
     FAILED = "Failed", "Failed", ERROR, HAPPENS, "The job has failed.", "The message says why."
@@ -110,7 +110,7 @@ class Reason(StrEnum):
         "See the pods, or raise `spec.runPolicy.faultDeadlineSeconds`.",
     )  # fmt: skip
     NO_PROGRESS = (
-        "NoProgress", "Failed, Warning", ERROR, WHEN_REPORTED, "Several recoveries in a row brought no newer step.",
+        "NoProgress", "Failed, Warning", ERROR, WHEN_REPORTED, "Several consecutive recoveries reached no newer step.",
         "The message quotes the first failing rank; set `jobMaxRetryCount` to allow more attempts.",
     )  # fmt: skip
 
@@ -132,7 +132,7 @@ class Reason(StrEnum):
         "Look for a NetworkPolicy between the operator and the pods.",
     )  # fmt: skip
     TOKEN_REFUSED = (
-        "TokenRefused", "PodsReady", ERROR, WHEN_REPORTED, "An agent and the operator do not accept each other's proof.",
+        "TokenRefused", "PodsReady", ERROR, WHEN_REPORTED, "An agent and the operator do not accept each other's credentials.",
         "The message names the Secret and what to delete.",
     )  # fmt: skip
     PODS_REFUSED = (
@@ -170,7 +170,7 @@ class Reason(StrEnum):
         "Scaling",
         INFO,
         NEVER,
-        "New replicas load what their workers need; training continues meanwhile.",
+        "New replicas import the modules that their workers need; training continues meanwhile.",
     )
     LIMIT_REACHED = (
         "LimitReached", "Scaling", INFO, NEVER, "The API server refuses further pods; the job would grow.",
@@ -287,7 +287,7 @@ class Reason(StrEnum):
         "Suspend and resume the job.",
     )  # fmt: skip
 
-    # ---- troubles with quota, while the job is suspended or an increment waits
+    # ---- problems with quota, while the job is suspended or an increment waits
     KUEUE_UNAVAILABLE = (
         "KueueUnavailable",
         "Suspended, Scaling",

@@ -1,4 +1,4 @@
-"""The state record as text and back, by the declarations in `record.py`. Long texts are packed."""
+"""Encode and decode the state record according to the declarations in `record.py`. Long texts are compressed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .record_schema import StoredField, stored_fields
 
 VERSION = 1
 MAX_BYTES = 16 * 1024
-"""The most that a record should take."""
+"""The maximum size of a record."""
 PACK_BEYOND = 4 * 1024
 PACKED = "z:"
-# Whoever may edit the job may write anything there; no record of ours unpacks to more.
+# A user may write anything into the annotation; the operator writes no record that unpacks to more.
 MAX_UNPACKED = 8 << 20
 NO_INCARNATION = -1
-# Far enough from the first and the last representable time for the longest wait to be added or subtracted.
+# Far enough from the limits of datetime to add or subtract the longest wait.
 VALID_YEARS = range(1970, 3000)
 MILLISECOND = timedelta(milliseconds=1)
 
@@ -36,7 +36,7 @@ Convert = Callable[[Any], Any]
 
 
 class RecordError(ValueError):
-    """The annotation holds something that this version cannot read."""
+    """The annotation contains something that this version cannot read."""
 
 
 class NewerRecordError(RecordError):
@@ -68,7 +68,7 @@ def decode(text: str) -> Record:
         body = json.loads(_unpack(text) if text.startswith(PACKED) else text)
         if isinstance(body["v"], int) and body["v"] > VERSION:
             newer = NewerRecordError(
-                f"the state record has version {body['v']}; this operator reads version {VERSION} and leaves the job alone"
+                f"the state record has version {body['v']}; this operator reads version {VERSION} and does not manage the job"
             )
             newer.owner = str(body.get("uid", ""))
             raise newer
@@ -94,7 +94,7 @@ def _record(body: dict[str, Any]) -> Record:
 
 
 def _extra_incarnations(record: Record) -> list[PodId]:
-    """Give the incarnations that the members do not say; NO_INCARNATION for members whose incarnation is not on record."""
+    """Give the incarnations that do not follow from the members; NO_INCARNATION for members whose incarnation is not recorded."""
     known = {member.slot: member.incarnation for member in record.members}
     extra = [PodId(s.spec, s.ordinal, i) for s, i in record.incarnations.items() if known.get(s) != i]
     return sorted([*extra, *(PodId(s.spec, s.ordinal, NO_INCARNATION) for s in known if s not in record.incarnations)])
@@ -133,7 +133,7 @@ def _row(value: Any, listed: tuple[StoredField, ...]) -> list[Any]:
 
 
 def _read_row(left: Iterator[Any], listed: tuple[StoredField, ...], body: dict[str, Any]) -> dict[str, Any]:
-    """Read a JSON list that `_row()` wrote. A later operator may have written more: that is left out."""
+    """Read a JSON list that `_row()` wrote. Entries that a later version appended are ignored."""
     values: dict[str, Any] = {}
     for found in listed:
         if found.storage.is_inline:
@@ -242,7 +242,7 @@ def parse_time(text: str | None) -> datetime | None:
     """Read a time; one without a zone is UTC. Raises RecordError for one that is too far away to calculate with."""
     at = datetime.fromisoformat(text.replace("Z", "+00:00")) if text else None
     if at is not None and at.year not in VALID_YEARS:
-        raise RecordError(f"the time {text} is none of this job")
+        raise RecordError(f"the time {text} is out of range")
     return at.replace(tzinfo=UTC) if at is not None and at.tzinfo is None else at
 
 

@@ -1,7 +1,6 @@
 """How each field of the state record is stored, declared beside its type with `Stored`.
 
-`record_codec` writes and reads records by these declarations, and `clock_skew` bounds their times by them: a new field of
-the record is one line in `record.py`.
+`record_codec` and `clock_skew` follow these declarations, so a new field of the record is one line in `record.py`.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 
 class TimeRule(StrEnum):
-    """What becomes of a stored time that the clock of an earlier operator set too late."""
+    """How to correct a stored time that is in the future because of the clock of an earlier operator."""
 
     PAST = "past"
-    """It has happened: it is never later than now."""
+    """A past event: never later than now."""
     FOLLOWS = "follows"
-    """A deadline or the end of a wait: it moves together with the time that `follows` names."""
+    """A deadline or the end of a wait: moves together with the time that `follows` names."""
     BACK_OFF = "back-off"
-    """The end of a back-off: it is never further away than the job's longest back-off."""
+    """The end of a back-off: never further away than the job's longest back-off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +28,21 @@ class Stored:
     """How a field is stored: `field: Annotated[int, Stored("ceiling")] = 0`. A part's field without it is stored plainly."""
 
     key: str = ""
-    """Where the record's JSON object holds it. The fields of a part need none: they form a list in their order."""
+    """Its key in the record's JSON object. The fields of a part need none: they form a list in their order."""
     index: int | None = None
-    """Its place in the list under `key`, where several fields share a key."""
+    """Its position in the list under `key`, if several fields share a key."""
     is_required: bool = False
     """The key is always written; others are left out while all their fields have their defaults."""
     is_later: bool = False
     """Added to a list after the first release, so earlier records end before it."""
     is_inline: bool = False
-    """A part whose values stand in the list itself. Only a named tuple may be followed by further fields."""
+    """A part whose values are in the list itself. Only a named tuple may be followed by further fields."""
     is_derived: bool = False
-    """`record_codec` has code of its own for it."""
+    """`record_codec` has special code for it."""
     max_length: int | None = None
-    """The most characters that are written of a text."""
+    """Longer texts are cut to this many characters."""
     max_pods: int | None = None
-    """The most pods that are read."""
+    """The maximum number of pods that are read."""
     time_rule: TimeRule | None = None
     """Every time needs one."""
     follows: str = ""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
-# Replicas and spares of one job together. Measured jobs have up to 10,000 pods; what one decision costs grows with them.
+# Replicas and spares of one job together. Jobs of up to 10,000 pods are measured; the cost of a decision grows with them.
 MAX_REPLICAS = 16_384
-# More sizes than this are not written out one by one: those of the largest job would take half a megabyte.
+# Longer lists of sizes are abbreviated: those of the largest job would take half a megabyte.
 MAX_LISTED = 64
 
 Allowed = tuple[int, ...] | range
 
 
 class SizeError(ValueError):
-    """The user asked for sizes that cannot exist; the message is one sentence that names the field."""
+    """The requested sizes are impossible; the message is one sentence that names the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class SizeRequest:
-    """What the user wrote, nulls and empty lists already read as absent (None or ())."""
+    """The user's settings; nulls and empty lists count as absent (None or ())."""
 
     spec_replicas: tuple[int, ...]
     spec_max_replicas: tuple[int | None, ...]
@@ -62,9 +62,9 @@ class SizeRequest:
 
 
 def resolve(request: SizeRequest) -> Sizes:
-    """Work out the allowed sizes; raises SizeError naming fields and figures when none is left.
+    """Compute the allowed sizes. Raises SizeError, with fields and numbers, if there are none.
 
-    Discrete values win over a step and are clipped to [min, max]. A missing minimum is the sum of replicas, at least 1.
+    Discrete values override a step and are limited to [min, max]. A missing minimum is the sum of replicas, at least 1.
     `ceiling` (spec.replicas, 0 = unset) bounds the sizes from above; it can never reach below the minimum.
     """
     warnings: list[str] = []
@@ -96,10 +96,10 @@ def _maximum(request: SizeRequest, warnings: list[str]) -> int:
     )
     from_specs = max(1, from_specs)
     of_policy = request.max_replicas
-    # Where the specs say nothing of a maximum, the policy's own one is meant (the last spec grows).
+    # If no spec has a maximum, the policy's maximum applies (the last spec grows).
     if of_policy is not None and declared and of_policy != from_specs:
         warnings.append(
-            f"spec.elasticPolicy.maxReplicas is {of_policy} but the replicaSpecs add up to {from_specs}; the smaller one binds"
+            f"spec.elasticPolicy.maxReplicas is {of_policy} but the replicaSpecs add up to {from_specs}; the smaller one applies"
         )
     if of_policy is not None and (not declared or of_policy <= from_specs):
         _check_number(of_policy, "spec.elasticPolicy.maxReplicas", request.spares)
@@ -109,7 +109,7 @@ def _maximum(request: SizeRequest, warnings: list[str]) -> int:
 
 
 def _check_number(replicas: int, field: str, spares: int) -> None:
-    """Refuse a job of too many pods. field: what says how many replicas it may have."""
+    """Reject a job with too many pods. field: the one that sets the number of replicas."""
     if replicas > MAX_REPLICAS:
         raise SizeError(f"{field} allows {replicas} replicas; a job has at most {MAX_REPLICAS}, so lower it")
     if replicas + spares > MAX_REPLICAS:
@@ -148,7 +148,7 @@ def _under_ceiling(sizes: Sizes, ceiling: int, warnings: tuple[str, ...]) -> Siz
         return Sizes(sizes.allowed, sizes.start, warnings)
     if ceiling > sizes.maximum:
         warnings += (
-            f"spec.replicas is {ceiling} (kubectl scale sets it), above the largest size {sizes.maximum}, and changes nothing; raise "
+            f"spec.replicas is {ceiling} (kubectl scale sets it), above the largest size {sizes.maximum}, and has no effect; raise "
             "spec.elasticPolicy.maxReplicas and spec.replicaSpecs[].maxReplicas for more",
         )
     kept = sizes.up_to(ceiling)

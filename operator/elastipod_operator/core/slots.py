@@ -37,7 +37,7 @@ def wanted_slots(grant: Grant, record: Record, replicas: Replicas) -> list[Slot]
 
 
 def _distance(replica: Replica | None) -> int:
-    """Give how far a slot is from training: 0 its pod runs, 1 its pod is starting, 2 it has no usable pod."""
+    """Rank a slot by how close it is to training: 0 its pod runs, 1 its pod is starting, 2 it has no usable pod."""
     if replica is None or not replica.may_train:
         return 2
     return 1 if replica.health is Health.PENDING and not replica.pod.started else 0
@@ -49,7 +49,7 @@ def is_placed(replica: Replica | None) -> bool:
 
 
 def spare_slots(grant: Grant, wanted: list[Slot]) -> set[Slot]:
-    """Give the slots beyond those that may train: of each spec the last ones, in the order in which slots are wanted."""
+    """Give the slots beyond those that may train: the last ones of each spec, in the order of `wanted`."""
     left = grant.sizes.maximum
     spares: set[Slot] = set()
     for spec in grant.specs:
@@ -63,7 +63,7 @@ def spare_slots(grant: Grant, wanted: list[Slot]) -> set[Slot]:
 BASE_PATIENCE = timedelta(seconds=60)
 
 
-# After a fault the wait is faultyScaleDownTimeoutInSeconds, but at least this long: a scheduler may be slow.
+# After a fault the wait is faultyScaleDownTimeoutInSeconds, but at least this long, because a scheduler may be slow.
 LEAST_PATIENCE = timedelta(seconds=5)
 
 

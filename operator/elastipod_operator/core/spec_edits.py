@@ -1,4 +1,4 @@
-"""Edits of the spec that act before training has begun, and a ceiling that was removed."""
+"""Edits of the spec that take effect before training has begun, and a ceiling that was removed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def note_ceiling(draft: PlanDraft, context: Context) -> PlanDraft:
 def take_edits(record: Record, context: Context) -> PlanDraft:
     """Recreate all pods because the template was edited before the job trained."""
     event = JobEvent(
-        Reason.EDITS_TAKEN, f"{', '.join(context.snapshot.job.pending_edits)}: pods are made anew from the edited spec"
+        Reason.EDITS_TAKEN, f"{', '.join(context.snapshot.job.pending_edits)}: pods are recreated from the edited spec"
     )
     draft = PlanDraft(
         replace(record, gang=None), events=(event,), wake_at=context.now + RECHECK_AFTER, adopts_spec=True

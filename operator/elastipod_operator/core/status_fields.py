@@ -28,7 +28,7 @@ def size_text(snapshot: Snapshot, record: Record, replicas: Replicas, grant: Gra
 
 
 def status_fields(snapshot: Snapshot, record: Record, replicas: Replicas, grant: Grant | None) -> dict[str, Any]:
-    """Give everything of the status but the conditions."""
+    """Give the status without the conditions."""
     status: dict[str, Any] = {"restartCount": record.restarts}
     started_at = _start_time(snapshot, record)
     if started_at is not None:
@@ -64,7 +64,7 @@ def _name_of(pod: PodId, job: str, replicas: Replicas) -> str:
 
 
 def _start_time(snapshot: Snapshot, record: Record) -> datetime | None:
-    """Give when the job was accepted, in a queue when it was admitted for the first time; what was told once stays."""
+    """Give when the job was accepted, or in a queue first admitted; a reported time is kept."""
     if snapshot.job.start_time is not None or not record.queue:
         return snapshot.job.start_time or record.accepted_at or snapshot.job.created_at
     return next((w.admitted_at for w in snapshot.workloads if w.number == 0 and w.is_granted), None)
@@ -87,7 +87,7 @@ def _scaling(record: Record, replicas: Replicas, grant: Grant) -> dict[str, Any]
 
 
 def _running(record: Record) -> int:
-    """Count the replicas that train; while their workers are exchanged, those that did: autoscalers must not see a job vanish."""
+    """Count the replicas that train. During a transition count those of before, so that autoscalers do not see the job vanish."""
     if record.outcome:
         return 0
     if record.transition is None:
@@ -98,7 +98,7 @@ def _running(record: Record) -> int:
 
 
 def target_replicas(record: Record, grant: Grant) -> dict[str, int]:
-    """Give how many replicas of each spec are to train: those that do, or those that are waited for, the base spec first."""
+    """Give the target number of replicas of each spec: those that train, or those that the next start waits for; the base spec first."""
     targets = dict.fromkeys((spec.name for spec in grant.specs), 0)
     if record.outcome:
         return targets

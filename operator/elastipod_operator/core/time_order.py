@@ -1,4 +1,4 @@
-"""The earlier and the later of times that may not be set."""
+"""The earliest and the latest of optional times."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def earliest(*times: datetime | None) -> datetime | None:
 
 
 def latest(*times: datetime | None) -> datetime | None:
-    """Give the time from which nothing stands in the way any more; None when nothing does."""
+    """Give the latest of the times that are set."""
     return max((t for t in times if t is not None), default=None)

@@ -1,4 +1,4 @@
-"""The calls to the API server, few and explicit; bodies go in and come out as plain dicts."""
+"""The calls to the API server: few and explicit, with plain dicts as bodies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..core.quoted_output import redact_quotes
 from ..core.snapshot import ObservedJob
 
 MERGE_PATCH = "application/merge-patch+json"
-# With its charset: without one the client would write the body itself, as JSON that is no YAML.
+# With a charset, because the client would otherwise serialize the body itself, as JSON that is not valid YAML.
 APPLY_PATCH = "application/apply-patch+yaml; charset=utf-8"
 CALL_TIMEOUT_S = 10
 EVENT_MESSAGE_LIMIT = 1000
@@ -26,7 +26,7 @@ NOT_PLAIN = re.compile("[\x7f-\uffff]")
 
 
 class ApiError(Exception):
-    """The API server refused a call. status: HTTP code, 0 for one that was never made; the text is the server's message."""
+    """The API server refused a call. status: the HTTP code, 0 if no call was made. The text is the server's message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ CALL_ERRORS = (ApiError, aiohttp.ClientError, OSError, TimeoutError)
 async def connect() -> client.ApiClient:
     """Give a client with the pod's service account, or with the user's kubeconfig outside of a cluster.
 
-    Raises ApiError with status 0 where there is neither.
+    Raises ApiError with status 0 if there is neither.
     """
     configuration = client.Configuration()
     try:
@@ -51,12 +51,12 @@ async def connect() -> client.ApiClient:
         except config.ConfigException as error:
             raise ApiError(0, f"neither a service account nor a kubeconfig: {error}") from error
     made = client.ApiClient(configuration)
-    made.user_agent = FIELD_MANAGER  # also the field manager of all writes that name no other
+    made.user_agent = FIELD_MANAGER  # also the default field manager of all writes
     return made
 
 
 class Api:
-    """Reads and writes of the operator. Raises ApiError as the API server answered; another of CALL_ERRORS where it did not."""
+    """Reads and writes of the operator. Raises ApiError if the API server refuses a call, else another of CALL_ERRORS."""
 
     def __init__(self, api_client: client.ApiClient) -> None:
         self._client = api_client
@@ -83,7 +83,7 @@ class Api:
         return await self.call("PATCH", _job_path(job.namespace, job.name), body, content_type=MERGE_PATCH)
 
     async def apply_status(self, job: ObservedJob, status: Mapping[str, Any]) -> dict[str, Any]:
-        """Apply the whole status, of which we are the only writer."""
+        """Apply the whole status; the operator is its only writer."""
         body = {
             "apiVersion": API_VERSION,
             "kind": KIND,
@@ -99,21 +99,21 @@ class Api:
         await self.call("DELETE", _job_path(job.namespace, job.name), {"preconditions": {"uid": job.uid}})
 
     async def create_pod(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Create a pod; 409 means that it is there already."""
+        """Create a pod; 409 if it exists."""
         namespace = manifest["metadata"]["namespace"]
         return await self.call("POST", f"/api/v1/namespaces/{namespace}/pods", dict(manifest))
 
     async def create_secret(self, manifest: Mapping[str, Any]) -> None:
-        """Create a Secret; 409 means that it is there already."""
+        """Create a Secret; 409 if it exists."""
         namespace = manifest["metadata"]["namespace"]
         await self.call("POST", f"/api/v1/namespaces/{namespace}/secrets", dict(manifest))
 
     async def delete_pod(
         self, namespace: str, name: str, uid: str, *, force: bool, grace_s: int | None = None
     ) -> dict[str, Any]:
-        """Delete a pod if it is still the same one; gives the pod, or a Status when it is gone at once.
+        """Delete a pod if it is still the same one; gives the pod, or a Status if it is gone at once.
 
-        force: its kubelet is not waited for. grace_s: how long the kubelet leaves its containers; None: as the pod says.
+        force: do not wait for its kubelet. grace_s: the grace period; None for that of the pod.
         """
         body: dict[str, Any] = {"preconditions": {"uid": uid}}
         if force or grace_s is not None:
@@ -121,7 +121,7 @@ class Api:
         return await self.call("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", body)
 
     async def emit(self, job: ObservedJob, event: JobEvent, at: datetime) -> None:
-        """Write a Kubernetes Event about the job, without the words of its scripts. at: when it happened."""
+        """Write a Kubernetes Event about the job, without output of its scripts. at: when it happened."""
         format_time = at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         body = {
             "apiVersion": "v1",
@@ -146,7 +146,7 @@ class Api:
         await self.call("POST", f"/api/v1/namespaces/{job.namespace}/events", body)
 
     async def label_pod(self, namespace: str, name: str, labels: Mapping[str, str | None]) -> None:
-        """Set labels of a pod; None takes one off."""
+        """Set labels of a pod; None removes one."""
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
         await self.call("PATCH", path, {"metadata": {"labels": dict(labels)}}, content_type=MERGE_PATCH)
 
@@ -155,11 +155,11 @@ class Api:
         return await self.call("GET", f"{_leases(namespace)}/{name}")
 
     async def create_lease(self, namespace: str, body: Mapping[str, Any]) -> None:
-        """Create the leader lease; 409 when somebody was quicker."""
+        """Create the leader lease; 409 if another operator was faster."""
         await self.call("POST", _leases(namespace), body)
 
     async def replace_lease(self, namespace: str, name: str, body: Mapping[str, Any]) -> None:
-        """Replace the leader lease if nobody wrote it since it was read; otherwise 409."""
+        """Replace the leader lease if it is unchanged since it was read; otherwise 409."""
         await self.call("PUT", f"{_leases(namespace)}/{name}", body)
 
     async def call(
@@ -183,7 +183,7 @@ class Api:
         return answer
 
     async def watch(self, path: str, query: list[tuple[str, str]], limit_s: float) -> AsyncIterator[dict[str, Any]]:
-        """Give the events of a watch until the API server ends it; one that falls silent ends with TimeoutError."""
+        """Give the events of a watch until the API server ends it. A silent watch ends with TimeoutError."""
         limit = aiohttp.ClientTimeout(total=limit_s)
         response = await self._request("GET", path, None, [*query, ("watch", "true")], "application/json", limit)
         stream: aiohttp.ClientResponse = response.response
@@ -217,7 +217,7 @@ class Api:
 
 
 async def lines_of(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Give the lines of a stream; what comes after the last end of a line is not whole and is left out."""
+    """Give the complete lines of a stream; a last line without a line end is left out."""
     rest = b""
     async for chunk in chunks:
         *whole, rest = (rest + chunk).split(b"\n")
@@ -227,10 +227,10 @@ async def lines_of(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def as_yaml(body: Mapping[str, Any]) -> str:
-    """Give JSON that is YAML too, as an apply patch is read: whatever users' programs print may stand in it.
+    """Give JSON that is also valid YAML, as which apply patches are read. It may contain any output of users' programs.
 
-    YAML knows no surrogate pairs, so characters beyond U+FFFF (torch's own messages have some) go as they are; all others
-    that are not ASCII go as escapes, for YAML refuses control characters and takes some others for ends of lines.
+    YAML has no surrogate pairs, so characters beyond U+FFFF (torch's own messages have some) stay as they are. All other
+    characters outside ASCII are escaped, because YAML rejects control characters and reads some others as line ends.
     """
     return NOT_PLAIN.sub(_escaped, json.dumps(body, ensure_ascii=False))
 

@@ -1,4 +1,4 @@
-"""What decisions need of the API server, and no more: the operator gives the client (`Api`, `Events`), the simulator its models."""
+"""The part of the API server that the shell uses. The operator passes its client (`Api`, `Events`), the simulator its models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Body = dict[str, Any]
 
 
 class RawCalls(Protocol):
-    """Calls by method and path, as those around queues are made. All raise as `Api` does."""
+    """Calls by method and path, for queues. All raise as `Api` does."""
 
     async def call(
         self,
@@ -26,27 +26,27 @@ class RawCalls(Protocol):
         """Make one call and give the answer's body."""
 
     def watch(self, path: str, query: list[tuple[str, str]], limit_s: float) -> AsyncIterator[Body]:
-        """Give the events of a watch until the API server ends it; one that falls silent ends with TimeoutError."""
+        """Give the events of a watch until the API server ends it. A silent watch ends with TimeoutError."""
 
 
 class PodCalls(Protocol):
-    """What making and deleting pods takes."""
+    """Calls that create and delete pods."""
 
     async def list_pods(self, namespace: str, job_uid: str) -> tuple[list[Body], int]:
         """Give the pods of a job, consistently read, and the version of the list."""
 
     async def create_pod(self, manifest: Mapping[str, Any]) -> Body:
-        """Create a pod; 409 means that it is there already."""
+        """Create a pod; 409 if it exists."""
 
     async def create_secret(self, manifest: Mapping[str, Any]) -> None:
-        """Create a Secret; 409 means that it is there already."""
+        """Create a Secret; 409 if it exists."""
 
     async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool, grace_s: int | None = None) -> Body:
-        """Delete a pod if it is still the same one; gives the pod, or a Status when it is gone at once."""
+        """Delete a pod if it is still the same one; gives the pod, or a Status if it is gone at once."""
 
 
 class JobCalls(RawCalls, PodCalls, Protocol):
-    """All that the care for jobs takes."""
+    """All calls of a reconcile pass."""
 
     async def effective_job(self, namespace: str, name: str) -> Body:
         """Give a job as it is now."""
@@ -55,17 +55,17 @@ class JobCalls(RawCalls, PodCalls, Protocol):
         """Write annotations or finalizers if the job is still at `version`; otherwise the answer is 409."""
 
     async def apply_status(self, job: ObservedJob, status: Mapping[str, Any]) -> Body:
-        """Apply the whole status, of which we are the only writer."""
+        """Apply the whole status; the operator is its only writer."""
 
     async def delete_job(self, job: ObservedJob) -> None:
         """Delete the job if it is still the same one."""
 
 
 class EventSink(Protocol):
-    """Where Events about jobs go; none is waited for."""
+    """Writes Events about jobs in the background."""
 
     def record(self, job: ObservedJob, events: Iterable[JobEvent]) -> None:
-        """Have Events written soon, with the time of now; none after the end."""
+        """Queue Events with the present time; none after `close`."""
 
     async def close(self) -> None:
-        """Write those that wait, for a short time, and no more after that."""
+        """Write queued Events for a short time; then drop the rest."""

@@ -1,8 +1,8 @@
-"""What of the spec must outlive an edit, kept in an annotation. Pure.
+"""The parts of the spec that must survive an edit, kept in an annotation. Pure.
 
-templates and nprocPerNode act only when a job is suspended and resumed: pods that are made while a job runs are like those
-that run with them, whatever the template says by now. `rest` is all else of the last spec that could be used: it stays in
-force while an edit cannot be used. Values of variables are not kept (redaction.py).
+Edits of templates and nprocPerNode take effect when a job is suspended and resumed: until then new pods are like the running
+ones. `rest` is the remainder of the last valid spec, which stays in force while an edit is invalid. Values of variables are
+not kept (redaction.py).
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from .reading import MAX_DEPTH, annotations_of, is_within_depth, labels_of, mapp
 from .redaction import misses_values, redacted, restored, values_of
 
 Spec = dict[str, Any]
-# Whoever may edit the job may write anything there; nothing of ours unpacks to more (`limits.MAX_TEMPLATE_BYTES`).
+# A user may write anything into the annotation; the operator writes none that unpacks to more (`limits.MAX_TEMPLATE_BYTES`).
 MAX_UNPACKED = 256 * 1024
-# Each template and each field of the rest stands so many levels within the whole, at most.
+# Each template and each field of the rest is at most this many levels below the top.
 MAX_KEPT_DEPTH = MAX_DEPTH + 4
-# Of what is kept as it was read, of all jobs together: characters, which may take ten times as many bytes.
+# Characters that are cached for all jobs together; they may take ten times as many bytes.
 APPLIED_KEPT = 4 << 20
 
 
 def encode_applied(spec: Mapping[str, Any]) -> str:
-    """Give the annotation's text for the templates and worker counts of a spec as it is now."""
+    """Give the annotation's text for the templates and worker counts of a spec."""
     return _packed({**_taken_up(spec), "rest": _rest_of(spec)})
 
 
 def applied_annotation(body: Mapping[str, Any], *, adopts_spec: bool, room: int) -> str | None:
-    """Give the annotation's new text for a job whose spec can be used; None where it stands as it is.
+    """Give the annotation's new text for a job with a valid spec; None if it is unchanged.
 
-    adopts_spec: templates and worker counts act as they are now. room: so many bytes are left for it; where all that does not
-    fit, the templates alone are kept.
+    adopts_spec: the present templates and worker counts take effect. room: the bytes that it may take; if everything does not
+    fit, only the templates are kept.
     """
     spec, kept = body["spec"], applied_of(body)
     rest = _rest_of(spec)
@@ -53,9 +53,9 @@ def applied_annotation(body: Mapping[str, Any], *, adopts_spec: bool, room: int)
 
 
 def last_good_spec(body: Mapping[str, Any]) -> Spec | None:
-    """Give the last spec of a job that could be used; None where it is not known.
+    """Give the last valid spec of a job; None if unknown.
 
-    A wish to suspend acts also in an edit that cannot be used; one to resume waits until the edit is put right.
+    An invalid edit can still suspend the job; it can resume the job only when it is valid.
     """
     kept = applied_of(body)
     rest = kept.get("rest") if kept is not None else None
@@ -105,22 +105,22 @@ def _decoded(packed: str) -> Spec | None:
 
 
 def applied_of(body: Mapping[str, Any]) -> Spec | None:
-    """Read the annotation of a job; None when there is none that can be read."""
+    """Read the annotation of a job; None if it is missing or damaged."""
     kept = any_applied_of(body)
     return kept if kept is not None and is_own(text(kept.get("uid")), body) else None
 
 
 def any_applied_of(body: Mapping[str, Any]) -> Spec | None:
-    """Read the annotation, for whatever object it was written."""
+    """Read the annotation even if it was written for another object."""
     packed = annotations_of(body).get(ANNOTATION_APPLIED)
     return _decoded(packed) if packed else None
 
 
 def effective_spec(body: Mapping[str, Any], pods: Sequence[Mapping[str, Any]] = ()) -> Spec:
-    """Give the spec from which pods are made: the user's, with templates and worker count as they were taken up.
+    """Give the spec from which pods are created: the user's, with the templates and worker count that are in effect.
 
-    pods: some of the job's, from which values of variables are taken that the spec no longer has (see `needs_pods`). Where
-    no pod has them either, the variables are as in the present spec.
+    pods: some pods of the job, for values of variables that the spec no longer has (see `needs_pods`). A value that no pod has
+    either is taken from the present spec.
     """
     spec, kept = dict(body["spec"]), applied_of(body)
     if kept is None:
@@ -134,7 +134,7 @@ def effective_spec(body: Mapping[str, Any], pods: Sequence[Mapping[str, Any]] = 
 
 
 def needs_pods(body: Mapping[str, Any]) -> bool:
-    """Whether values of variables were edited since templates were taken up, so that only pods still have the former ones."""
+    """Whether values of variables were edited since the templates took effect, so that only pods have the former values."""
     kept, now = applied_of(body), _templates_of(mapping(body.get("spec")))
     return kept is not None and any(
         misses_values(template, values_of([now.get(name)])) for name, template in kept["templates"].items()
@@ -156,7 +156,7 @@ def _templates_of(spec: Mapping[str, Any]) -> Spec:
 
 
 def pending_edits(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """Name the fields that were edited since; empty when there are none."""
+    """Name the fields whose edits have not taken effect yet."""
     kept = applied_of(body)
     if kept is None:
         return ()
@@ -169,10 +169,12 @@ def pending_edits(body: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def changed_specs(body: Mapping[str, Any]) -> str:
-    """Say that the replicaSpecs are others than those that the job began with; empty when they are the same."""
+    """Say that the replicaSpecs differ from those that the job began with; empty if they do not."""
     kept = applied_of(body)
     names = [s.get("name") for s in mappings(mapping(body.get("spec")).get("replicaSpecs"))]
     if kept is None or sorted(map(str, names)) == sorted(kept["templates"]):
         return ""
     before = ", ".join(sorted(kept["templates"]))
-    return f"spec.replicaSpecs were {before} when the job began and cannot be others; delete the job and create it anew"
+    return (
+        f"spec.replicaSpecs were {before} when the job began and cannot be changed; delete the job and create it again"
+    )

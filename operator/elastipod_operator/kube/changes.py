@@ -1,4 +1,4 @@
-"""What of a job object has to be written for a decision: only what differs from what stands there."""
+"""The changes that a decision makes to the job object: only what differs from the present content."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def metadata_changes(job: Job, todo: Plan) -> dict[str, Any]:
 
 
 def _history(job: Job, todo: Plan, present: str) -> str | None:
-    """Give the history's new text; None where it stands as it is. Starts of another object are left out."""
+    """Give the history's new text; None if it is unchanged. Entries of another object are left out."""
     known = decode_history(present)
     entries = tuple(entry for entry in known if is_own(entry.owner, job.body))
     has_foreign = len(entries) < len(known) and not todo.skips_record
@@ -68,9 +68,9 @@ def _history(job: Job, todo: Plan, present: str) -> str | None:
 
 
 def status_change(job: Job, todo: Plan) -> dict[str, Any] | None:
-    """Give the whole status that is to be written; None when it stands there, or nothing can be written any more."""
+    """Give the whole status to write; None if it is unchanged or the job can no longer be written."""
     if any(isinstance(a, SetFinalizer) and not a.present for a in todo.actions):
-        return None  # the object is gone, or goes with its last finalizer
+        return None  # the object is gone, or is removed with its last finalizer
     present = mapping(job.body.get("status"))
     kept = present if todo.skips_record and is_within_depth(present, MAX_DEPTH) else todo.status
     status = {**kept, "conditions": [_condition_body(c) for c in todo.conditions]}
@@ -78,7 +78,7 @@ def status_change(job: Job, todo: Plan) -> dict[str, Any] | None:
 
 
 def status_with_conditions(job: Job, conditions: Sequence[Condition]) -> dict[str, Any]:
-    """Give the status as it stands, with these conditions."""
+    """Give the present status with these conditions."""
     return {**mapping(job.body.get("status")), "conditions": [_condition_body(c) for c in conditions]}
 
 
@@ -112,4 +112,4 @@ def _same(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     try:
         return json.dumps(dict(present), sort_keys=True) == json.dumps(dict(wanted), sort_keys=True)
     except RecursionError:
-        return False  # none of what is wanted is so deep
+        return False  # no wanted value is nested this deep

@@ -12,7 +12,7 @@ Body = Mapping[str, Any]
 
 
 class QueueTable:
-    """All queues of the cluster at one moment. cluster_queues: None where the operator may not read them."""
+    """All queues of the cluster at one moment. cluster_queues: None if the operator may not read them."""
 
     def __init__(self, local_queues: Iterable[Body], cluster_queues: Iterable[Body] | None) -> None:
         self._local = {

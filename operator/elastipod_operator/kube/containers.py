@@ -9,14 +9,14 @@ from typing import Any
 from ..core.snapshot import ContainerState, ObservedContainer
 from .reading import mapping, mappings, text
 
-# Thousands of pods are in one of a few states.
+# Shared, because thousands of pods are in one of a few states.
 _shared = lru_cache(maxsize=1024)(ObservedContainer)
 
 
 def agent_container_name(spec: Mapping[str, Any], wanted: str) -> str:
     """Give the name of the container that runs the agent: `wanted` if the pod has it, else the first of its spec.
 
-    The statuses cannot tell which is the first: a kubelet sorts them by name.
+    The statuses do not show which one is first, because kubelets sort them by name.
     """
     names = [text(one.get("name")) for one in mappings(spec.get("containers"))]
     return wanted if wanted in names or not names else names[0]
@@ -42,7 +42,7 @@ def container_fact(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Observ
 
 
 def all_ended(spec: Mapping[str, Any], statuses: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether every container has ended for good; the pod's phase says so only a little later."""
+    """Whether every container has ended for good. The pod's phase follows a little later."""
     names = {text(one.get("name")) for one in mappings(spec.get("containers"))} or set(statuses)
     facts = [container_fact(spec, statuses[name]) for name in names if name in statuses]
     return len(facts) == len(names) > 0 and all(
@@ -51,7 +51,7 @@ def all_ended(spec: Mapping[str, Any], statuses: Mapping[str, Mapping[str, Any]]
 
 
 def _restarts(spec: Mapping[str, Any], name: str, exit_code: int | None) -> bool:
-    """Whether the kubelet starts a container again that ended; its own policy stands before that of its pod."""
+    """Whether the kubelet restarts a container that ended. Its own restart policy overrides that of the pod."""
     own = next((one.get("restartPolicy") for one in mappings(spec.get("containers")) if one.get("name") == name), None)
     policy = own or spec.get("restartPolicy") or "Never"  # the operator's pods have Never
     return policy == "Always" or (policy == "OnFailure" and exit_code != 0)

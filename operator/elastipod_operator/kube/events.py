@@ -1,7 +1,7 @@
-"""Events about jobs, written beside the decisions: none waits for them, for what they say follows from record and status.
+"""Events about jobs, written in the background: nothing depends on them, because the record and the status say the same.
 
-Those of one job keep their order. They are told as well as it goes, as Kubernetes' own components do it: one that cannot be
-written is logged and left out, and so are the newest when too many wait; a process that dies takes those that wait with it.
+The Events of one job keep their order. Delivery is best effort, as in Kubernetes' own components: an Event that cannot be
+written is logged and dropped, the newest ones are dropped when too many wait, and queued ones are lost when the process dies.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .writes import log_fields, timed_write
 
 log = logging.getLogger(__name__)
 
-# So many are written at once, of different jobs; so many wait in each queue.
+# Events written in parallel, of different jobs, and the length of each queue.
 QUEUES, LIMIT = 4, 1000
-# Those that wait at the end get so long; the lease is given back only then.
+# Time to write queued Events at the end; the lease is released only after that.
 FLUSH_S = 1.0
 
 
 @dataclass(slots=True)
 class EventQueue:
-    """Events that wait for each other."""
+    """Events that are written one after the other."""
 
     waiting: deque[tuple[ObservedJob, JobEvent, datetime]] = field(default_factory=deque)
     task: asyncio.Task[None] | None = None
@@ -46,7 +46,7 @@ class Events:
         self._closed = False
 
     def record(self, job: ObservedJob, events: Iterable[JobEvent]) -> None:
-        """Have Events written soon, with the time of now; none after the end."""
+        """Queue Events with the present time; none after `close`."""
         if self._closed:
             return
         queue, at = self._queues[zlib.crc32(job.uid.encode()) % QUEUES], datetime.now(UTC)
@@ -59,7 +59,7 @@ class Events:
             queue.task = asyncio.create_task(self._write(queue), name="events")
 
     async def close(self) -> None:
-        """Write those that wait, not longer than FLUSH_S, and no more after that."""
+        """Write queued Events for at most FLUSH_S; then drop the rest."""
         self._closed = True
         tasks = [queue.task for queue in self._queues if queue.task is not None]
         if tasks:
@@ -86,11 +86,11 @@ class Events:
         except CALL_ERRORS as error:
             log.warning("an event could not be written: %s %s", type(error).__name__, error, extra=log_fields(job))
         except Exception:
-            # The outer edge of this task: whatever is wrong with one Event must not keep the others back.
+            # The outer edge of this task: an error about one Event must not stop the others.
             log.exception("an event could not be written", extra=log_fields(job))
 
     def _drop(self, queue: EventQueue, job: ObservedJob) -> None:
         metrics.API_CALLS.labels("event", "dropped").inc()
         if not queue.is_full:
             queue.is_full = True
-            log.warning("events are left out, for too many wait to be written", extra=log_fields(job))
+            log.warning("events are dropped, because too many wait to be written", extra=log_fields(job))

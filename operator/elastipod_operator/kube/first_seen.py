@@ -1,8 +1,7 @@
-"""Times that other hosts wrote, replaced by when this operator first saw what they tell.
+"""Replace times that other hosts wrote by the time at which this operator first saw what they report.
 
-A timestamp of the API server, or of Kueue, is of another host's clock, which may differ from ours by minutes: no duration is
-measured from it. Whoever has just started sees everything for the first time, so a restart may lengthen a wait, and never
-shortens one. Pure.
+Timestamps of the API server or of Kueue come from other clocks, which may differ by minutes, so no duration is measured from
+them. A new operator sees everything for the first time: a restart may prolong a wait, but never shortens one. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from ..core.snapshot import ObservedJob, ObservedPod, ObservedWorkload
 
 
 def job_as_seen(fact: ObservedJob, before: ObservedJob | None, now: datetime) -> ObservedJob:
-    """Date a job and its deletion. before: the same job as it was known. Its start may be on record in its status."""
+    """Date a job and its deletion. before: the job as last known. Its status may already record its start."""
     deleting_since = before.deleting_since if before is not None else None
     return replace(
         fact,
@@ -24,7 +23,7 @@ def job_as_seen(fact: ObservedJob, before: ObservedJob | None, now: datetime) ->
 
 
 def pod_as_seen(fact: ObservedPod, before: ObservedPod | None, now: datetime) -> ObservedPod:
-    """Date a pod, its deletion and its problem. before: the same pod as it was known."""
+    """Date a pod, its deletion and its problem. before: the pod as last known."""
     fact = replace(fact, created_at=now if before is None else before.created_at, kill_at=_kill_at(fact, before, now))
     if fact.problem_reason:
         is_known = before is not None and before.problem_reason == fact.problem_reason
@@ -33,7 +32,7 @@ def pod_as_seen(fact: ObservedPod, before: ObservedPod | None, now: datetime) ->
 
 
 def workload_as_seen(fact: ObservedWorkload, before: ObservedWorkload | None, now: datetime) -> ObservedWorkload:
-    """Date the admission and the eviction of a Workload. before: the same one as it was known."""
+    """Date the admission and the eviction of a Workload. before: the Workload as last known."""
     admitted_at = before.admitted_at if before is not None else None
     evicted_at = before.evicted_at if before is not None else None
     return replace(
@@ -44,7 +43,7 @@ def workload_as_seen(fact: ObservedWorkload, before: ObservedWorkload | None, no
 
 
 def _kill_at(fact: ObservedPod, before: ObservedPod | None, now: datetime) -> datetime | None:
-    """Give when the kubelet kills what is left. A second deletion may shorten the time, and never lengthens it."""
+    """Give when the kubelet kills the containers. A second deletion may shorten this time but never prolongs it."""
     if fact.deletion_grace is None:
         return None
     known = before.kill_at if before is not None else None

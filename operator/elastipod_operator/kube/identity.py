@@ -1,7 +1,7 @@
-"""Whose annotations a job bears: a manifest that was exported with them and applied under another name brings another's. Pure.
+"""Whether a job's annotations are its own: an exported manifest that is applied under another name contains those of another job. Pure.
 
-Ours carry the job's UID, which nobody can know before the job is made. What an earlier operator wrote has none: it counts
-where the status tells of an operator that looked at this very object, for a manifest brings no status along.
+The operator's annotations contain the job's UID, which is unknown before the job exists. Those of an earlier version contain
+none: they count if the job has a status, because a manifest cannot set the status.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ Body = Mapping[str, Any]
 
 
 def was_reconciled(body: Body) -> bool:
-    """Whether an operator has looked at this object before."""
+    """Whether an operator has reconciled this object before."""
     return bool(mapping(body.get("status")))
 
 
 def is_own(owner: str, body: Body) -> bool:
-    """Whether what was written for this owner (a UID, or empty where that was not written) is this object's."""
+    """Whether an annotation with this owner (a UID, or empty if it names none) belongs to this object."""
     return owner == uid_of(body) or (not owner and was_reconciled(body))

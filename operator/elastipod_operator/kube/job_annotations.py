@@ -1,4 +1,4 @@
-"""What earlier passes of an operator wrote into the annotations of a job: its state record and its history."""
+"""The annotations that earlier reconcile passes wrote: the state record and the history."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .reading import (
     text,
 )
 
-# Pods in records that are kept as they were read, of all jobs together: some 100 bytes each.
+# Pods in cached records of all jobs together: about 100 bytes each.
 RECORDED_PODS_KEPT = 200_000
 
 
@@ -33,12 +33,12 @@ def _pods_on_record(read: tuple[Record | None, str], text: str) -> int:
 
 @limited_cache(RECORDED_PODS_KEPT, _pods_on_record)
 def decode_record(written: str) -> tuple[Record | None, str, str]:
-    """Read a record, with a reason to leave the job alone where there is one, and the UID of its job; none where nobody can read it."""
+    """Read a record; gives also the reason to leave the job unmanaged, if any, and the UID of its job. No record if it is damaged."""
     try:
         record = decode(written)
     except NewerRecordError as error:
         return None, str(error), error.owner
-    except RecordError:  # whoever may edit the job may write anything there
+    except RecordError:  # a user may write anything there
         return None, "", ""
     return record, "", record.owner
 
@@ -68,5 +68,5 @@ def newest_generation(body: Mapping[str, Any]) -> int:
 
 @lru_cache(maxsize=512)
 def _starts(history: str) -> tuple[tuple[int, str], ...]:
-    """Give generation and owner of the starts that a history tells of."""
+    """Give generation and owner of each start in a history."""
     return tuple((entry.generation, entry.owner) for entry in decode_history(history))

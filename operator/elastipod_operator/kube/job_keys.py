@@ -1,11 +1,11 @@
-"""Keys of jobs: the operator and the agents of a job prove themselves to each other (docs/design/contracts.md, 12).
+"""Keys of jobs, with which the operator and the agents of a job authenticate each other (docs/design/contracts.md, 12).
 
 A job's key is derived from the install key and the job's UID. It reaches the agent through a Secret that the job owns. The
-operator only ever creates such Secrets, and derives the key again whenever it needs it. The Secret's name depends on the
-key, so the name to which a pod refers tells whether it holds a key of today's install key, of an earlier one, or none of ours.
+operator creates such Secrets but never reads them: it derives the key whenever it needs it. The Secret's name depends on the
+key, so the name in a pod shows whether its key comes from the present install key, an earlier one, or another source.
 
-The Secret holds a bearer token, too, for agents of the previous version in users' images. Token and key cannot be derived
-from each other. Pods that an operator of the previous version made refer to a Secret with the token alone.
+The Secret also holds a bearer token for agents of the previous version in users' images. Token and key cannot be derived
+from each other. Pods that an operator of the previous version created refer to a Secret with the token alone.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class JobKeys:
     keys: tuple[bytes, ...] = field(default=(), repr=False)
 
     def of(self, job: ObservedJob) -> JobKey | None:
-        """Give the key that the job's new pods get; None when they get none."""
+        """Give the key for new pods of the job; None if they get none."""
         is_wanted = job.policy is not None and job.policy.has_key
         return _job_key(self.keys[0], job.name, job.uid) if self.keys and is_wanted else None
 
     def credentials_of(self, job: ObservedJob, pod: ObservedPod) -> Credentials:
-        """Give what a pod's agent shares with the operator; empty for a pod without a key, or with one that is not known here."""
+        """Give the credentials of a pod's agent; empty for a pod without a key or with an unknown one."""
         return self.credentials(job.name, job.uid, pod.name, pod.key_secret)
 
     def credentials(self, job_name: str, job_uid: str, pod_name: str, secret: str) -> Credentials:
@@ -88,7 +88,7 @@ def _fingerprint(secret: str) -> str:
 
 
 def secret_manifest(job: ObservedJob, key: JobKey) -> dict[str, Any]:
-    """Give the Secret to be created; it goes with the job."""
+    """Give the Secret to create; it is deleted with the job."""
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid, "controller": True}
     return {
         "apiVersion": "v1",
@@ -112,7 +112,7 @@ def key_entries(secret: str) -> list[dict[str, Any]]:
 
 
 def key_secret_of(body: Mapping[str, Any], container: str) -> str:
-    """Give the Secret from which a pod's agent has its key, or only a token; "" for none."""
+    """Give the Secret that holds the key, or only the token, of a pod's agent; "" for none."""
     containers = mappings(mapping(body.get("spec")).get("containers"))
     agent = next((one for one in containers if one.get("name") == container), {})
     for entry in mappings(agent.get("env")):

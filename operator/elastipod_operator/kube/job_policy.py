@@ -1,4 +1,4 @@
-"""The settings of a job's spec as the policy that `core` decides by, with defaults filled in."""
+"""The policy for `core`: the settings of a job's spec with the defaults filled in."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def _recovery_warnings(wish: Recovery) -> tuple[str, ...]:
     if wish is not Recovery.IN_MEMORY:
         return ()
     return (
-        "spec.elastipod.recovery InMemory acts only where the launcher runs with --inprocess-restart; elsewhere workers come "
-        "back as new processes, from a checkpoint",
+        "spec.elastipod.recovery InMemory takes effect only if hyperpodrun runs with --inprocess-restart; otherwise workers restart "
+        "as new processes from a checkpoint",
     )
 
 
 def _shapes(spec: JobSpec, maximum: int) -> tuple[SpecLimits, ...]:
-    """How many pods each spec may hold; where no spec names a maximum, the last one takes what the policy allows."""
+    """Give the limit of each spec. If no spec names a maximum, the last spec takes what the policy allows."""
     limits = [max(s.replicas, s.max_replicas if s.max_replicas is not None else s.replicas) for s in spec.replica_specs]
     if all(s.max_replicas is None for s in spec.replica_specs):
         limits[-1] = max(limits[-1], maximum - sum(limits[:-1]))

@@ -1,7 +1,7 @@
 """The leader lease: one operator acts at a time.
 
-Written on the raw API: the client's own election fails on its first create (it passes `pretty=True`, which its generated
-call refuses) and writes times without a zone. Expiry is judged by how long the lease stood unchanged on our own clock, so
+It uses the raw API: the client's own election fails on its first create (it passes `pretty=True`, which its generated call
+rejects) and writes times without a zone. A lease expires when it has not changed for some time on this machine's clock, so
 clocks of other machines do not matter.
 """
 
@@ -23,7 +23,7 @@ LEASE_S, RENEW_DEADLINE_S, RETRY_S = 15.0, 10.0, 2.0
 
 @dataclass(slots=True)
 class Lease:
-    """A lease in the operator's namespace, held under the pod's name: a restarted container takes it back at once."""
+    """A lease in the operator's namespace. Its holder is the pod's name, so a restarted container takes it back at once."""
 
     api: Api
     namespace: str
@@ -35,13 +35,13 @@ class Lease:
     _is_foreign: bool = False
 
     async def acquire(self) -> None:
-        """Wait until the lease is ours."""
+        """Wait until this process holds the lease."""
         while not await self._try("acquire"):  # noqa: ASYNC110  # the lease is elsewhere: nobody here can set an event
             await asyncio.sleep(RETRY_S)
         log.info("lease acquired", extra={"lease": f"{self.namespace}/{self.name}", "holder": self.holder})
 
     async def hold(self) -> None:
-        """Renew until that fails for RENEW_DEADLINE_S or somebody else holds it, then return: the caller must end at once."""
+        """Renew until that fails for RENEW_DEADLINE_S or another process holds the lease; then the caller must end at once."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(RENEW_DEADLINE_S) as limit:
@@ -56,7 +56,7 @@ class Lease:
             return
 
     async def release(self) -> None:
-        """Give the lease up, so that a successor need not wait for its end."""
+        """Release the lease, so that a successor need not wait for its expiry."""
         try:
             async with asyncio.timeout(RETRY_S):
                 lease = await self.api.read_lease(self.namespace, self.name)

@@ -1,4 +1,4 @@
-"""What a job's object says beside its spec and does not get: warnings with reasons. Pure."""
+"""Warnings about parts of a job's object, beside its spec, that have no effect. Pure."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Warnings = tuple[tuple[AnyReason, str], ...]
 
 
 def object_warnings(body: Body) -> Warnings:
-    """Give reasons and sentences about a job whose spec can be used."""
+    """Give reasons and sentences about a job with a valid spec."""
     return _topology(body)
 
 
 def _topology(body: Body) -> Warnings:
-    """Annotations that ask Kueue for a topology act in the templates only."""
+    """Warn of topology annotations on the job: they take effect in its templates only."""
     wanted = {name for name in annotations_of(body) if _is_topology(name)}
     for one in mappings(mapping(body.get("spec")).get("replicaSpecs")):
         wanted -= annotations_of(one.get("template")).keys()
     if not wanted:
         return ()
     text = (
-        f"annotation {min(wanted)} of the job does nothing there; put it into "
-        "spec.replicaSpecs[].template.metadata.annotations, from where Kueue is asked for that topology"
+        f"annotation {min(wanted)} has no effect on the job itself; move it to "
+        "spec.replicaSpecs[].template.metadata.annotations, from which the topology is requested"
     )
     return ((Reason.TOPOLOGY_IGNORED, text),)
 

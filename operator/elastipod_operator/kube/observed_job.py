@@ -1,4 +1,4 @@
-"""A job as the API server shows it, as a small frozen record for `core`. Pure."""
+"""A job as the API server shows it, as a frozen dataclass for `core`. Pure."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ from .reading import (
 )
 from .times import time_or
 
-# When it cannot be told when a job was made: the store takes its time as no later than when it was first seen.
+# For a job with an unreadable creation time; the store uses the time at which it first saw the job.
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
-# All that quota can add to a pod.
+# Everything that quota can add to a pod.
 SOME_PLACE = Placement({"label": "value"}, ({"key": "taint"},), {"label": "value"}, {"note": "value"}, ("gate",))
 
 
 def observe_job(body: Mapping[str, Any]) -> ObservedJob:
-    """Read a job. One that cannot be used has no policy and a `spec_error`; it never raises."""
+    """Read a job. An invalid one has no policy and a `spec_error`. Never raises."""
     meta, annotations, status = mapping(body.get("metadata")), annotations_of(body), mapping(body.get("status"))
     policy, spec_error = _policy_of(body)
     record, unmanaged = record_of(body)
@@ -88,7 +88,7 @@ def observe_job(body: Mapping[str, Any]) -> ObservedJob:
 
 
 def effective_job(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ObservedJob]:
-    """Read a job as it is in force: where its spec cannot be used, the last one that could be stands in its place."""
+    """Read a job as it is in effect: the last valid spec replaces an invalid one."""
     fact = observe_job(body)
     problem = fact.spec_error or (_problem_of_edits(body) if fact.pending_edits else "")
     good = last_good_spec(body) if problem else None
@@ -100,7 +100,7 @@ def effective_job(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ObservedJ
 
 
 def _problem_of_edits(body: Mapping[str, Any]) -> str:
-    """Say why edits that wait for a suspension could not be used then; empty when they could."""
+    """Say why pending edits would be invalid; empty if they are valid."""
     meta = mapping(body.get("metadata"))
     annotations = {name: value for name, value in annotations_of(body).items() if name != ANNOTATION_APPLIED}
     return observe_job({**body, "metadata": {**meta, "annotations": annotations}}).spec_error
@@ -114,11 +114,10 @@ def _queue_in_template(spec: Any) -> str:
 
 
 def _policy_of(body: Mapping[str, Any]) -> tuple[Policy | None, str]:
-    # The CRD lets little through that is not what it should be. An object that another version of it let through may hold
-    # anything, and whatever comes of reading that must not end the care for the job.
+    # The CRD admits few invalid objects, but another version of it may have admitted anything. No such object may raise here.
     try:
         return _checked_policy(body)
-    except Exception as error:  # whatever a user wrote becomes a sentence for that user
+    except Exception as error:  # any error becomes a sentence for the user
         return (
             None,
             f"the spec cannot be read ({_error_text(error)}); compare it with kubectl explain hpjob.spec",
@@ -127,7 +126,7 @@ def _policy_of(body: Mapping[str, Any]) -> tuple[Policy | None, str]:
 
 def _checked_policy(body: Mapping[str, Any]) -> tuple[Policy | None, str]:
     try:
-        # What acts only at the next start is read as it was taken up then.
+        # Fields that take effect only on resume are read as they are in effect.
         spec = effective_spec(body) if isinstance(body.get("spec"), Mapping) else body.get("spec")
         about = {name: part for name, part in body.items() if name != "status"}
         job = HyperPodPyTorchJob.model_validate(about | {"spec": spec} if "spec" in body else about)
@@ -144,25 +143,25 @@ def _error_text(error: Exception) -> str:
 
 
 def _template_problem(fact: ObservedJob, policy: Policy, body: Mapping[str, Any]) -> str:
-    """Say why no pod can be made of a template; empty when pods can be made of all."""
+    """Say why no pod can be created from a template; empty if pods can be created from all."""
     spec = effective_spec(body)
     for one in spec["replicaSpecs"]:
         try:
-            # With all that a pod may get beyond its template, so that what passes here can be made later, too.
+            # Check with everything that may be added to a pod, so that later pods can be created too.
             manifest = pod_manifest(
                 fact, spec, policy, PodId(one["name"], 0, 0), 1, "secret", avoids=("node",), placed=SOME_PLACE
             )
             if not is_within_depth(manifest, MAX_DEPTH):
                 return f"spec.replicaSpecs[{one['name']}].template is nested more than {MAX_DEPTH} levels deep"
             json.dumps(manifest)
-        except Exception as error:  # as above: the user's template, not a mistake of ours
-            what = f"spec.replicaSpecs[{one['name']}].template is no template of a pod ({_error_text(error)})"
+        except Exception as error:  # as above: an error in the user's template
+            what = f"spec.replicaSpecs[{one['name']}].template is not a valid pod template ({_error_text(error)})"
             return f"{what}; compare it with kubectl explain pod"
     return ""
 
 
 def _conditions_of(listed: Any, created_at: datetime) -> tuple[Condition, ...]:
-    """Read the conditions as they were last written; what is none is left out."""
+    """Read the conditions as last written; malformed entries are left out."""
     return tuple(
         Condition(
             text(c.get("type")), c.get("status") == "True", as_reason(text(c.get("reason"))), text(c.get("message")),

@@ -1,4 +1,4 @@
-"""A node as a small frozen record for `core`, and what drives pods off it. Pure."""
+"""A node as a frozen dataclass for `core`, and the disruptions that it announces. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .reading import (
 
 HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-# Set by the node controller on nodes that stopped answering: what that means is judged by the agents, not by the taint.
+# Set by the node controller on nodes that stopped answering. The agents decide what that means, not the taint.
 FAILURE_TAINTS = frozenset({"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"})
-# Announcements of an end that use NoSchedule or PreferNoSchedule.
+# Termination notices with effect NoSchedule or PreferNoSchedule.
 DISRUPTION_TAINTS = frozenset(
     {
         "karpenter.sh/disrupted",
@@ -38,12 +38,12 @@ DISRUPTION_TAINTS = frozenset(
         "sagemaker.amazonaws.com/node-health-status",
     }
 )
-# Notices that say how long the node stays: a Spot instance is taken two minutes after its notice.
+# Notices with a known lead time: a Spot instance is terminated two minutes after its notice.
 NOTICES = {"aws-node-termination-handler/spot-itn": timedelta(seconds=120)}
 
 
 def observe_node(body: Mapping[str, Any], before: ObservedNode | None, now: datetime) -> ObservedNode:
-    """Read a node. `not_ready_since` is when this operator first saw it not ready, for other clocks are not trusted."""
+    """Read a node. `not_ready_since`: when this operator first saw it not ready, because other clocks are not trusted."""
     spec, status = mapping(body.get("spec")), mapping(body.get("status"))
     conditions = mappings(status.get("conditions"))
     ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
@@ -68,7 +68,7 @@ def _leaves_at(taints: Sequence[Mapping[str, Any]], before: ObservedNode | None,
 
 @dataclass(frozen=True, slots=True)
 class Disruption:
-    """What drives pods off a node: announcements of its end, which concern everybody, and taints that may be tolerated."""
+    """Why pods must leave a node: termination notices, which concern all pods, and taints, which pods may tolerate."""
 
     announced: str
     taints: tuple[Mapping[str, Any], ...]
@@ -81,7 +81,7 @@ class Disruption:
 
 
 def disruption_of(body: Mapping[str, Any]) -> Disruption:
-    """Read what drives pods off a node."""
+    """Read the disruptions of a node."""
     listed = mappings(mapping(body.get("spec")).get("taints"))
     taints = [t for t in listed if text(t.get("key")) not in {*FAILURE_TAINTS, OUT_OF_SERVICE}]
     announced = next((_taint_text(t) for t in taints if text(t.get("key")) in DISRUPTION_TAINTS), "")
@@ -92,14 +92,14 @@ def disruption_of(body: Mapping[str, Any]) -> Disruption:
 
 
 def tolerations_of(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Give the tolerations that every template of a job has, as its pods are made from them. Its spec must be one that can be used."""
+    """Give the tolerations that all templates of a job in effect share. The spec must be valid."""
     templates = [mapping(s.get("template")) for s in mappings(effective_spec(job).get("replicaSpecs"))]
     first, *others = [mappings(mapping(t.get("spec")).get("tolerations")) for t in templates] or [[]]
     return [one for one in first if all(one in other for other in others)]
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    """Whether a pod may stay for good in spite of a NoExecute taint, as Kubernetes reads tolerations."""
+    """Whether a toleration lets a pod stay permanently despite a NoExecute taint, as in Kubernetes."""
     if toleration.get("tolerationSeconds") is not None or toleration.get("effect") not in (None, "", "NoExecute"):
         return False
     if not toleration.get("key"):

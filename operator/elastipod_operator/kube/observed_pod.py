@@ -1,4 +1,4 @@
-"""A pod of a job as a small frozen record for `core`. Pure."""
+"""A pod of a job as a frozen dataclass for `core`. Pure."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from .times import time_or
 
 # What a pod has that says nothing of it.
 KUBELET_GRACE_S = 30
-# When it cannot be told when a pod was made: the store takes its time as no later than when it was first seen.
+# For a pod with an unreadable creation time; the store uses the time at which it first saw the pod.
 NOT_YET = datetime(2900, 1, 1, tzinfo=UTC)
 
 
 def observe_pod(body: Mapping[str, Any], container: str) -> ObservedPod | None:
-    """Read a pod of a job; None when its labels are not ours. `container` is the one that runs the agent."""
+    """Read a pod of a job; None if its labels are not the operator's. container: the one that runs the agent."""
     meta, spec, status = (mapping(body.get(part)) for part in ("metadata", "spec", "status"))
     labels, annotations = labels_of(body), annotations_of(body)
     identity = pod_id_of(labels)
@@ -75,7 +75,7 @@ def observe_pod(body: Mapping[str, Any], container: str) -> ObservedPod | None:
 
 
 def _deletion_grace(meta: Mapping[str, Any], spec: Mapping[str, Any]) -> timedelta:
-    """How long the deletion of a pod leaves its containers: as the deletion says, else as the pod does."""
+    """Give the grace period of a pod's deletion, else that of the pod."""
     told = meta.get("deletionGracePeriodSeconds"), spec.get("terminationGracePeriodSeconds"), KUBELET_GRACE_S
     return timedelta(seconds=next(one for one in told if isinstance(one, int) and 0 <= one < 2**31))
 

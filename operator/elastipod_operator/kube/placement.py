@@ -1,4 +1,4 @@
-"""What a pod gets from the admission of its Workload (facts of Kueue 5): flavors, admission checks, topology. Pure."""
+"""What the admission of a Workload adds to its pods: flavors, admission checks, topology (docs/design/queues.md). Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Body = Mapping[str, Any]
 
 
 class PlacementError(Exception):
-    """Pods cannot be made as Kueue wants them; the text is one sentence."""
+    """Pods cannot be created as Kueue assigned them; the text is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Placement:
 
 
 def assignment_of(workload: Body, spec: str) -> Body:
-    """Give what Kueue assigned to the pods of a spec; empty where it did not."""
+    """Give what Kueue assigned to the pods of a spec; empty for nothing."""
     return next((a for a in _assignments(workload) if a.get("name") == spec), {})
 
 
@@ -51,7 +51,7 @@ def _flavors(assigned: Body) -> list[str]:
 
 
 def first_domain(workload: Body, spec: str) -> dict[str, str]:
-    """Give the values, by level of the topology, of a place where Kueue put a pod of a spec; empty where it did not."""
+    """Give one topology domain to which Kueue assigned pods of a spec, as values by level; empty for none."""
     assigned = mapping(assignment_of(workload, spec).get("topologyAssignment"))
     slices = mappings(assigned.get("slices")) or [{}]
     values = mappings(slices[0].get("valuesPerLevel"))
@@ -88,7 +88,7 @@ def node_labels(workload: Body, spec: str, flavors: Mapping[str, Body]) -> dict[
 
 
 def placement(workload: Body, spec: str, template: Body, flavors: Mapping[str, Body]) -> Placement:
-    """Work out what pods of a spec get. template: theirs. Raises PlacementError where wishes contradict each other."""
+    """Compute what is added to the pods of a spec. template: theirs. Raises PlacementError if settings contradict each other."""
     meta, pod = mapping(template.get("metadata")), mapping(template.get("spec"))
     own_labels, own_notes = texts(meta.get("labels")), texts(meta.get("annotations"))
     own = texts(pod.get("nodeSelector"))
@@ -112,7 +112,7 @@ def placement(workload: Body, spec: str, template: Body, flavors: Mapping[str, B
         tolerations += mappings(update.get("tolerations"))
     if not is_within_depth(tolerations, 5):
         raise PlacementError(
-            f"the tolerations that Kueue has for pods of {spec} are none; look at the flavors of the queue"
+            f"the tolerations that Kueue assigned to pods of {spec} are invalid; check the flavors of the queue"
         )
     present = mappings(pod.get("tolerations"))
     return Placement(
@@ -125,7 +125,7 @@ def placement(workload: Body, spec: str, template: Body, flavors: Mapping[str, B
 
 
 def place(manifest: dict[str, Any], placed: Placement | None) -> None:
-    """Put a placement into a pod, after taking away what Kueue would read as a job of its own."""
+    """Add a placement to a pod, after removing what would make Kueue treat the pod as a job of its own."""
     meta, spec = manifest["metadata"], manifest["spec"]
     for part in ("labels", "annotations"):
         meta[part] = {key: value for key, value in meta[part].items() if not key.startswith(f"{GROUP}/")}
@@ -142,7 +142,7 @@ def place(manifest: dict[str, Any], placed: Placement | None) -> None:
 
 
 def _topology(annotations: Body) -> dict[str, str]:
-    """Give the annotations by which Kueue knows the pods that it is to place: without one it would leave them gated."""
+    """Give the annotations by which Kueue finds the pods of a topology request: without them the pods would stay gated."""
     kept = {name: text(annotations[name]) for name in TOPOLOGY_ANNOTATIONS if annotations.get(name)}
     return kept or {UNCONSTRAINED: "true"}
 
@@ -161,6 +161,6 @@ def _merge(
         present = into.get(key, (own or {}).get(key))
         if present is not None and present != value:
             raise PlacementError(
-                f"{who} wants {what} {key}={value} for the pods, and {other} wants {key}={present}; make them agree"
+                f"{who} sets {what} {key}={value} for the pods, but {other} sets {key}={present}; make them agree"
             )
         into[key] = value

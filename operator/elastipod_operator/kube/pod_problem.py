@@ -1,4 +1,4 @@
-"""Why a pod does not start, or how it ended: a reason and a sentence. Pure."""
+"""Why a pod does not start, or how it ended, as a reason and a sentence. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pod_problem(
     if fact is not None and fact.is_restarting:
         last = _ended(mine) or mapping(mapping(mine.get("lastState")).get("terminated"))
         how = _one_end(f"container {mine.get('name')} of pod {pod}", last)
-        return Reason.CONTAINER_ENDED, f"{how}; its kubelet starts it again"
+        return Reason.CONTAINER_ENDED, f"{how}; its kubelet restarts it"
     first = statuses_by_name(status.get("initContainerStatuses"))
     for name, container in {**first, **states, text(mine.get("name")): mine}.items():
         waiting = mapping(mapping(container.get("state")).get("waiting"))
@@ -58,19 +58,19 @@ def pod_problem(
 
 
 def scheduler_problem(pod: str, spec: Mapping[str, Any], status: Mapping[str, Any]) -> ReasonAndMessage:
-    """Say that no scheduler has looked at a pod: one that has says so in condition PodScheduled, also where it finds no place."""
+    """Say that no scheduler has considered a pod: a scheduler that has sets condition PodScheduled, even if no node fits."""
     is_known = any(c.get("type") == "PodScheduled" for c in mappings(status.get("conditions")))
     if is_known or spec.get("nodeName") or (status.get("phase") or "Pending") != "Pending":
         return NO_REASON, ""
     wanted = shortened(text(spec.get("schedulerName")) or "default-scheduler")
     return NOT_CONSIDERED, (
-        f"no scheduler has looked at pod {pod}: nobody seems to serve schedulerName {wanted}; start that scheduler, or change "
+        f"no scheduler has considered pod {pod}: schedulerName {wanted} seems to be unknown; start that scheduler, or change "
         "spec.replicaSpecs[].template.spec.schedulerName"
     )
 
 
 def _how_it_ended(pod: str, status: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
-    if status.get("reason"):  # its node ended it: whatever its containers say of their ends follows from that
+    if status.get("reason"):  # its node ended it, which explains how its containers ended
         told = [text(status[part]) for part in ("reason", "message") if status.get(part)]
         return f"pod {pod} ended: {shortened(': '.join(told))}"
     for first in mappings(status.get("initContainerStatuses")):

@@ -22,12 +22,12 @@ from ..core.snapshot import ObservedJob, Policy
 from .job_keys import KEY_ENV, TOKEN_ENV, key_entries
 from .placement import Placement, place
 
-# Nodes are not taken from under a job by autoscalers that tidy up; the user's own value wins.
+# Autoscalers that consolidate nodes must not evict the pod; the user's own value wins.
 SAFEGUARDS = {
     "karpenter.sh/do-not-disrupt": "true",
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
 }
-# Beyond the graceful time-out: the agent ends the workers and itself within it.
+# Added to the graceful time-out, so that the agent can end the workers and itself.
 GRACE_MARGIN_S = 30
 POD_ENV = "ELASTIPOD_POD"
 
@@ -44,13 +44,12 @@ def pod_manifest(
     avoids: tuple[str, ...] = (),
     placed: Placement | None = None,
 ) -> dict[str, Any]:
-    """Give the pod to be created. `spec` is the job's spec as the API server holds it, whose templates are used as they are.
+    """Give the pod to create. spec: the job's spec in effect, as the API server stores it.
 
-    Name and namespace in the template's metadata are ignored. Variables that the user set are left alone, but for those
-    that authentication rests on: with another key, token or pod name the agent would refuse the operator's calls.
-    key_secret: the Secret with the job's key, "" for none.
-    generation: the newest one of the job. avoids: nodes that it is kept off. placed: what it gets from its quota.
-    Labels and annotations of Kueue's in the template speak for the job: on the pod they would make it a job of its own.
+    Name and namespace in the template's metadata are ignored. The user's variables are kept, except those of authentication:
+    with another key, token or pod name the agent would reject the operator's calls. key_secret: the Secret with the job's key,
+    "" for none. generation: the newest one of the job. avoids: nodes to avoid. placed: what its quota adds. Kueue's labels and
+    annotations in the template are removed, because they would make the pod a job of its own.
     """
     replica_spec = next(s for s in spec["replicaSpecs"] if s["name"] == pod.spec)
     template = replica_spec.get("template") or {}
@@ -97,7 +96,7 @@ def pod_manifest(
 
 
 def _keep_away(body: dict[str, Any], nodes: tuple[str, ...]) -> None:
-    """Keep the scheduler off some nodes. Terms are alternatives, so each of the user's own gets the demand."""
+    """Exclude nodes by affinity. Terms are alternatives, so the requirement is added to each of the user's terms."""
     if not nodes:
         return
     affinity = body["affinity"] = dict(body.get("affinity") or {})
@@ -144,7 +143,7 @@ def _environment(
 def _add_environment(container: dict[str, Any], wanted: dict[str, str]) -> None:
     present = container.get("env") or []
     names = {entry.get("name") for entry in present}
-    # Ours first: a user's variable may refer to them as $(NNODES).
+    # The operator's variables come first, because the user's may refer to them as $(NNODES).
     container["env"] = [{"name": k, "value": v} for k, v in wanted.items() if k not in names] + present
 
 

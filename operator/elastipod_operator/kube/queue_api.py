@@ -12,7 +12,7 @@ from .workloads import GROUP, LABEL_OF_JOB, VERSION
 
 ROOT = f"/apis/{GROUP}/{VERSION}"
 PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
-# A watch that the API server does not end by then is taken for dead.
+# A watch that the API server has not ended by then counts as dead.
 WATCH_MARGIN_S = 30
 
 Body = dict[str, Any]
@@ -31,7 +31,7 @@ class QueueApi:
         return answer["items"], int(answer["metadata"].get("resourceVersion") or 0)
 
     def watch_workloads(self, namespace: str, version: int, seconds: int) -> AsyncIterator[Body]:
-        """Give the events of the Workloads of all jobs from a version on, for so long."""
+        """Give the events of the Workloads of all jobs after a version, for some seconds."""
         query = [
             ("labelSelector", LABEL_INCREMENT),
             ("resourceVersion", str(version)),
@@ -45,12 +45,12 @@ class QueueApi:
         return await self._api.call("GET", f"{_workloads(namespace)}/{name}")
 
     async def create_workload(self, manifest: Mapping[str, Any]) -> Body:
-        """Create a Workload; 409 means that it is there already."""
+        """Create a Workload; 409 if it exists."""
         path = _workloads(manifest["metadata"]["namespace"])
         return await self._api.call("POST", path, dict(manifest))
 
     async def delete_workload(self, namespace: str, name: str, uid: str) -> Body:
-        """Delete a Workload if it is still the same one; gives it where something keeps it, or a Status."""
+        """Delete a Workload if it is still the same one; gives the Workload if a finalizer keeps it, else a Status."""
         return await self._api.call("DELETE", f"{_workloads(namespace)}/{name}", {"preconditions": {"uid": uid}})
 
     async def patch_workload_status(self, namespace: str, name: str, patch: Mapping[str, Any]) -> Body:
@@ -78,7 +78,7 @@ class QueueApi:
         return await self._list(f"{ROOT}/clusterqueues")
 
     async def patch_workload(self, namespace: str, name: str, patch: Mapping[str, Any]) -> Body:
-        """Merge into a Workload; 409 when its UID is another than the patch says."""
+        """Merge into a Workload; 409 if its UID differs from that in the patch."""
         path = f"{_workloads(namespace)}/{name}"
         return await self._api.call("PATCH", path, patch, content_type=MERGE_PATCH)
 

@@ -1,4 +1,4 @@
-"""What Workloads refer to: priority classes, flavors, and the nodes of a base. Read when needed, kept for a short while."""
+"""Objects to which Workloads refer: priority classes, flavors, and the nodes of a base. Read on demand and cached briefly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Body = Mapping[str, Any]
 
 
 class QuotaError(Exception):
-    """Quota cannot be asked for; reason is CamelCase, the text one sentence."""
+    """Quota cannot be requested, with a reason and one sentence."""
 
     def __init__(self, reason: AnyReason, message: str) -> None:
         super().__init__(message)
@@ -39,18 +39,18 @@ class QuotaError(Exception):
 
 
 class BaseNotPlaced(Exception):
-    """It is too early to ask: the base has no place yet beside which the others could be."""
+    """The pods of the base have no nodes yet, so the increments cannot be placed beside them."""
 
 
 class KueueLookups:
-    """Reads flavors and classes. Raises QuotaError where one is missing, otherwise as Api does."""
+    """Reads flavors and classes. Raises QuotaError if one is missing, else as Api does."""
 
     def __init__(self, api: QueueApi) -> None:
         self._api = api
         self._kept: dict[tuple[str, str], tuple[datetime, Body]] = {}
 
     async def priority(self, job: Body, spec: Body, order: CreateWorkload, base: Body | None) -> Priority:
-        """Work out the priority of a Workload to be made. base: the job's base, for increments."""
+        """Compute the priority of a new Workload. base: the job's base, for increments."""
         wish = base_priority_source(job, spec) if base is None else own_priority_source(spec, order)
         if wish is not None:
             return await self._of_class(wish)
@@ -72,7 +72,7 @@ class KueueLookups:
         found = [c for c in await self._api.list_priority_classes() if c.get("globalDefault")]
         if not found:
             return Priority(0)
-        # Kubernetes itself takes the lowest where several say that they are the default.
+        # Kubernetes itself uses the lowest if several are marked as the default.
         first = min(found, key=lambda c: _value(c.get("value")))
         return Priority(_value(first.get("value")), "PriorityClass", first["metadata"]["name"])
 
@@ -90,9 +90,8 @@ class KueueLookups:
     ) -> dict[str, dict[str, str]]:
         """Give the node labels by spec that pods of an increment must have: training is as slow as its slowest replica.
 
-        They are those of the flavors of the base, where the spec asks for the same nodes; and where all pods of a spec are
-        to be in one domain of the topology, this domain. nodes: those of the base's pods. Raises BaseNotPlaced where the domain is
-        not known.
+        They are the labels of the base's flavors, if the spec requests the same nodes, and the topology domain of the base, if all
+        pods of a spec must share one. nodes: those of the base's pods. Raises BaseNotPlaced if the domain is unknown.
         """
         by_name = {s["name"]: s for s in spec["replicaSpecs"]}
         in_base = [s["name"] for s in (base.get("spec") or {}).get("podSets") or () if s.get("name") in by_name]
@@ -110,13 +109,13 @@ class KueueLookups:
     async def _domain(self, level: str, place: Mapping[str, str], nodes: Iterable[str]) -> str:
         if level in place:
             return place[level]
-        # Where hosts are the lowest level, Kueue names only these.
+        # If hosts are the lowest level, Kueue names only hosts.
         for node in (*filter(None, [place.get(HOSTNAME)]), *nodes):
             body = await self._read("Node", node, lambda node=node: self._api.read_node(node))  # type: ignore[misc]
             value = ((body or {}).get("metadata", {}).get("labels") or {}).get(level)
             if value:
                 return str(value)
-        raise BaseNotPlaced(f"no pod of the base has a place yet whose {level} is known")
+        raise BaseNotPlaced(f"no pod of the base is on a node whose {level} is known yet")
 
     async def _read(self, kind: str, name: str, read: Callable[[], Awaitable[Body]]) -> Body | None:
         now = clock.now()

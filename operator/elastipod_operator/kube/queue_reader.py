@@ -1,7 +1,7 @@
-"""What jobs are to know of their queues: read every few minutes for all jobs together, so that it costs nothing to speak of.
+"""Read the queues of all jobs together every few minutes.
 
-A queue changes with every Workload that it admits, so a watch of queues would bring a stream of what nobody needs. What Kueue
-says of the Workloads tells when a queue was stopped, went, or came back: then it is read at once.
+A queue changes with every Workload that it admits, so a watch of queues would mostly show irrelevant changes. Kueue's messages
+in Workloads show when a queue was stopped, deleted or restored; then the queues are read at once.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .store import Store
 log = logging.getLogger(__name__)
 
 READ_AGAIN_S = 180.0
-# While a queue of a job is missing or stopped, somebody is about to mend it; and after a reading that failed.
+# While a job's queue is missing or stopped, because someone may be fixing it, and after a failed read.
 PROBLEM_READ_AGAIN_S = 20.0
-# What Workloads say may ask for it sooner, but not more often than this.
+# Messages in Workloads can request an earlier read, but not more often than this.
 LEAST_PAUSE_S = 2.0
 FORBIDDEN = 403
-# Kueue's words about queues and not about who else is in them. They only hasten what would be read anyway.
+# Kueue's messages about queues themselves. They only hasten the next read.
 OF_QUEUES = ("doesn't exist", "is inactive", "is stopped", "is terminating")
 STOPPED = ("ClusterQueueStopped", "LocalQueueStopped")
 
@@ -35,21 +35,21 @@ Key = tuple[str, str]
 
 
 class QueueReader:
-    """Keeps the queues of all jobs. wake: have a job looked at soon. wanted: set once there is a job with a queue."""
+    """Caches the queues of all jobs. wake: requests a pass for a job. wanted: set once there is a job with a queue."""
 
     def __init__(self, api: QueueApi, store: Store, wake: Callable[[str], None], needed: asyncio.Event) -> None:
         self._api = api
         self._store, self._wake, self._needed = store, wake, needed
         self._hurry = asyncio.Event()
         self._facts: dict[Key, QueueFact | None] = {}
-        """None: asked for, and not read since."""
+        """None: requested and not read yet."""
         self._with_problem: set[str] = set()
-        """UIDs of jobs of whose queue Kueue had something to say."""
+        """UIDs of jobs whose Workloads report a problem of their queue."""
         self._told: set[str] = set()
-        """What could not be read, and was told."""
+        """Kinds that could not be read, which was logged."""
 
     def fact(self, job: ObservedJob, workloads: Sequence[ObservedWorkload]) -> QueueFact | None:
-        """Give the queue of a job; None before it was read. workloads: what Kueue says of them hastens the next reading."""
+        """Give the queue of a job; None before it was read. workloads: Kueue's messages in them hasten the next read."""
         queue = queue_of(job)
         if not queue:
             return None
@@ -66,7 +66,7 @@ class QueueReader:
         return self._facts[key]
 
     def forget(self, uid: str) -> None:
-        """Drop what is remembered of a job that is gone."""
+        """Drop the state of a deleted job."""
         self._with_problem.discard(uid)
 
     async def run(self, namespaces: Sequence[str]) -> None:
@@ -81,7 +81,7 @@ class QueueReader:
             except CALL_ERRORS as error:
                 self._tell("Queues", error)
             except Exception:
-                # The outer edge of this task: whatever came over the wire must not end the operator.
+                # The outer edge of this task: no response may end the operator.
                 log.exception("the queues could not be read")
             await asyncio.sleep(LEAST_PAUSE_S)
             has_problem = not is_read or any(fact is not None and _has_problem(fact) for fact in self._facts.values())
@@ -89,7 +89,7 @@ class QueueReader:
                 async with asyncio.timeout(PROBLEM_READ_AGAIN_S if has_problem else READ_AGAIN_S):
                     await self._hurry.wait()
             except TimeoutError:
-                pass  # nothing is urgent: time for the regular read
+                pass  # time for the regular read
 
     async def _read(self, namespaces: Sequence[str]) -> None:
         asked = set(self._facts)
@@ -107,7 +107,7 @@ class QueueReader:
                 self._wake(uid)
 
     async def _allowed(self, what: str, read: Callable[[], Awaitable[list[Body]]]) -> list[Body] | None:
-        """Read what the operator need not have the right to; None without it."""
+        """Make a read for which the operator may lack the permission; None without it."""
         try:
             found = await read()
         except ApiError as error:
@@ -119,22 +119,22 @@ class QueueReader:
         return found
 
     def _tell(self, what: str, error: Exception) -> None:
-        """Say once that something cannot be read, until it could."""
+        """Log once that something cannot be read."""
         if what in self._told:
             return
         self._told.add(what)
         if isinstance(error, ApiError) and error.status == FORBIDDEN:
-            log.info("jobs are not warned of what is wrong with their queues: %s may not be read: %s", what, error)
+            log.info("jobs get no warnings about their queues: no permission to read %s: %s", what, error)
         else:
-            log.info("%s cannot be read for now: %s %s", what, type(error).__name__, error)
+            log.info("%s cannot be read now: %s %s", what, type(error).__name__, error)
 
 
 def _has_problem(fact: QueueFact) -> bool:
-    """Whether nothing is admitted."""
+    """Whether the queue admits nothing."""
     behind = fact.cluster_queue
     return any(not one.exists or one.stop or one.inactive for one in (fact, behind) if one is not None)
 
 
 def queue_of(job: ObservedJob) -> str:
-    """Give the queue that a job is in, as far as is written; empty for none."""
+    """Give the queue of a job according to its record or label; empty for none."""
     return (job.record.queue if job.record is not None else "") or job.queue or job.queue_in_template

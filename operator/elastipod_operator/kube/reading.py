@@ -1,4 +1,4 @@
-"""Reading what anybody may have written: what is not of the kind that is expected counts as not there. Pure."""
+"""Read values that anyone may have written: a value of an unexpected type counts as absent. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Body = Mapping[str, Any]
-# No pod is nested half as deep; what is deeper than Python's own limit can be neither copied nor sent.
+# No real pod is nested half as deep. Values beyond Python's recursion limit can be neither copied nor sent.
 MAX_DEPTH = 100
 
 
@@ -43,12 +43,12 @@ def annotations_of(body: Any) -> dict[str, str]:
 
 
 def uid_of(body: Any) -> str:
-    """Give the UID of an object; empty for what is none."""
+    """Give the UID of an object; empty if it has none."""
     return text(mapping(mapping(body).get("metadata")).get("uid"))
 
 
 def name_of(body: Any) -> str:
-    """Give the name of an object; empty for what is none."""
+    """Give the name of an object; empty if it has none."""
     return text(mapping(mapping(body).get("metadata")).get("name"))
 
 
@@ -59,7 +59,7 @@ def finalizers_of(body: Body) -> list[str]:
 
 
 def is_within_depth(value: Any, levels: int) -> bool:
-    """Whether a value is nested no deeper than so many levels."""
+    """Whether a value has at most this many levels."""
     layer = [value]
     for _ in range(levels):
         layer = [inner for one in layer for inner in (one.values() if isinstance(one, Mapping) else one)]
@@ -70,6 +70,6 @@ def is_within_depth(value: Any, levels: int) -> bool:
 
 
 def shortened(found: Any, limit: int = 300) -> str:
-    """Give a value of somebody else's as one line of at most `limit` characters."""
+    """Give a foreign value as one line of at most `limit` characters."""
     line = " ".join(str(found if isinstance(found, str | int | float) else "?")[: 10 * limit].split())
     return line if len(line) <= limit else line[: limit - 3] + "..."

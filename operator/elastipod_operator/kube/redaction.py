@@ -1,8 +1,7 @@
-"""Templates without the values of their variables, for annotations: what a user removes from a job must be gone. Pure.
+"""Templates without the values of their variables, for annotations: a value that a user removes must not remain. Pure.
 
-A value is replaced by a short digest. It is put back from the job's present spec or, where that was edited since, from a pod
-that was created with it. The digest is only as long as it takes to tell two values apart, because a longer one would
-confirm a guess of a weak password.
+A value is replaced by a short digest. It is restored from the job's present spec or, if that was edited, from a pod that was
+created with it. The digest is just long enough to distinguish two values; a longer one could confirm a guessed password.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ Values = Mapping[tuple[str, str, str], tuple[str, ...]]
 
 
 def redacted(template: Any) -> Any:
-    """Give a template whose variables have digests in the place of their values."""
+    """Give a template with digests instead of the values of its variables."""
     return _with_entries(template, lambda _, entry: _redacted_entry(entry))
 
 
 def restored(template: Any, values: Values) -> Any:
-    """Give a redacted template with its values put back.
+    """Give a redacted template with its values restored.
 
-    Where none of `values` is the one that was redacted, the variable gets the first of them, and is left out without any.
+    If none of `values` has the digest, the variable gets the first of them; without any it is left out.
     """
 
     def entry_of(key: tuple[str, str, str], entry: Entry) -> Entry | None:
@@ -46,7 +45,7 @@ def restored(template: Any, values: Values) -> Any:
 
 
 def misses_values(template: Any, values: Values) -> bool:
-    """Whether `restored` cannot put every value back."""
+    """Whether `restored` cannot restore every value."""
     return any(
         DIGEST in entry and all(_digest(value) != entry[DIGEST] for value in values.get(key, ()))
         for key, entry in _entries(template)
@@ -54,7 +53,7 @@ def misses_values(template: Any, values: Values) -> bool:
 
 
 def values_of(templates: Iterable[Any]) -> Values:
-    """Give the values of the variables of some templates or pods, those of the first one first."""
+    """Give the values of the variables of some templates or pods, in their order."""
     found: dict[tuple[str, str, str], tuple[str, ...]] = {}
     for template in templates:
         for key, entry in _entries(template):
@@ -83,7 +82,7 @@ def _entries(template: Any) -> Iterable[tuple[tuple[str, str, str], Entry]]:
 
 
 def _with_entries(template: Any, change: Callable[[tuple[str, str, str], Entry], Entry | None]) -> Any:
-    """Give a copy of a template with each variable changed, or left out where `change` gives None."""
+    """Give a copy of a template with each variable changed, or removed if `change` gives None."""
     spec = mapping(mapping(template).get("spec"))
     changed = {
         kind: [_with_env(container, kind, change) for container in spec[kind]]

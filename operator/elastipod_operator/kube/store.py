@@ -1,6 +1,6 @@
-"""What the watches have shown: jobs, their pods and the nodes, as small records.
+"""The cache of jobs, their pods and the nodes.
 
-Reads may be stale, so the answers to our own writes are put in as well and older versions never replace newer ones.
+Watches may be late, so responses to the operator's own writes are added too, and older versions never replace newer ones.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .reading import labels_of, mapping, mappings, name_of, text, uid_of
 from .versioned_cache import VersionedCache
 from .workloads import LABEL_OF_JOB, digest_of, workload_fact
 
-# etcd counts in 64 bits.
+# Versions of etcd have 64 bits.
 MAX_DIGITS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class CachedWorkload:
-    """A Workload of a job, and the digest of the templates for which it was made."""
+    """A Workload of a job, and the digest of the templates for which it was created."""
 
     fact: ObservedWorkload
     digest: str
@@ -36,7 +36,7 @@ class CachedWorkload:
 
 @dataclass(slots=True)
 class Job:
-    """A job as last seen. body is kept because its templates and annotations are needed as they are; its spec is the one in force."""
+    """A job as last seen. body: the object with the spec in effect, for its templates and annotations."""
 
     body: Mapping[str, Any]
     fact: ObservedJob
@@ -44,13 +44,13 @@ class Job:
     pods: dict[str, ObservedPod] = field(default_factory=dict)
     """By pod UID."""
     listed: bool = False
-    """True once the pods are known, as a rule by a list: before that an absent pod proves nothing."""
+    """The pods are known, usually from a list. Before that an absent pod proves nothing."""
     pods_listed_at: datetime | None = None
-    """When it was asked last."""
+    """When the pods were last listed."""
     list_version: int = -1
-    """Version of the last list: a pod that is neither in it nor newer is gone, whatever a late event says."""
+    """Version of the last list. A pod that is neither in it nor newer is gone, even if a late event shows it."""
     pod_versions: dict[str, int] = field(default_factory=dict)
-    """The newest version seen of each pod, of those that are gone too."""
+    """The newest version seen of each pod, including deleted ones."""
     workloads: VersionedCache[CachedWorkload] = field(default_factory=VersionedCache)
 
 
@@ -63,10 +63,10 @@ class Store:
         self.nodes: dict[str, ObservedNode] = {}
         self._disruptions: dict[str, Disruption] = {}
         self.capacity_freed_at: datetime | None = None
-        """When there last came to be more room, as far as can be seen: a node is fit for pods, or a job ended."""
+        """When capacity last became free: a node became schedulable, or a job ended."""
 
     def put_job(self, body: Mapping[str, Any]) -> bool:
-        """Take a job from a watch or from the answer to a write; False when a newer one is known already, and for what is none."""
+        """Take a job from a watch or from the response to a write; False if it is malformed or a newer version is known."""
         uid, version = uid_of(body), version_of(body)
         if not uid:
             return False
@@ -85,15 +85,15 @@ class Store:
         return True
 
     def drop_job(self, uid: str) -> None:
-        """Forget a job that is gone, and its pods."""
+        """Forget a deleted job and its pods."""
         if self.jobs.pop(uid, None) is not None:
             self.capacity_freed_at = self._now()
 
     def put_pod(self, body: Mapping[str, Any]) -> str | None:
         """Take a pod; gives the UID of its job when something changed.
 
-        Labels can be written by anybody, in any namespace: only a pod that the job owns is one of its pods. One that comes
-        before its job is not kept, for the first look at a job lists its pods.
+        Anyone can write labels, in any namespace, so only a pod that the job owns counts. A pod that arrives before its job is
+        dropped, because the first pass over a job lists its pods.
         """
         job = self.jobs.get(labels_of(body).get(LABEL_UID, ""))
         uid, version = uid_of(body), version_of(body)
@@ -112,7 +112,7 @@ class Store:
         return job.fact.uid if fact != before else None
 
     def drop_pod(self, body: Mapping[str, Any]) -> str | None:
-        """Forget a pod that is gone; gives the UID of its job."""
+        """Forget a deleted pod; gives the UID of its job."""
         job, uid = self.jobs.get(labels_of(body).get(LABEL_UID, "")), uid_of(body)
         if job is None or (uid not in job.pods and not _is_owned(body, job.fact)):
             return None
@@ -127,7 +127,7 @@ class Store:
             job.pods.pop(uid, None)
 
     def replace_pods(self, job_uid: str, bodies: Sequence[Mapping[str, Any]], version: int) -> None:
-        """Take a full list of a job's pods: what is not in it and not newer than it is gone."""
+        """Take a full list of a job's pods. Pods that are neither in it nor newer are gone."""
         job = self.jobs.get(job_uid)
         if job is None:
             return
@@ -139,19 +139,19 @@ class Store:
         for body in bodies:
             self.put_pod(body)
         job.listed, job.pods_listed_at, job.list_version = True, self._now(), max(version, job.list_version)
-        # Of what is gone and not newer than the list nothing need be remembered: the list's own version keeps it away.
+        # Deleted pods older than the list need no entry: the version of the list keeps them out.
         job.pod_versions = {u: v for u, v in job.pod_versions.items() if u in job.pods or v > job.list_version}
 
     def expect_no_pods(self, job: Job) -> None:
-        """Take it that a job has no pods, if no operator has ever written to it: its record comes before its pods.
+        """Assume that a job has no pods if no operator has ever written to it: the record is written before pods are created.
 
-        Should one have just done so, our own write is refused, for it rests on the version that is known here.
+        If another operator has just done so, the next write fails, because it names the version that is known here.
         """
         if job.fact.record is None and not job.fact.has_finalizer and not job.body.get("status"):
             job.listed, job.pods_listed_at = True, self._now()
 
     def put_workload(self, body: Mapping[str, Any]) -> str | None:
-        """Take a Workload; gives the UID of its job when something changed. Only one that the job owns is its own."""
+        """Take a Workload that a job owns; gives the UID of the job when something changed."""
         job = self._owner_of_workload(body)
         fact = self._workload_of(job, body) if job is not None else None
         if job is None or fact is None:
@@ -160,7 +160,7 @@ class Store:
         return job.fact.uid if changed else None
 
     def drop_workload(self, body: Mapping[str, Any]) -> str | None:
-        """Forget a Workload that is gone; gives the UID of its job when it was known."""
+        """Forget a deleted Workload; gives the UID of its job if it was known."""
         job = self._owner_of_workload(body)
         if job is None or not job.workloads.drop(uid_of(body), version_of(body)):
             return None
@@ -190,7 +190,7 @@ class Store:
         return [uid for uid in jobs if self.replace_workloads(uid, by_job.get(uid, ()), version)]
 
     def clear_workloads(self, namespace: str) -> list[str]:
-        """Forget the Workloads of a namespace ("": of all), for the API server knows none any more; gives the jobs that had some."""
+        """Forget the Workloads of a namespace ("": of all) because the API server no longer has the kind; gives the jobs that had some."""
         return [
             uid for uid, job in self.jobs.items() if namespace in ("", job.fact.namespace) and job.workloads.clear()
         ]
@@ -207,7 +207,7 @@ class Store:
         return job if job is not None and _is_owned(body, job.fact) else None
 
     def put_node(self, body: Mapping[str, Any]) -> list[str]:
-        """Take a node; gives the UIDs of the jobs that have pods there, or wait for room, when something changed."""
+        """Take a node; when something changed, gives the UIDs of the jobs that have pods there or wait for capacity."""
         name = name_of(body)
         if not name:
             return []
@@ -232,7 +232,7 @@ class Store:
         return self.jobs_on(name)
 
     def nodes_of(self, job: Job) -> dict[str, ObservedNode]:
-        """Give the nodes of a job's pods by name; a taint that all its templates tolerate drives none of them away."""
+        """Give the nodes of a job's pods by name. A taint that all templates tolerate is no disruption."""
         found = {pod.node: self.nodes[pod.node] for pod in job.pods.values() if pod.node in self.nodes}
         disrupted = [name for name in found if name in self._disruptions]
         if disrupted:
@@ -256,7 +256,7 @@ def _has_ended(job: ObservedJob) -> bool:
 
 
 def _rests(job: ObservedJob) -> bool:
-    """Whether it gave places back and has not asked for them again yet."""
+    """Whether a partial gang has released its nodes and is in back-off."""
     return job.record is not None and job.record.gang is not None and job.record.gang.released_until is not None
 
 

@@ -1,4 +1,4 @@
-"""What pod templates say about the workers in them, beyond what their schema can check. Pure."""
+"""Checks of pod templates that their schema cannot make. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLAG = re.compile(r"--nproc[-_]per[-_]node(?:[= ]+)(\S+)")
 
 
 def check_worker_counts(spec: JobSpec, container: str) -> None:
-    """Refuse two templates that start different numbers of workers. Raises SizeError in one sentence."""
+    """Reject templates that start different numbers of workers. Raises SizeError with one sentence."""
     counts = {s.name: _workers(spec.nproc_per_node, _container(s.template, container)) for s in spec.replica_specs}
     if len(set(counts.values())) > 1:
         said = ", ".join(f"{name}: {count}" for name, count in counts.items())
@@ -26,7 +26,7 @@ def check_worker_counts(spec: JobSpec, container: str) -> None:
 
 
 def _workers(nproc: str, container: Mapping[str, Any]) -> str:
-    """Say how many workers a container starts, as far as the template tells: `nproc`, what overrides it, or its devices."""
+    """Say how many workers a container starts according to its template: `nproc`, an override, or its devices."""
     wish = _overridden(container) or nproc
     if wish not in ("auto", "gpu"):
         return wish
@@ -44,7 +44,7 @@ def _overridden(container: Mapping[str, Any]) -> str:
 
 
 def _in_command(container: Mapping[str, Any]) -> str:
-    """Give the worker count that the command states; empty where it states none, or a variable."""
+    """Give the worker count in the command; empty if there is none or it is a variable."""
     words: Iterable[Any] = [*(container.get("command") or ()), *(container.get("args") or ())]
     found = FLAG.search(" ".join(map(str, words)))
     return found.group(1) if found and not found.group(1).startswith("$") else ""
@@ -56,7 +56,7 @@ def _container(template: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def template_warnings(spec: JobSpec, container: str) -> tuple[str, ...]:
-    """Say what templates ask for and do not get. container: the one that runs the agent."""
+    """Warn of settings in templates that have no effect. container: the one that runs the agent."""
     return tuple(
         f"spec.replicaSpecs[{s.name}].template {text}"
         for s in spec.replica_specs
@@ -67,20 +67,20 @@ def template_warnings(spec: JobSpec, container: str) -> tuple[str, ...]:
 def _template_warnings(template: Mapping[str, Any], nproc: str, container: str) -> Iterator[str]:
     wish = mapping(template.get("spec")).get("restartPolicy")
     if wish not in (None, "", "Never"):
-        yield f"asks for restartPolicy {wish}; pods run with Never, and the operator replaces them"
+        yield f"sets restartPolicy {wish}; pods run with Never, and the operator replaces them"
     if mapping(template.get("metadata")).get("finalizers"):
-        yield "has metadata.finalizers, which pods do not get: nobody would take them off"
+        yield "has metadata.finalizers, which pods do not get because nothing would remove them"
     told = _in_command(_container(template, container))
     if told.isdecimal() and nproc.isdecimal() and int(told) != int(nproc):
-        yield f"starts hyperpodrun with --nproc-per-node {told}, which wins over spec.nprocPerNode {nproc}; leave one of them out"
+        yield f"starts hyperpodrun with --nproc-per-node {told}, which overrides spec.nprocPerNode {nproc}; remove one of them"
 
 
 def snooze_warnings(spec: JobSpec) -> tuple[str, ...]:
-    """Say that a job that cannot grow does not wait before growing either."""
+    """Warn of a snooze in a job that cannot grow."""
     snooze = spec.run_policy.restart_policy.scale_up_snooze_time_in_seconds
     if not snooze or spec.elastic_policy is not None:
         return ()
     return (
-        f"spec.runPolicy.restartPolicy.scaleUpSnoozeTimeInSeconds {snooze} does nothing: the job has one size only; set "
-        "spec.elasticPolicy with a maxReplicas above its minReplicas to have it grow",
+        f"spec.runPolicy.restartPolicy.scaleUpSnoozeTimeInSeconds {snooze} has no effect: the job has only one size; set "
+        "spec.elasticPolicy with a maxReplicas above its minReplicas to let it grow",
     )

@@ -13,12 +13,12 @@ def time_of(text: Any) -> datetime:
     if isinstance(text, datetime):
         return text.astimezone(UTC)
     if not isinstance(text, str):
-        raise ValueError("a time is a text")
+        raise ValueError("a time must be a string")
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
 def time_or(text: Any, otherwise: datetime) -> datetime:
-    """Read a time that somebody else may have written as he liked; one with which nobody could reckon is none."""
+    """Read a time from an untrusted source; gives `otherwise` if it is malformed or out of range."""
     try:
         at = time_of(text) if text else otherwise
     except (ValueError, OverflowError):

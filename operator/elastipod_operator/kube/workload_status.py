@@ -1,7 +1,7 @@
-"""What the operator writes into the status of its Workloads (facts of Kueue 3 and 4). Pure.
+"""What the operator writes into the status of its Workloads (docs/design/queues.md). Pure.
 
-Nobody but the owner of a Workload gives its quota back after an eviction, and only a complete patch does so: Kueue stands
-still, or ends, over one that takes the admission away and leaves conditions as they are.
+After an eviction only the owner of a Workload can return its quota, and only with a complete patch: Kueue stalls or crashes
+if a patch removes the admission and keeps the conditions.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from ..core.names import FIELD_MANAGER
 from .times import time_or
 from .workloads import GROUP, VERSION, conditions_of
 
-# After these Kueue itself lets the Workload back into the queue: at its time, or when what stopped it is over. After all
-# others nobody would.
+# After these evictions Kueue requeues the Workload itself, in time or when the obstacle is gone. After all others it does not.
 BY_KUEUE = frozenset({"PodsReadyTimeout", "AdmissionCheck", "ClusterQueueStopped", "LocalQueueStopped"})
 DEACTIVATED = "Deactivated"
 MESSAGE_LIMIT = 1024
@@ -25,9 +24,9 @@ Body = Mapping[str, Any]
 
 
 def release_patch(body: Body, now: datetime) -> dict[str, Any]:
-    """Give the merge patch of the status that gives the quota of an evicted Workload back and leaves it in the queue.
+    """Give the merge patch of the status that returns the quota of an evicted Workload and keeps it in the queue.
 
-    It rests on the version of `body`: of a condition that Kueue writes meanwhile none is lost, for the patch is refused then.
+    It names the version of `body`: if Kueue has written a condition since, the patch is refused and no condition is lost.
     """
     meta, status = body["metadata"], body.get("status") or {}
     present = conditions_of(body)
@@ -51,13 +50,13 @@ def release_patch(body: Body, now: datetime) -> dict[str, Any]:
 
 
 def finished_status(namespace: str, order: FinishWorkload, now: datetime) -> tuple[str, dict[str, Any]]:
-    """Give the field manager and the body of the apply that ends a Workload."""
+    """Give the field manager and the body of the apply that finishes a Workload."""
     reason = "Succeeded" if order.succeeded else "Failed"
     return _applied(namespace, order.name, order.uid, _condition("Finished", True, reason, order.message, now=now))
 
 
 def pods_ready_status(namespace: str, order: SetPodsReady, now: datetime) -> tuple[str, dict[str, Any]]:
-    """Give the field manager and the body of the apply that says whether all pods of a Workload are ready."""
+    """Give the field manager and the body of the apply that sets condition PodsReady of a Workload."""
     if order.ready:
         reason, why = ("Recovered" if order.was_ready else "Started"), "All pods are ready or succeeded"
     else:
@@ -67,8 +66,8 @@ def pods_ready_status(namespace: str, order: SetPodsReady, now: datetime) -> tup
 
 
 def _requeued(reason: str) -> tuple[str, bool]:
-    """Give reason and status of condition Requeued. False keeps it out until Kueue turns it, which it does by exact reasons."""
-    if reason.startswith(DEACTIVATED):  # "DeactivatedDueTo..." would never be turned
+    """Give reason and status of condition Requeued. With False it waits until Kueue changes it, which depends on the exact reason."""
+    if reason.startswith(DEACTIVATED):  # Kueue never changes "DeactivatedDueTo..."
         return DEACTIVATED, False
     return reason or "Evicted", reason not in BY_KUEUE
 
@@ -95,7 +94,7 @@ def _condition(
 
 
 def _applied(namespace: str, name: str, uid: str, condition: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """One field manager for each type: what a manager leaves out of its next apply is taken away."""
+    """Use one field manager for each type, because an apply removes what its manager leaves out."""
     return f"{FIELD_MANAGER}-{condition['type']}", {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "Workload",

@@ -1,10 +1,9 @@
 """The watch of all Workloads of jobs.
 
-It is the operator's own and not kopf's, for Kueue comes and goes. kopf looks once which resources there are, and would have
-to scan the cluster's CustomResourceDefinitions to see more of them later, which only a cluster-wide operator may do; and its
-watches end the operator when the API server refuses one: with 404 once Kueue was removed, with 500 while Kueue, which
-converts its objects, is away. This one tries again. It lists every few minutes anyway, since a job must never wait on what a
-broken watch has missed.
+It does not use kopf, because Kueue may be installed and removed at any time. kopf discovers resources once; to see later ones
+it would have to watch CustomResourceDefinitions, which needs cluster-wide permissions. Its watches also end the operator when
+the API server refuses one: with 404 after Kueue was removed, with 500 while Kueue, which converts its objects, is down. This
+watch retries. It also lists every few minutes, so that no job waits for an event that a broken watch missed.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ log = logging.getLogger(__name__)
 
 LIST_AGAIN_S = 300
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 15.0
-# A list that is refused with 404 so many times in a row says that the API server knows no Workloads (any more).
+# After this many consecutive 404 responses to a list, the API server has no Workloads (any more).
 GONE_AFTER = 2
 
 
 class WorkloadWatch:
-    """Keeps a store up to date. wake: have a job looked at soon. is_back: Kueue's objects can be read again.
+    """Keeps a store up to date. wake: requests a pass for a job. is_back: called when Kueue's objects can be read again.
 
-    wanted: set once there is a job with a queue. Without one nothing is asked: most clusters have no Kueue to ask.
+    wanted: set once there is a job with a queue. Before that no call is made, because most clusters have no Kueue.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class WorkloadWatch:
                     _tell(error, is_missing=is_missing)
                 failures += 1
             except Exception:
-                # The outer edge of this task: whatever came over the wire must not end the operator.
+                # The outer edge of this task: no response may end the operator.
                 log.exception("the watch of Workloads failed")
                 failures += 1
             if missing == GONE_AFTER:
@@ -81,7 +80,7 @@ class WorkloadWatch:
     async def _stream(self, namespace: str, version: int) -> None:
         async for event in self._api.watch_workloads(namespace, version, LIST_AGAIN_S):
             kind, body = event.get("type"), event.get("object") or {}
-            if kind == "ERROR":  # mostly a version that is too old by now: the next list mends it
+            if kind == "ERROR":  # usually a version that is too old: the next list solves that
                 return
             if kind != "BOOKMARK":
                 self._take(kind == "DELETED", body)
@@ -98,6 +97,6 @@ class WorkloadWatch:
 
 def _tell(error: Exception, *, is_missing: bool) -> None:
     if is_missing:
-        log.info("the API server knows no Workloads of Kueue; jobs without a queue do not need them")
+        log.info("the API server has no Workloads of Kueue; jobs without a queue do not need them")
     else:
-        log.warning("Workloads cannot be read for now: %s %s", type(error).__name__, error)
+        log.warning("Workloads cannot be read now: %s %s", type(error).__name__, error)

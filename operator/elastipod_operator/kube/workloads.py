@@ -1,7 +1,7 @@
-"""Workloads of Kueue: what is asked for, and what its answer says (docs/design/queues.md). Pure.
+"""Workloads of Kueue: requests and their status (docs/design/queues.md). Pure.
 
-A Workload carries templates stripped to what decides about quota and placement: no variables and no secrets, and
-nothing that Kueue does not read could make it refuse one.
+The templates in a Workload contain only what decides about quota and placement: no variables, no secrets, and nothing else
+that could make Kueue reject it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ VERSION = "v1beta2"
 LABEL_OF_JOB = f"{GROUP}/job-uid"
 ANNOTATION_TEMPLATES = "elastipod.io/templates"
 
-# What of a pod Kueue counts, or compares with the labels and taints of its flavors.
+# The fields of a pod that Kueue counts, or compares with the labels and taints of its flavors.
 POD_FIELDS = (
     "nodeSelector", "affinity", "tolerations", "runtimeClassName", "overhead", "resources", "resourceClaims",
 )  # fmt: skip
 PLACE_FIELDS = ("nodeSelector", "affinity", "tolerations")
-# Extras stand below every base, also of less important jobs.
+# Increments rank below every base, even of less important jobs.
 INCREMENTS_BAND = -1_000_000_000
 BAND_WIDTH = 1_000_000
 CLASS_OF_QUEUES = "WorkloadPriorityClass"
@@ -46,12 +46,12 @@ Body = Mapping[str, Any]
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-# -- what is asked for
+# -- requests
 
 
 @dataclass(frozen=True, slots=True)
 class PrioritySource:
-    """The class that a Workload's priority comes from; without a name it is the cluster's default."""
+    """The class that gives a Workload its priority; without a name, the default of the cluster."""
 
     kind: str = "PriorityClass"
     name: str = ""
@@ -59,7 +59,7 @@ class PrioritySource:
 
 @dataclass(frozen=True, slots=True)
 class Priority:
-    """A Workload's priority and the class that it names; no class for a plain number."""
+    """A Workload's priority and the class that it names; no class for a number alone."""
 
     value: int
     kind: str = ""
@@ -67,7 +67,7 @@ class Priority:
 
 
 def base_priority_source(job: Body, spec: Body) -> PrioritySource:
-    """Say where the priority of a job's base comes from: labels of the job, then of its templates, then the pods' class."""
+    """Give the source of a base's priority: labels of the job, then those of its templates, then the pods' class."""
     templates = [mapping(s.get("template")) for s in spec["replicaSpecs"]]
     owners = [mapping(job.get("metadata")), *(mapping(t.get("metadata")) for t in templates)]
     for meta in owners:
@@ -78,7 +78,7 @@ def base_priority_source(job: Body, spec: Body) -> PrioritySource:
 
 
 def own_priority_source(spec: Body, order: CreateWorkload) -> PrioritySource | None:
-    """Give the class of an increment whose pods are all of one elastic spec that has another than the base spec; else None."""
+    """Give the class of an increment if all its pods belong to an elastic spec whose class differs from the base spec; else None."""
     base, *others = spec["replicaSpecs"]
     names = [name for name, count in order.counts if count]
     if not order.number or len(names) != 1:
@@ -89,7 +89,7 @@ def own_priority_source(spec: Body, order: CreateWorkload) -> PrioritySource | N
 
 
 def increment_priority(base: int) -> Priority:
-    """Give the priority of increments of a job whose base has this one: the same order among jobs, in the band of extras."""
+    """Give the priority of the increments of a job: the same order among jobs as that of their bases, but in a lower band."""
     return Priority(INCREMENTS_BAND + max(-BAND_WIDTH, min(BAND_WIDTH, base)))
 
 
@@ -100,7 +100,7 @@ def workload_manifest(
     priority: Priority,
     pins: Mapping[str, Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
-    """Give the Workload to be created. spec: the one from which pods are made. pins: node labels by spec that its pods must have."""
+    """Give the Workload to create. spec: the one in effect. pins: node labels by spec that its pods require."""
     pod_sets = [_pod_set(s, count, (pins or {}).get(s["name"], {})) for s, count in _asked(spec, order.counts) if count]
     wanted: dict[str, Any] = {"queueName": order.queue, "priority": priority.value, "podSets": pod_sets}
     if (named := class_ref(priority)) is not None:
@@ -121,7 +121,7 @@ def workload_manifest(
 
 
 def class_ref(priority: Priority) -> dict[str, str] | None:
-    """Give the reference to a priority's class; None for a plain number."""
+    """Give the reference to a priority's class; None for a number alone."""
     if not priority.name:
         return None
     group = GROUP if priority.kind == CLASS_OF_QUEUES else "scheduling.k8s.io"
@@ -129,7 +129,7 @@ def class_ref(priority: Priority) -> dict[str, str] | None:
 
 
 def templates_digest(spec: Body, names: Sequence[str]) -> str:
-    """Give a short text that differs where the stripped templates of these specs differ."""
+    """Give a digest of the stripped templates of these specs."""
     parts = {
         s["name"]: (stripped(mapping(s.get("template"))), _topology_of(mapping(s.get("template"))))
         for s in spec["replicaSpecs"]
@@ -150,13 +150,13 @@ def stripped(template: Body) -> dict[str, Any]:
 
 
 def is_placed_alike(one: Body, other: Body) -> bool:
-    """Whether two replicaSpecs ask for the same nodes."""
+    """Whether two replicaSpecs request the same nodes."""
     specs = [mapping(mapping(s.get("template")).get("spec")) for s in (one, other)]
     return all((specs[0].get(name) or None) == (specs[1].get(name) or None) for name in PLACE_FIELDS)
 
 
 def required_level(spec: Body, name: str) -> str:
-    """Give the level of the topology within which all pods of a spec must be; empty when any will do."""
+    """Give the topology level at which all pods of a spec must share a domain; empty for none."""
     found = next(s for s in spec["replicaSpecs"] if s["name"] == name)
     return text(_annotations(mapping(found.get("template"))).get(REQUIRED))
 
@@ -174,13 +174,13 @@ def _pod_set(spec: Body, count: int, pins: Mapping[str, str]) -> dict[str, Any]:
     wanted: dict[str, Any] = {"name": spec["name"], "count": count, "template": {"spec": pod}}
     topology = _topology_of(template)
     slice_size = topology.get("podSetSliceSize", 1)
-    if count % slice_size:  # Kueue refuses what is not made of whole slices
+    if count % slice_size:  # Kueue rejects a count that is not a multiple of the slice size
         topology = {key: value for key, value in topology.items() if not key.startswith("podSetSlice")}
     return {**wanted, "topologyRequest": topology} if topology else wanted
 
 
 def _topology_of(template: Body) -> dict[str, Any]:
-    """Read the annotations that Kueue reads in its own jobs."""
+    """Read the topology annotations that Kueue supports in its own jobs."""
     found = _annotations(template)
     wish: dict[str, Any] = {}
     if found.get(REQUIRED):
@@ -208,11 +208,11 @@ def _annotations(template: Body) -> Body:
     return mapping(mapping(template.get("metadata")).get("annotations"))
 
 
-# -- what the answer says
+# -- status
 
 
 def workload_fact(body: Body) -> ObservedWorkload | None:
-    """Read a Workload; None when its label does not say which share it is. What Kueue left out counts as not there."""
+    """Read a Workload; None if its label does not give its number. Fields that Kueue has not set count as absent."""
     meta, spec, status = mapping(body.get("metadata")), mapping(body.get("spec")), mapping(body.get("status"))
     share = text(mapping(meta.get("labels")).get(LABEL_INCREMENT))
     if not share.isdecimal() or len(share) > 6:
@@ -248,16 +248,16 @@ def workload_fact(body: Body) -> ObservedWorkload | None:
 
 
 def ranked(fact: ObservedWorkload, job: Body, spec: Body, base: ObservedWorkload | None) -> ObservedWorkload:
-    """Compare a Workload's priority with what the job wishes now. spec: the one from which pods are made. base: the job's.
+    """Compare a Workload's priority with the one that the job requests now. spec: the one in effect. base: the job's.
 
-    A class is compared by its name: what becomes of Workloads when its value is edited is Kueue's business.
+    Classes are compared by name: Kueue decides what an edited value of a class means for existing Workloads.
     """
     wish = (
         base_priority_source(job, spec)
         if fact.number == 0
         else own_priority_source(spec, CreateWorkload(fact.number, fact.counts, fact.queue))
     )
-    if wish is None:  # a plain number that follows the base
+    if wish is None:  # a number that follows the base
         differs = base is not None and (fact.priority, fact.class_name) != (increment_priority(base.priority).value, "")
         kind = ""
     elif wish.name:
@@ -266,13 +266,13 @@ def ranked(fact: ObservedWorkload, job: Body, spec: Body, base: ObservedWorkload
     else:  # the cluster's default, if there is one
         differs = fact.class_kind == CLASS_OF_QUEUES
         kind = "PriorityClass"
-    # With quota a class may only be exchanged for another of the queues' own, and a number for a number.
+    # With reserved quota, Kueue only allows a change from one WorkloadPriorityClass to another, or from number to number.
     is_free = not fact.reserved or (fact.class_kind == kind and kind in ("", CLASS_OF_QUEUES))
     return replace(fact, has_outdated_priority=differs, is_priority_fixed=differs and not is_free)
 
 
 def digest_of(body: Body) -> str:
-    """Give the digest of the templates for which a Workload was made; empty where that is not told."""
+    """Give the digest of the templates for which a Workload was created; empty if unknown."""
     return str(mapping(mapping(body.get("metadata")).get("annotations")).get(ANNOTATION_TEMPLATES) or "")
 
 
@@ -282,12 +282,12 @@ def conditions_of(body: Body) -> dict[str, Body]:
 
 
 def is_true(conditions: Mapping[str, Body], kind: str) -> bool:
-    """Whether a condition is there and true."""
+    """Whether a condition exists and is true."""
     return conditions.get(kind, {}).get("status") == "True"
 
 
 def _waits(conditions: Mapping[str, Body], status: Body) -> str:
-    """Give Kueue's own sentence why there is no admission yet, with what admission checks say."""
+    """Give Kueue's own message why the Workload is not admitted, and those of its admission checks."""
     if is_true(conditions, "QuotaReserved"):
         if is_true(conditions, "Admitted"):
             return ""

@@ -1,4 +1,4 @@
-"""What all writes to the API server have in common: they are timed, counted and named alike in the log; several are made at once."""
+"""Helpers for writes to the API server: metrics, log fields, parallel calls, and the kinds of refusals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 async def timed_write(what: str, call: Awaitable[T]) -> T:
-    """Make a call that writes. what: its kind, for the metrics."""
+    """Make a write and record its time and outcome. what: its kind, for the metrics."""
     try:
         with metrics.API_SECONDS.labels(what).time():
             answer = await call
@@ -26,7 +26,7 @@ async def timed_write(what: str, call: Awaitable[T]) -> T:
 
 
 async def gather_all(*parts: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Wait for all, whatever becomes of the others. Raises what the first of them raised, in their order."""
+    """Wait for all, even if some fail. Raises what the first failed one, in their order, raised."""
     results = await asyncio.gather(*parts, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -35,9 +35,9 @@ async def gather_all(*parts: Coroutine[Any, Any, Any]) -> list[Any]:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the API server will not have it so, as long as nothing else changes.
+    """Whether the API server will refuse the call until something else changes.
 
-    So it is too where it has to ask a webhook that does not answer: that may last, and somebody must mend it.
+    A webhook that does not answer counts too: that may last until someone fixes it.
     """
     if not isinstance(error, ApiError):
         return False
@@ -45,15 +45,15 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether somebody wrote it just now, or it is another one by now: the watch tells what it is."""
+    """Whether another client has changed or replaced the object; the watch will show it."""
     return isinstance(error, ApiError) and error.status == 409
 
 
 def is_name_taken(error: BaseException) -> bool:
-    """Whether there is an object of that name."""
+    """Whether an object of that name exists."""
     return is_conflict(error) and "already exists" in str(error)
 
 
 def log_fields(job: ObservedJob) -> dict[str, str]:
-    """Give what a line of the log says of a job."""
+    """Give the fields of a log line that identify a job."""
     return {"job": f"{job.namespace}/{job.name}"}

@@ -1,8 +1,8 @@
-"""Quota of jobs: what a decision sees of Kueue, and the calls that it asks for (docs/design/queues.md).
+"""Quota of jobs: what decisions observe of Kueue, and the calls that they request (docs/design/queues.md).
 
-Kueue may be away for a while. Nothing here ends a pass over a job because of that: what could not be asked or given back is
-tried again, and told as the reason why the job waits. Two things are waited for: the first list of the Workloads of a job that
-has pods, for without it the job would seem to have lost its quota; and where pods may run, before any are created.
+Kueue may be down for a while. That does not end a reconcile pass: failed requests and releases are retried and reported as
+the reason why the job waits. A pass waits for two results only: the first list of the Workloads of a job with pods, without
+which the job would seem to have lost its quota, and the placement of pods before they are created.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Queues:
         return self._workloads.needed
 
     async def poll(self, namespaces: Sequence[str]) -> None:
-        """Keep what is known of the queues themselves up to date, in these namespaces or in all, until cancelled."""
+        """Keep the cache of queues up to date, in these namespaces or in all, until cancelled."""
         await self._workloads.reader.run(namespaces)
 
     def forget(self, uid: str) -> None:
@@ -61,7 +61,7 @@ class Queues:
         await request_quota(self._workloads, job, todo)
 
     async def place_pods(self, job: Job, actions: Sequence[CreatePod]) -> tuple[list[Placed], str]:
-        """Give the pods that may be created now, each with what it gets from its quota, and why others may not.
+        """Give the pods that may be created now, each with the additions from its quota, and why others may not.
 
         Raises as Api does.
         """

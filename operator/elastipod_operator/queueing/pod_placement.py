@@ -1,4 +1,4 @@
-"""Where pods may run: only on quota that is granted now, and where Kueue placed them."""
+"""Where pods may run: only on granted quota, and where Kueue placed them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Placed = tuple[CreatePod, Placement | None]
 
 
 async def place_pods(control: WorkloadControl, job: Job, actions: Sequence[CreatePod]) -> tuple[list[Placed], str]:
-    """Give the pods that may be created, each with what it gets from its quota (nothing without a queue), and a problem.
+    """Give the pods that may be created, each with the additions from its quota (none without a queue), and a problem.
 
-    Left out are those whose Workload is not granted any more, and those that cannot be made as Kueue wants them: the problem
-    says why, in one sentence. Raises as Api does.
+    Pods are left out if their Workload is no longer granted, or if they cannot be created as Kueue assigned them; the problem
+    then says why, in one sentence. Raises as Api does.
     """
     ready: list[Placed] = [(a, None) for a in actions if not a.workload]
     if len(ready) == len(actions):
@@ -56,9 +56,9 @@ async def place_pods(control: WorkloadControl, job: Job, actions: Sequence[Creat
 
 
 async def read_if_granted(control: WorkloadControl, job: Job, name: str) -> Body | None:
-    """Read a Workload; None when it is not granted any more, which the next pass sees. Raises as Api does.
+    """Read a Workload; None if it is no longer granted, which the next pass observes. Raises as Api does.
 
-    Where Kueue is away it cannot be converted, and so not be read: then it is as it was, as long as no watch says otherwise.
+    While Kueue is down, Workloads cannot be converted and therefore not be read: then the last known state counts.
     """
     kept = control.state(job).admitted
     try:

@@ -71,6 +71,4 @@ async def _update_priority(control: WorkloadControl, job: Job, workload: Observe
     log.info("priority changed", extra={**log_fields(job.fact), "workload": workload.name, "priority": wanted.value})
     control.put(job, body)
     if (body.get("spec") or {}).get("priority") != wanted.value:
-        raise QuotaError(
-            Reason.PRIORITY_REFUSED, f"the priority of Workload {workload.name} is changed back by somebody else"
-        )
+        raise QuotaError(Reason.PRIORITY_REFUSED, f"another client reverts the priority of Workload {workload.name}")

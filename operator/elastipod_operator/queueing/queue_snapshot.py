@@ -44,7 +44,7 @@ class QueueSnapshot:
 
 
 async def observe(control: WorkloadControl, job: Job) -> None:
-    """Read what a decision needs and the caches do not have yet."""
+    """Read what a decision needs and the caches lack."""
     fact = job.fact
     named = bool(fact.queue or fact.queue_in_template)
     if fact.deleting_since is not None:
@@ -72,7 +72,7 @@ def snapshot(control: WorkloadControl, job: Job) -> QueueSnapshot:
 
 
 def workloads_of(job: Job) -> tuple[ObservedWorkload, ...]:
-    """Give the Workloads of a job, compared with the templates from which its pods are made now, and with its priorities."""
+    """Give the Workloads of a job, compared with its templates in effect and its priorities."""
     asked = job.workloads.items
     if not asked or job.fact.policy is None:
         return tuple(one.fact for one in asked)
@@ -111,7 +111,7 @@ def _is_in_queue(control: WorkloadControl, job: Job) -> bool:
     record, state = job.fact.record, control.known_state(job)
     if record is not None and record.queue:
         return True
-    # A label that was taken off does not take the quota away that pods live on.
+    # Removing the label does not remove the quota on which pods run.
     return bool(state is not None and state.default_queue) or any(pod.workload for pod in job.pods.values())
 
 
@@ -124,20 +124,20 @@ async def _list(control: WorkloadControl, job: Job) -> None:
             control.store.replace_workloads(fact.uid, (), 0)
         elif job.pods:
             raise
-        # Without pods nothing is lost by taking it for a job that has no quota yet; the next pass asks again.
+        # Without pods the job may safely count as one without quota; the next pass retries.
         problem = quota_error(error)
         control.state(job).problems[LISTING] = (problem.reason, str(problem))
         if error.status != 404:
-            control.wake_later(job, LAST_RETRY_S)  # nothing else wakes a job that rests
+            control.wake_later(job, LAST_RETRY_S)  # nothing else wakes an idle job
         return
     control.state(job).problems.pop(LISTING, None)
     control.store.replace_workloads(fact.uid, bodies, version)
 
 
 async def _list_what_is_left(control: WorkloadControl, job: Job) -> None:
-    """List the Workloads of a job that is being deleted, and again when its pods are gone: what was asked for last may not be known.
+    """List the Workloads of a job that is being deleted, and again when its pods are gone, because the last request may be unknown.
 
-    Where that fails the pods go all the same.
+    If that fails, the pods are deleted nevertheless.
     """
     retry = control.state(job).releasing
     if (job.workloads.is_listed and job.pods) or not retry.is_due():
@@ -146,10 +146,10 @@ async def _list_what_is_left(control: WorkloadControl, job: Job) -> None:
         bodies, version = await control.api.list_workloads(job.fact.namespace, job.fact.uid)
     except CALL_ERRORS as error:
         if not isinstance(error, ApiError) or error.status != 404:
-            control.retry_later(job, retry, "it could not be seen what quota a deleted job has", error)
+            control.retry_later(job, retry, "the Workloads of a deleted job could not be listed", error)
             control.report_problem(job, LEFTOVERS, release_error(error))
             return
-        job.workloads.clear()  # the API server knows no Workloads any more
+        job.workloads.clear()  # the API server no longer has Workloads
         bodies, version = [], 0
     control.store.replace_workloads(job.fact.uid, bodies, version)
     control.clear_problem(job, LEFTOVERS)

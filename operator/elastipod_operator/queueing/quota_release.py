@@ -30,7 +30,7 @@ from .workload_control import (
 
 log = logging.getLogger(__name__)
 
-# A base whose release failed so many times is deleted and requested again.
+# After this many failed releases a base is deleted and requested again.
 MAX_FAILED_RELEASES = 3
 
 ReleaseAction = DeleteWorkload | ReleaseBaseQuota | FinishWorkload
@@ -51,7 +51,7 @@ async def release_quota(
         await list_pods(job)
         await call_for_each(in_turn, lambda order: _give(control, job, order))
     except CALL_ERRORS as error:
-        control.retry_later(job, retry, "quota could not be given back", error)
+        control.retry_later(job, retry, "quota could not be returned", error)
         if is_deleting or is_for_good(error):
             control.report_problem(job, RELEASING, release_error(error))
     else:
@@ -70,13 +70,15 @@ async def report_pods_ready(control: WorkloadControl, job: Job, todo: Plan) -> N
             orders, lambda order: _apply(control, job, order.name, pods_ready_status(job.fact.namespace, order, at))
         )
     except CALL_ERRORS as error:
-        control.retry_later(job, control.state(job).reporting_ready, "Kueue could not be told of pods", error)
+        control.retry_later(
+            job, control.state(job).reporting_ready, "readiness of pods could not be reported to Kueue", error
+        )
     else:
         control.state(job).reporting_ready.reset()
 
 
 def pods_on(job: Job, workload: ObservedWorkload) -> list[ObservedPod]:
-    """Give the pods that live on a Workload's quota: those made for it, and those in its slots."""
+    """Give the living pods on a Workload's quota: those created for it, and those in its slots."""
     policy = job.fact.policy
     base = next((asked.fact for asked in job.workloads.items if asked.fact.number == 0), None)
     shares = effective_quota_requests(policy, base) if policy is not None else ()
@@ -84,7 +86,7 @@ def pods_on(job: Job, workload: ObservedWorkload) -> list[ObservedPod]:
 
 
 def _release_order(control: WorkloadControl, job: Job, order: ReleaseAction) -> tuple[bool, bool]:
-    """Whether others wait less for what is given back: calls take their time, and one for a Workload in wait frees nothing."""
+    """Order releases so that those that free quota come first: calls take time, and pending Workloads hold no quota."""
     workload = control.workload(job, order.name)
     return workload is None or not workload.eviction_reason, workload is None or not workload.reserved
 
@@ -98,7 +100,7 @@ async def _give(control: WorkloadControl, job: Job, order: ReleaseAction) -> Non
         control.wake_later(job, FIRST_RETRY_S)
         return
     how = type(order).__name__
-    log.info("quota given back", extra={**log_fields(job.fact), "workload": order.name, "uid": order.uid, "how": how})
+    log.info("quota returned", extra={**log_fields(job.fact), "workload": order.name, "uid": order.uid, "how": how})
     await _HANDLERS[type(order)](control, job, order)
 
 
@@ -137,7 +139,7 @@ async def _delete(control: WorkloadControl, job: Job, order: DeleteWorkload | Re
         if error.status not in (404, 409):
             raise
         body = {}
-    if body.get("kind") == "Workload":  # somebody's finalizer keeps it
+    if body.get("kind") == "Workload":  # a finalizer keeps it
         control.put(job, body)
     else:
         control.drop(job, order.name)

@@ -29,8 +29,8 @@ FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
 MAX_PARALLEL_CALLS = 8
 RELEASING = "returning"
 KUEUE_MISSING = (
-    "the API server knows no Workloads of kueue.x-k8s.io/v1beta2; install Kueue 0.15 or newer, or take the label "
-    "kueue.x-k8s.io/queue-name off the job and its templates"
+    "the API server has no Workloads of kueue.x-k8s.io/v1beta2; install Kueue 0.15 or newer, or remove the label "
+    "kueue.x-k8s.io/queue-name from the job and its templates"
 )
 
 
@@ -42,7 +42,7 @@ class Retry:
     at: datetime | None = None
 
     def is_due(self) -> bool:
-        """Whether it may be tried now."""
+        """Whether a retry is due."""
         return self.at is None or clock.now() >= self.at
 
     def note_failure(self) -> float:
@@ -62,7 +62,7 @@ class QuotaState:
 
     default_queue: bool | None = None
     problems: dict[str, ReasonAndMessage] = field(default_factory=dict)
-    """Reasons and sentences by what came to nothing."""
+    """Reason and sentence for each kind of failed request."""
     requesting: Retry = field(default_factory=Retry)
     releasing: Retry = field(default_factory=Retry)
     reporting_ready: Retry = field(default_factory=Retry)
@@ -72,12 +72,12 @@ class QuotaState:
     failed_releases: dict[str, int] = field(default_factory=dict)
     """By UID of the Workload."""
     admitted: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Workloads as they were last read, by name: pods can be replaced while Kueue is away."""
+    """Workloads as last read, by name: pods can be replaced while Kueue is down."""
     waiting: dict[str, datetime] = field(default_factory=dict)
-    """Since when Workloads were seen to wait, by UID; for metrics, as are those that are being taken back."""
+    """When each pending Workload was first seen, by UID; for metrics."""
     evicted: set[str] = field(default_factory=set)
     late: int = 0
-    """How many of those should be back by now."""
+    """Number of Workloads whose quota is overdue."""
 
 
 class WorkloadControl:
@@ -145,30 +145,30 @@ class WorkloadControl:
         loop, state = asyncio.get_running_loop(), self.state(job)
         if state.timer is not None:
             if loop.time() < state.timer.when() <= loop.time() + seconds:
-                return  # a timer for each pass would make ever more passes
+                return  # a timer for each pass would cause more and more passes
             state.timer.cancel()
         state.timer = loop.call_later(seconds, self.wake, job.fact.uid)
 
     def workload(self, job: Job, name: str) -> ObservedWorkload | None:
-        """Give a Workload of a job as it is known."""
+        """Give a Workload of a job from the cache."""
         return next((one.fact for one in job.workloads.items if one.fact.name == name), None)
 
     def put(self, job: Job, body: Mapping[str, Any]) -> None:
-        """Take a Workload as it was read or written."""
+        """Cache a Workload that was read or written."""
         if self.store.put_workload(body) is not None:
             self.wake(job.fact.uid)
 
     def drop(self, job: Job, name: str) -> None:
-        """Forget a Workload that is gone."""
+        """Forget a deleted Workload."""
         fact = self.workload(job, name)
         if fact is not None and job.workloads.drop(fact.uid):
             self.wake(job.fact.uid)
 
 
 async def call_for_each(items: Iterable[T], do: Callable[[T], Awaitable[None]]) -> None:
-    """Make calls for many things side by side, begun in their order. What fails keeps no other from its turn, unless nobody answers.
+    """Make calls for several items in parallel, started in their order. A failure does not stop the others, unless no server answers.
 
-    Raises what the first of those raised that failed, after all are done.
+    Raises what the first failed call raised, after all are done.
     """
     slots, is_vain = asyncio.Semaphore(MAX_PARALLEL_CALLS), False
 
@@ -187,12 +187,12 @@ async def call_for_each(items: Iterable[T], do: Callable[[T], Awaitable[None]]) 
 
 
 def is_for_good(error: Exception) -> bool:
-    """Whether the API server refuses it, and time alone does not mend that."""
+    """Whether the API server refuses the call until something is changed."""
     return is_refusal(error) and not is_conflict(error) and not (isinstance(error, ApiError) and is_kueue_away(error))
 
 
 def is_kueue_away(error: ApiError | TimeoutError) -> bool:
-    """Whether the API server could not ask Kueue, which checks and converts its own objects, or still tries to."""
+    """Whether the API server cannot reach Kueue, which validates and converts its own objects."""
     if isinstance(error, TimeoutError):
         return True
     text = str(error)
@@ -200,7 +200,7 @@ def is_kueue_away(error: ApiError | TimeoutError) -> bool:
 
 
 def quota_error(error: Exception) -> QuotaError:
-    """Put into words why quota could not be asked for."""
+    """Say why quota could not be requested."""
     if isinstance(error, QuotaError):
         return error
     if isinstance(error, PlacementError):
@@ -213,10 +213,10 @@ def quota_error(error: Exception) -> QuotaError:
         return QuotaError(Reason.KUEUE_UNAVAILABLE, KUEUE_MISSING)
     if is_kueue_away(error):
         return QuotaError(Reason.KUEUE_UNAVAILABLE, f"Kueue does not answer the API server: {error}")
-    return QuotaError(Reason.WORKLOAD_REFUSED, f"the API server refused to ask for quota: {error}")
+    return QuotaError(Reason.WORKLOAD_REFUSED, f"the API server refused the request for quota: {error}")
 
 
 def release_error(error: Exception) -> QuotaError:
-    """Put into words why quota could not be given back."""
-    told = error if isinstance(error, ApiError) else f"the API server does not answer ({type(error).__name__})"
-    return QuotaError(Reason.QUOTA_NOT_RETURNED, f"the job's quota could not be given back: {told}")
+    """Say why quota could not be returned."""
+    cause = error if isinstance(error, ApiError) else f"the API server does not answer ({type(error).__name__})"
+    return QuotaError(Reason.QUOTA_NOT_RETURNED, f"the job's quota could not be returned: {cause}")

@@ -43,7 +43,7 @@ async def request_quota(control: WorkloadControl, job: Job, todo: Plan) -> None:
     except BaseNotPlaced:
         control.wake_later(job, FIRST_RETRY_S)
     except (*CALL_ERRORS, QuotaError, PlacementError) as error:
-        control.retry_later(job, retry, "quota could not be asked for", error)
+        control.retry_later(job, retry, "quota could not be requested", error)
         control.report_problem(job, REQUESTING, quota_error(error))
     else:
         retry.reset()
@@ -57,7 +57,7 @@ async def _request_all(control: WorkloadControl, job: Job, spec: Body, orders: S
         if order.number and base is None:
             base = await read_if_granted(control, job, workload_name(job.fact.name, job.fact.uid, 0))
             if base is None:
-                return  # increments are for those that have a base
+                return  # increments need a base
         before = base if order.number else None
         pins = await _pins(control, job, spec, order, before) if before is not None else {}
         priority = await control.lookups.priority(job.body, spec, order, before)
@@ -77,7 +77,7 @@ async def _create(control: WorkloadControl, job: Job, manifest: dict[str, Any]) 
     try:
         body = await timed_write("workload", control.api.create_workload(manifest))
         log.info(
-            "quota asked for", extra={**log_fields(job.fact), "workload": name, "queue": manifest["spec"]["queueName"]}
+            "quota requested", extra={**log_fields(job.fact), "workload": name, "queue": manifest["spec"]["queueName"]}
         )
     except ApiError as error:
         if error.status != 409 or "already exists" not in str(error):

@@ -148,7 +148,7 @@ async def test_an_agent_with_other_credentials_is_told_of(
         statuses.watch(POD, address)
         await until(lambda: statuses.fact(POD).authentication_failed)
         (problem,) = await command_sender.send([stop_at(agent.port, HELD)])
-        assert "does not accept the operator's proof (HTTP 401)" in problem
+        assert "rejected the operator's credentials (HTTP 401)" in problem
         assert agent.posts == []
 
 
@@ -225,7 +225,7 @@ def test_an_answer_without_or_with_a_wrong_mac_is_refused() -> None:
     call = known.sign("GET", "/status")
     wrong = {"elastipod-answer": f"challenge=ab, mac={'0' * 64}"}
     for headers in ({}, wrong):
-        with pytest.raises(AuthenticationFailed, match="does not carry the MAC"):
+        with pytest.raises(AuthenticationFailed, match="has no valid MAC"):
             known.check(call, authentication.Response(200, headers, b"{}"))
 
 

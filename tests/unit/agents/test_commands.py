@@ -44,7 +44,7 @@ async def test_a_command_arrives_with_its_body(command_sender: CommandSender, ag
 async def test_a_command_shows_the_token(command_sender: CommandSender, agent: FakeAgent) -> None:
     agent.token = "abc"
     (problem,) = await command_sender.send([stop(agent)])
-    assert "does not accept the operator's proof (HTTP 401)" in problem
+    assert "rejected the operator's credentials (HTTP 401)" in problem
     address = replace(agent.address, credentials=Credentials(token="abc"))
     assert await command_sender.send([replace(stop(agent), address=address)]) == []
     assert (agent.shown, len(agent.posts)) == ([None, "Bearer abc"], 1)

@@ -128,7 +128,7 @@ def test_progress_that_is_too_large_to_be_handed_on_is_left_out() -> None:
     ],
 )
 def test_nonsense_is_refused_with_the_field_at_fault(body: Any, word: str) -> None:
-    with pytest.raises(InvalidStatus, match=f"not understood: {word}"):
+    with pytest.raises(InvalidStatus, match=f"not valid: {word}"):
         parse_status(body, ObservedAgent(), NOW)
 
 

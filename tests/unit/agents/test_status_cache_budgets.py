@@ -59,7 +59,7 @@ def test_what_workers_leave_is_taken_whole_or_not_at_all() -> None:
         {**PLAIN, "worker_data": [{"rank": 0, "data": "x" * MAX_WORKER_DATA_BYTES}]}, ObservedAgent(), NOW
     )
     assert refused.worker_data == ""
-    assert f"at most {MAX_WORKER_DATA_BYTES}" in refused.fact.refused_answer
+    assert f"the limit is {MAX_WORKER_DATA_BYTES}" in refused.fact.refused_answer
 
 
 def test_progress_that_is_too_large_is_told() -> None:

@@ -378,7 +378,7 @@ def test_the_window(ago_s: float | None, pods: list[Seen], since_s: float | None
 @pytest.mark.parametrize(
     ("number", "message"),
     [
-        pytest.param(1, "1 more replicas are ready", id="one"),
+        pytest.param(1, "1 more replica is ready", id="one"),
         pytest.param(2, "2 more replicas are ready", id="two"),
         pytest.param(5, "2 more replicas are ready", id="no more than there is room for"),
     ],

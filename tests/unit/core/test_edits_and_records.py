@@ -172,7 +172,7 @@ def test_pods_carry_the_generation_in_which_they_were_made() -> None:
     assert {a.generation for a in acts(todo, CreatePod)} == {5}
 
 
-NEWER = "the state record has version 2; this operator reads version 1 and leaves the job alone"
+NEWER = "the state record has version 2; this operator reads version 1 and does not manage the job"
 RUNS = Condition("Running", True, Reason.TRAINING, "2 replicas train in generation 1", NOW - seconds(60))
 
 

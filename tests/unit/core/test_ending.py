@@ -90,7 +90,7 @@ def test_the_first_of_several_deadlines_that_passed_is_told_with_its_field_and_f
     assert overdue(snapshot(FAULT, faulty), FAULT, grant_all(faulty)) == Deadline(
         NOW,
         Reason.FAULT_DEADLINE_EXCEEDED,
-        "training did not go on within spec.runPolicy.faultDeadlineSeconds (40 s) after a fault",
+        "training did not resume within spec.runPolicy.faultDeadlineSeconds (40 s) after a fault",
     )
 
 

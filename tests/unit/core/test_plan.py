@@ -247,7 +247,7 @@ def test_edits_before_the_first_start_give_up_the_pods_and_forget_their_gang() -
     todo = plan(observed(job(record, PAIR, pending_edits=("a", "b")), stuck))
     assert (todo.record.gang, todo.record.lost, todo.adopts_spec) == (None, (pid(0), pid(1)), True)
     assert [a.reason for a in acts(todo, DeletePod)] == ["the template was edited before the training began"] * 2
-    assert [n.message for n in todo.events] == ["a, b: pods are made anew from the edited spec"]
+    assert [n.message for n in todo.events] == ["a, b: pods are recreated from the edited spec"]
     assert todo.wake_at == NOW + seconds(1)
     assert not acts(todo, CreatePod), "not before that is on record"
     assert not [c for c in todo.conditions if c.reason == "EditsPending"]

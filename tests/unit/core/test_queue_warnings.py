@@ -84,13 +84,13 @@ def test_of_a_queue_that_is_as_it_should_be_nothing_is_told() -> None:
         pytest.param(
             queue(stop="Hold", inactive="Stopped: by the admin"),
             "QueueStopped",
-            "LocalQueue gpus admits nothing more, and what runs goes on (stopPolicy Hold): Stopped: by the admin",
+            "LocalQueue gpus admits nothing more, and running jobs continue (stopPolicy Hold): Stopped: by the admin",
             id="LocalQueue on hold",
         ),
         pytest.param(
             queue(cluster_queue=cluster_queue(stop="HoldAndDrain", inactive="Stopped: drained")),
             "QueueStopped",
-            "ClusterQueue team admits nothing more, and what runs is evicted (stopPolicy HoldAndDrain): Stopped: drained",
+            "ClusterQueue team admits nothing more, and running jobs are evicted (stopPolicy HoldAndDrain): Stopped: drained",
             id="ClusterQueue drained",
         ),
         pytest.param(
@@ -161,7 +161,7 @@ def test_strict_order_matters_while_increments_wait() -> None:
     about = queue(cluster_queue=cluster_queue(is_strict=True))
     assert warning(snapshot(about)) == ("", "")
     assert warning(snapshot(about, (workload(0, 2), waiting(1), waiting(2))))[0] == "StrictFIFO"
-    assert warning(snapshot(about, (workload(0, 2), waiting(1, "")))) == ("", ""), "Kueue has not looked at it yet"
+    assert warning(snapshot(about, (workload(0, 2), waiting(1, "")))) == ("", ""), "Kueue has not considered it yet"
 
 
 def test_a_job_of_one_size_gives_nothing_up_anyway() -> None:
@@ -193,10 +193,10 @@ def test_quota_that_is_not_given_back_in_time_is_an_alarm() -> None:
     assert plan(what).wake_at <= NOW + seconds(1)  # type: ignore[operator]
     late = replace(what, now=NOW + seconds(1))
     name = workload_name("job", "job-uid", 2)
-    text = f"Kueue waits for the quota of Workload {name} since 11:49:01 UTC (Preempted)"
+    text = f"Kueue has waited for the quota of Workload {name} since 11:49:01 UTC (Preempted)"
     assert warning(late) == (
         "EvictionOverdue",
-        f"{text}; it is held up by pod job-workers-3 on node node-3 (still at work)",
+        f"{text}; it is blocked by pod job-workers-3 on node node-3 (still running)",
     )
     assert events(late) == ["EvictionOverdue"]
 
@@ -210,7 +210,7 @@ def test_quota_that_is_not_given_back_in_time_is_an_alarm() -> None:
             {},
             running(),
             ObservedNode(name="node-3", ready=False, not_ready_since=NOW),
-            "(which is not ready)",
+            "(the node is not ready)",
             id="its node",
         ),
         pytest.param({"node": ""}, None, None, "job-workers-3 (without a node)", id="never placed"),
@@ -231,7 +231,7 @@ def test_quota_that_could_not_be_given_back_is_an_alarm_too() -> None:
     for one in (what, other):
         assert warning(one)[0] == "EvictionOverdue"
         assert (
-            "; no pod is left on it, giving it back is tried again and again (see the operator's log)"
+            "; no pod uses it any more, and the operator retries to return it (see the operator's log)"
             in warning(one)[1]
         )
 

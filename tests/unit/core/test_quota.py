@@ -190,7 +190,7 @@ def test_no_pod_before_the_base_is_admitted() -> None:
 
 
 def test_kueue_that_is_not_there_is_told() -> None:
-    todo = plan(look(None, [], queue_problem=("KueueUnavailable", "the API server knows no Workloads")))
+    todo = plan(look(None, [], queue_problem=("KueueUnavailable", "the API server has no Workloads")))
     state = todo.conditions[-1]
     assert (state.type, state.reason) == ("Suspended", "KueueUnavailable")
 
@@ -294,7 +294,7 @@ def test_increments_that_go_together_are_told_of_together() -> None:
     first = plan(look(queued(trains(2)), requests, *train(2), (on(2, 3), ready())))
     assert [a.name for a in acts(first, DeleteWorkload)] == [evicted(1).name], "the other still has a pod"
     (note,) = [n for n in first.events if n.reason == "QuotaGivenBack"]
-    assert note.message == "the quota of 2 replicas (increments 1, 2) is given back to queue gpus"
+    assert note.message == "the quota of 2 replicas (increments 1, 2) is returned to queue gpus"
     second = plan(look(first.record, [requests[0], requests[2]], *train(2)))
     assert [a.name for a in acts(second, DeleteWorkload)] == [evicted(2).name]
     assert "QuotaGivenBack" not in [n.reason for n in second.events]

@@ -99,7 +99,7 @@ URGENT_LOGS = [log(1, 0, 2, steps={1: 64.5, 2: 68.0, 3: 76.0}, loss=4.0)]
 URGENT_AT_S = 60.0
 WORDS = "Preempted to accommodate a workload due to prioritization in the ClusterQueue"
 EVICTED = JobEvent("Workload", "EvictedDueToPreempted", WORDS)
-QUOTED = JobEvent("HyperPodPyTorchJob", "Draining", f"4 -> 2: Kueue takes the quota of 2 replicas back: {WORDS}")
+QUOTED = JobEvent("HyperPodPyTorchJob", "Draining", f"4 -> 2: Kueue evicts 2 replicas: {WORDS}")
 
 
 def elastic_run(history: list[dict[str, Any]] = BOTH_ACTS, logs: list[list[dict[str, Any]]] = BOTH_ACTS_LOGS) -> Run:

@@ -138,4 +138,4 @@ def test_another_restart_policy_is_warned_of(wish: str | None, warned: bool) -> 
     assert fact.policy is not None
     assert bool(fact.policy.warnings) is warned
     if warned:
-        assert f"asks for restartPolicy {wish}; pods run with Never" in fact.policy.warnings[0]
+        assert f"sets restartPolicy {wish}; pods run with Never" in fact.policy.warnings[0]

@@ -130,4 +130,4 @@ def test_a_container_that_is_started_again_is_told_of() -> None:
     held_back = {**container(waiting={"reason": "CrashLoopBackOff"}), "restartCount": 1, "lastState": CRASHED}
     fact = read(held_back, restartPolicy="Always")
     assert fact.problem_reason == "ContainerEnded"
-    assert fact.problem == "container train of pod job-workers-0 ended with exit code 1; its kubelet starts it again"
+    assert fact.problem == "container train of pod job-workers-0 ended with exit code 1; its kubelet restarts it"

@@ -88,7 +88,7 @@ async def test_the_newest_are_left_out_while_too_many_wait_which_is_counted_and_
     writer.go.clear()
     events.record(JOB, notes("a", "b", "c", "d"))
     assert dropped() - before == 2
-    assert len([r for r in caplog.records if "are left out" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "are dropped" in r.getMessage()]) == 1
     writer.go.set()
     await until(lambda: writer.written == ["a", "b"])
     events.record(JOB, notes("e"))

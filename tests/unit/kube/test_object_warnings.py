@@ -40,12 +40,12 @@ def warnings_of(spec: dict[str, Any]) -> str:
     ("spec", "words"),
     [
         pytest.param(spec_of(["hyperpodrun", "--nproc-per-node=4", "t.py"], nprocPerNode="8"),
-                     ("--nproc-per-node 4", "wins over spec.nprocPerNode 8"), id="two worker counts"),
+                     ("--nproc-per-node 4", "overrides spec.nprocPerNode 8"), id="two worker counts"),
         pytest.param(spec_of(["sh", "-c", "hyperpodrun --nproc_per_node 4 t.py"], nprocPerNode="8"),
                      ("--nproc-per-node 4",), id="within a shell's line"),
         pytest.param(spec_of(meta={"finalizers": ["example.com/mine"]}), ("template has metadata.finalizers",), id="finalizers"),
         pytest.param(spec_of(elasticPolicy=None, runPolicy={"restartPolicy": {"scaleUpSnoozeTimeInSeconds": 60}}),
-                     ("scaleUpSnoozeTimeInSeconds 60 does nothing", "one size only"), id="a snooze of a job that cannot grow"),
+                     ("scaleUpSnoozeTimeInSeconds 60 has no effect", "only one size"), id="a snooze of a job that cannot grow"),
         pytest.param(spec_of(replicas=5), ("spec.replicas is 5", "largest size 2"), id="scaled above the maximum"),
     ],
 )  # fmt: skip
@@ -110,7 +110,7 @@ def read(body: dict[str, Any]) -> ObservedPod:
 def test_a_pod_that_no_scheduler_has_looked_at_names_its_scheduler() -> None:
     fact = read(pending(schedulerName="gang-scheduler"))
     assert fact.problem_reason == NOT_CONSIDERED
-    assert "nobody seems to serve schedulerName gang-scheduler" in fact.problem
+    assert "schedulerName gang-scheduler seems to be unknown" in fact.problem
     assert "schedulerName default-scheduler" in read(pending()).problem
 
 

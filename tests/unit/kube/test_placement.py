@@ -69,11 +69,11 @@ def test_admission_checks_add_theirs() -> None:
 
 
 CLASHES = [
-    (admission({"cpu": "gpus", "memory": "other"}), {}, "ResourceFlavor other wants node label type=p4"),
-    (admission({"cpu": "gpus"}), {"spec": {"nodeSelector": {"type": "p4"}}}, "the template wants type=p4"),
-    (admission({"cpu": "gpus"}, [check(nodeSelector={"type": "x"})]), {}, "admission check prov wants nodeSelector type=x"),
-    (admission({"cpu": "gpus"}, [check(labels={"a": "1"}), check("two", labels={"a": "2"})]), {}, "check two wants label a=2"),
-    (admission({"cpu": "gpus"}, [check(labels={"a": "1"})]), {"metadata": {"labels": {"a": "2"}}}, "wants a=2"),
+    (admission({"cpu": "gpus", "memory": "other"}), {}, "ResourceFlavor other sets node label type=p4"),
+    (admission({"cpu": "gpus"}), {"spec": {"nodeSelector": {"type": "p4"}}}, "the template sets type=p4"),
+    (admission({"cpu": "gpus"}, [check(nodeSelector={"type": "x"})]), {}, "admission check prov sets nodeSelector type=x"),
+    (admission({"cpu": "gpus"}, [check(labels={"a": "1"}), check("two", labels={"a": "2"})]), {}, "check two sets label a=2"),
+    (admission({"cpu": "gpus"}, [check(labels={"a": "1"})]), {"metadata": {"labels": {"a": "2"}}}, "sets a=2"),
     (admission({"cpu": "gpus"}, [check(annotations={"a": "1"})]), {"metadata": {"annotations": {"a": "2"}}}, "annotation a=1"),
     (admission({"cpu": "gone"}), {}, "ResourceFlavor gone, on which Workload"),
 ]  # fmt: skip

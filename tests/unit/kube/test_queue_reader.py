@@ -182,7 +182,7 @@ async def test_without_the_right_to_read_cluster_queues_one_line_tells_so(
     fact = reading.fact("LocalQueue gpus doesn't exist")
     assert fact is not None
     assert fact.cluster_queue is None
-    assert caplog.text.count("jobs are not warned") == 1
+    assert caplog.text.count("jobs get no warnings") == 1
 
 
 async def test_an_api_server_that_does_not_answer_changes_nothing(
@@ -205,7 +205,7 @@ async def test_an_api_server_that_does_not_answer_changes_nothing(
         reading.fact("is inactive" if before % 2 else "")
         await until(lambda before=before: reading.lists > before)  # type: ignore[misc]
         assert reading.fact("is inactive" if before % 2 else "") == known
-    assert caplog.text.count("Queues cannot be read for now") == 1
+    assert caplog.text.count("Queues cannot be read now") == 1
 
 
 async def test_what_could_not_be_read_is_read_again_soon(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:

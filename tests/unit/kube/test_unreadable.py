@@ -42,7 +42,7 @@ BROKEN = [
     pytest.param(template(env=7), "cannot be read", id="a number as the environment"),
     pytest.param(template(env=[7]), "cannot be read", id="a number as a variable"),
     pytest.param({"replicaSpecs": [{"name": "w", "template": {"metadata": 7, "spec": {"containers": [{"name": "t"}]}}}]},
-                 "replicaSpecs[w].template is no template of a pod", id="a number as metadata"),
+                 "replicaSpecs[w].template is not a valid pod template", id="a number as metadata"),
     pytest.param({**GOOD, "runPolicy": {"restartPolicy": []}}, "spec.runPolicy.restartPolicy is []", id="a list as a policy"),
 ]  # fmt: skip
 

@@ -250,7 +250,7 @@ async def test_where_kueue_is_away_a_deletion_goes_on_and_says_why_it_waits(shel
     for _ in range(2):
         await shell.queues.observe(shell.job)
     assert shell.asked("GET workloads") == 1, "the next try has its time"
-    assert left(shell) == (0, f"the job's quota could not be given back: {AWAY[1]}")
+    assert left(shell) == (0, f"the job's quota could not be returned: {AWAY[1]}")
     shell.server.refuse.clear()
     later(1)
     await shell.queues.observe(shell.job)
@@ -266,7 +266,7 @@ async def test_what_cannot_be_deleted_is_told_until_it_can(shell: Shell, later: 
     await shell.do(order)
     later(1)
     await shell.queues.observe(shell.job)
-    assert left(shell) == (1, "the job's quota could not be given back: forbidden")
+    assert left(shell) == (1, "the job's quota could not be returned: forbidden")
     shell.server.refuse.clear()
     await shell.do(order)
     assert left(shell) == (0, "")
@@ -281,7 +281,7 @@ async def test_what_somebody_else_took_away_is_told_no_more(shell: Shell, later:
     later(1)
     shell.server.refuse["list"] = (404, "the server could not find the requested resource")
     await shell.queues.observe(shell.job)
-    assert left(shell) == (0, ""), "the API server knows no Workloads any more"
+    assert left(shell) == (0, ""), "the API server has no Workloads any more"
 
 
 async def test_a_workload_of_other_templates_is_outdated(shell: Shell) -> None:
@@ -653,7 +653,7 @@ async def test_what_others_wait_for_is_given_back_first(shell: Shell, caplog: py
     caplog.set_level("INFO")
     facts = [shell.fact(number) for number in (1, 0, 2)]
     await shell.do(*(FinishWorkload(fact.name, fact.uid, True, "done") for fact in facts))
-    told = [record.workload for record in caplog.records if record.message == "quota given back"]  # type: ignore[attr-defined]
+    told = [record.workload for record in caplog.records if record.message == "quota returned"]  # type: ignore[attr-defined]
     assert told == [evicted, BASE, waits]
 
 
@@ -743,7 +743,7 @@ async def test_quota_that_may_not_be_given_back_is_told_until_it_was(shell: Shel
         later(60)
         await shell.do(order)
         told.append(shell.queues.snapshot(shell.job).quota_return_error)
-    refused = "the job's quota could not be given back: forbidden"
+    refused = "the job's quota could not be returned: forbidden"
     assert told == ["", "", refused, refused]
     assert shell.problem() is None, "that is no reason for which quota is not asked for"
     shell.server.refuse.clear()
@@ -905,7 +905,7 @@ async def test_a_priority_that_is_changed_back_is_told(shell: Shell, later: Any)
     first = await shell.granted()
     shell.server.keeps = {"priority": 3}
     await shell.do(UpdateWorkloadPriority(BASE, first.uid))
-    assert shell.problem() == ("PriorityRefused", f"the priority of Workload {BASE} is changed back by somebody else")
+    assert shell.problem() == ("PriorityRefused", f"another client reverts the priority of Workload {BASE}")
     shell.server.keeps = {}
     later(5)
     await shell.do(UpdateWorkloadPriority(BASE, first.uid))
