@@ -162,3 +162,15 @@ def test_whatever_an_agent_says_is_a_fact_or_is_refused(body: dict[str, Any]) ->
 )
 def test_a_spare_says_that_it_is_one(body: dict[str, Any], is_spare: bool) -> None:
     assert parse_status(body, ObservedAgent(), NOW).fact.is_spare is is_spare
+
+
+def test_a_generation_without_a_step_has_no_time_of_a_step() -> None:
+    """A time that was kept from the generation before would look like a hang of this one."""
+    before = parse_status(OURS, ObservedAgent(), NOW).fact
+    assert (before.step, before.step_at) == (5, NOW)
+    fresh = parse_status(OURS | {"generation": 4, "worker": {"step": None}}, before, NOW + seconds(60)).fact
+    assert (fresh.generation, fresh.step, fresh.step_at) == (4, None, None)
+    moved = parse_status(OURS | {"generation": 4, "worker": {"step": 3}}, fresh, NOW + seconds(70)).fact
+    assert (moved.step, moved.step_at) == (3, NOW + seconds(70))
+    same = parse_status(OURS | {"generation": 4, "worker": {"step": 3}}, moved, NOW + seconds(80)).fact
+    assert same.step_at == NOW + seconds(70)

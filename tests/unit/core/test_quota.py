@@ -629,3 +629,13 @@ def test_the_record_keeps_queue_and_losses() -> None:
 def test_the_same_look_gives_the_same_actions() -> None:
     snapshot = look(queued(trains()), [workload(0, 2), pending(1), evicted(2)], *train(2))
     assert plan(snapshot) == plan(snapshot)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"is_deleting": True}, {"finished": True}, {"eviction_reason": "Preempted"}, {"admitted": False}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_workload_that_is_on_its_way_out_grants_nothing(changes: dict[str, Any]) -> None:
+    assert workload(0, 4).is_granted
+    assert not workload(0, 4, **changes).is_granted

@@ -1,0 +1,233 @@
+"""Each step of a pass by itself: what is lost if it is left out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+from tests.unit.agents.fake_agent import until
+from tests.unit.core.builders import job, pod, trains
+from tests.unit.kube.bodies import JOB_UID, job_body
+from tests.unit.operator_shell.shells import Shell
+from tests.unit.operator_shell.test_reconciler_order import RECORD, Notes, carried_out, decided, job_task_of
+
+from elastipod_operator import clock, reconcile_pass
+from elastipod_operator.agents.command_builder import CommandBuilder
+from elastipod_operator.agents.commands import Command
+from elastipod_operator.agents.status_cache import Address
+from elastipod_operator.core.actions import DeleteJob, ListPods, Plan, StartWorkers, StopWorkers
+from elastipod_operator.core.record import Record
+from elastipod_operator.core.snapshot import ContainerState, ObservedAgent, ObservedContainer, ObservedPod
+from elastipod_operator.job_agents import JobAgents
+from elastipod_operator.job_task import JobTask
+from elastipod_operator.kube.api import ApiError
+from elastipod_operator.kube.job_keys import JobKeys
+from elastipod_operator.kube.store import Job
+from elastipod_operator.reconciler import FIRST_RETRY_S, LAST_RETRY_S
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+
+
+class Statuses:
+    """The cache of the agents' answers: which pods are polled where, and since how many restarts."""
+
+    def __init__(self) -> None:
+        self.polled: dict[str, Address] = {}
+        self.stopped: list[str] = []
+
+    def watches(self, uid: str, ip: str, port: int, restarts: int) -> bool:
+        known = self.polled.get(uid)
+        return known is not None and (known.ip, known.port, known.restarts) == (ip, port, restarts)
+
+    def watch(self, uid: str, address: Address) -> None:
+        assert not self.watches(uid, address.ip, address.port, address.restarts), "it is polled there already"
+        self.polled[uid] = address
+
+    def stop_polling(self, uid: str) -> None:
+        self.stopped.append(uid)
+        self.polled.pop(uid, None)
+
+    def fact(self, uid: str) -> ObservedAgent:
+        return ObservedAgent(generation=3)
+
+
+def job_with(*pods: ObservedPod) -> Job:
+    """A job of the record that all of these use, with these pods."""
+    return Job(job_body(), job(RECORD), 10, pods={one.uid: one for one in pods})
+
+
+def agents_with(statuses: Statuses) -> JobAgents:
+    """The part of the shell that polls and calls agents, over this cache."""
+    return JobAgents(lambda wake: (cast(Any, statuses), cast(Any, Notes())), lambda uid: None, JobKeys())
+
+
+def test_agents_are_polled_while_their_containers_run_and_no_longer() -> None:
+    statuses = Statuses()
+    agents, first = agents_with(statuses), pod(0)
+    agents.follow(job_with(first, pod(1)))
+    assert set(statuses.polled) == {first.uid, pod(1).uid}
+    agents.follow(job_with(first, pod(1)))
+    for ended in (
+        replace(first, phase="Succeeded"),
+        replace(first, container=ObservedContainer(ContainerState.TERMINATED, exit_code=0)),
+    ):
+        statuses.stopped.clear()
+        agents.follow(job_with(ended, pod(1)))
+        assert statuses.stopped == [first.uid]
+        assert set(statuses.polled) == {pod(1).uid}
+        agents.follow(job_with(first, pod(1)))
+        assert first.uid in statuses.polled, "a container that runs again has an agent again"
+
+
+def test_a_container_that_was_restarted_has_a_new_agent() -> None:
+    statuses = Statuses()
+    agents, first = agents_with(statuses), pod(0)
+    agents.follow(job_with(first))
+    agents.follow(job_with(replace(first, container=ObservedContainer(ContainerState.RUNNING, restart_count=2))))
+    assert statuses.polled[first.uid].restarts == 2
+
+
+@pytest.mark.parametrize("changes", [{"ip": ""}, {"started": False}])
+def test_a_pod_that_has_no_agent_yet_is_not_polled(changes: dict[str, Any]) -> None:
+    statuses = Statuses()
+    agents_with(statuses).follow(job_with(replace(pod(0), **changes)))
+    assert (statuses.polled, statuses.stopped) == ({}, [])
+
+
+class Lists(Notes):
+    """An API server that also lists pods and deletes the job."""
+
+    async def list_pods(self, namespace: str, uid: str) -> tuple[list[Mapping[str, Any]], str]:
+        self.done.append("list pods")
+        return [], "11"
+
+    async def delete_job(self, fact: object) -> dict[str, Any]:
+        self.done.append("delete the job")
+        return job_body()
+
+
+async def test_pods_are_listed_again_when_a_decision_asks_for_it() -> None:
+    assert await carried_out(Lists(), decided(ListPods())) == ["list pods"]
+    assert await carried_out(Lists(), decided()) == []
+
+
+async def test_a_job_is_deleted_when_a_decision_asks_for_it() -> None:
+    assert await carried_out(Lists(), decided(DeleteJob())) == ["delete the job"]
+
+
+class FedByHand:
+    """A job task of a shell whose passes end as the test says."""
+
+    def __init__(self, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.shell = shell
+        self.outcomes: list[Exception | None] = []
+        self.dues: list[datetime | None] = []
+        monkeypatch.setattr(shell.reconciler._reconcile, "run", self.run)
+
+    async def run(self, job: Job, job_task: JobTask) -> datetime | None:
+        self.dues.append(job_task.due)
+        outcome = self.outcomes.pop(0)
+        if outcome is not None:
+            raise outcome
+        return None
+
+    async def next_pass(self, outcome: Exception | None) -> float | None:
+        """Let one pass end like this; gives how long the task waits then, None for as long as nothing happens."""
+        self.outcomes.append(outcome)
+        self.shell.reconciler.wake(JOB_UID)
+        await until(lambda: not self.outcomes)
+        await self.shell.reconciler.no_pass_running.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)  # until the task waits again
+        due = self.shell.reconciler._job_tasks[JOB_UID].due
+        return None if due is None else (due - clock.now()).total_seconds()
+
+
+async def test_a_failed_pass_is_repeated_later_each_time_and_soon_again_after_a_good_one(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "now", lambda: NOW)
+    passes, broken = FedByHand(shell, monkeypatch), ApiError(500, "out of order")
+    passes.outcomes.append(None)
+    shell.submit()
+    await until(lambda: not passes.outcomes)
+    waits = [await passes.next_pass(outcome) for outcome in (broken, broken, broken, None, broken)]
+    assert waits == pytest.approx([FIRST_RETRY_S, 2 * FIRST_RETRY_S, 4 * FIRST_RETRY_S, None, FIRST_RETRY_S])
+    for _ in range(8):
+        longest = await passes.next_pass(broken)
+    assert longest == pytest.approx(LAST_RETRY_S)
+
+
+async def test_a_pass_that_fails_by_a_mistake_of_the_operator_is_repeated_last(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "now", lambda: NOW)
+    passes = FedByHand(shell, monkeypatch)
+    passes.outcomes.append(None)
+    shell.submit()
+    await until(lambda: not passes.outcomes)
+    assert await passes.next_pass(KeyError("a mistake")) == pytest.approx(LAST_RETRY_S)
+
+
+@pytest.mark.parametrize(
+    ("wake_in_s", "has_calls", "due_in_s"),
+    [(None, False, None), (60, False, 60), (None, True, 1), (60, True, 1), (0.5, True, 0.5)],
+)
+async def test_after_calls_to_agents_the_job_is_looked_at_again_soon(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, wake_in_s: float | None, has_calls: bool, due_in_s: float | None
+) -> None:
+    """A call that failed is repeated by that pass."""
+    monkeypatch.setattr(clock, "now", lambda: NOW)
+    wake_at = None if wake_in_s is None else NOW + timedelta(seconds=wake_in_s)
+    actions = [StartWorkers(pod(0).name, 0)] if has_calls else []
+    planned: Plan = replace(decided(*actions), wake_at=wake_at)
+    monkeypatch.setattr(reconcile_pass, "plan", lambda observed: planned)
+    sent: list[Command] = []
+
+    async def send(commands: list[Command]) -> list[str]:
+        sent.extend(commands)
+        return []
+
+    monkeypatch.setattr(shell.reconciler._agents, "_sender", type("Sender", (), {"send": staticmethod(send)})())
+    shell.server.put(shell.server.jobs, job_body())
+    held = Job(shell.server.jobs["job"], job(RECORD), 10, pods={pod(0).uid: pod(0)}, listed=True)
+    due = await shell.reconciler._reconcile.run(held, job_task_of(shell.reconciler))
+    assert due == (None if due_in_s is None else NOW + timedelta(seconds=due_in_s))
+    assert [command.path for command in sent] == (["/start"] if has_calls else [])
+
+
+def test_a_command_of_another_generation_is_another_command() -> None:
+    """The sender sends equal commands once while they take effect; see test_commands.py."""
+
+    def key(generation: int, *, graceful: bool = True, record: Record = RECORD) -> tuple[object, ...]:
+        builder = CommandBuilder(
+            {}, {pod(0).name: pod(0)}, record, cast(Any, Statuses()), lambda one: Address("job", one.ip, 8080)
+        )
+        built = builder.build(StopWorkers(pod(0).name, generation, graceful=graceful, timeout_s=9))
+        assert built is not None
+        return built.key
+
+    assert key(3) == key(3)
+    assert len({key(3), key(4), key(3, graceful=False)}) == 3
+    starts = set()
+    for generation in (3, 4):
+        builder = CommandBuilder(
+            {}, {pod(0).name: pod(0)}, trains(generation=generation), cast(Any, _NoProgress()),
+            lambda one: Address("job", one.ip, 8080),
+        )  # fmt: skip
+        built = builder.build(StartWorkers(pod(0).name, 0))
+        assert built is not None
+        starts.add(built.key)
+    assert len(starts) == 2
+
+
+class _NoProgress(Statuses):
+    def progress(self, uids: object) -> dict[str, Any]:
+        return {}
+
+    def worker_data(self, uids: object) -> None:
+        return None
