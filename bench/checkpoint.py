@@ -106,7 +106,7 @@ def _rows(samples: Samples, how: str) -> list[Row]:
             "restore from this node's memory",
             "restore",
             "memory",
-            "memcpy, mapped anew",
+            "memcpy, mapped again",
             f"{two}; verified; against the same copy out of a file in memory, in small pages, that is mapped for it, as a new process must",
         ),
         row(

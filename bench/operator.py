@@ -62,7 +62,7 @@ def main() -> int:
 
 
 async def _measure(chosen: list[str], sizes: Sizes, samples: Samples) -> None:
-    """Measure each part on a control plane of its own, so that none finds what another left; a fleet each time anew."""
+    """Measure each part on a control plane of its own, so that none finds the objects of another; each fleet is new."""
     for part in chosen:
         shutil.rmtree(RUN / "operator" / part, ignore_errors=True)
         for number in range(sizes.repeat if part in parts.ONCE else 1):
@@ -95,7 +95,9 @@ def _options() -> argparse.Namespace:
         default=(64, 1000),
         help="agents that start at once (default: 64,1000; the whole: 64,1000,4000)",
     )
-    parser.add_argument("--restart", type=int, default=1000, help="pods of the job that is made anew (default: 1000)")
+    parser.add_argument(
+        "--restart", type=int, default=1000, help="pods of the job whose pods are recreated (default: 1000)"
+    )
     parser.add_argument(
         "--churn",
         type=float,

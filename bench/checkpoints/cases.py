@@ -140,7 +140,7 @@ def restore(folder: Path, place: str, mib: float, repeat: int) -> dict[str, Any]
 
         plain: dict[str, Callable[[], None]] = {
             "memcpy": lambda: _copy(bytes_in_memory, sources),
-            "memcpy, mapped anew": copy_mapped,
+            "memcpy, mapped again": copy_mapped,
             "loopback": send,
         }
         tiers = {"memory": memory / f"node-{rank}", "peer": memory / f"lost-{rank}", "durable": None}

@@ -25,7 +25,7 @@ def describe() -> str:
 
 
 def busy_share(seconds: float) -> float:
-    """Give the share of all cores that is used by anybody, watched for so long; 1 = every core busy."""
+    """Give the share of all cores that is in use, measured over this time; 1 = every core busy."""
     busy = busy_meter()
     time.sleep(seconds)
     return busy()

@@ -69,7 +69,7 @@ class Client:
         return seen
 
     def changed(self, version: int, wait_s: float) -> dict[str, Any]:
-        """Give the status as soon as it is not this version's any more, after so long in any case. Raises OSError."""
+        """Give the status as soon as it is newer than this version, or after the time-out. Raises OSError."""
         path = f"/status?after={version}&wait={wait_s:.2f}"
         return self._call("GET", path, None, wait_s + CALL_TIMEOUT_S)
 

@@ -20,7 +20,7 @@ class Line:
     unit: str
     how: str
     peers: tuple[tuple[str, Reach | None], ...] = ()
-    reach: Reach | None = None  # where it is a limit, whoever the peers are
+    reach: Reach | None = None  # for a limit that holds for any peer
     ours: str = WARM
     event: str = ""  # the event of the session that it belongs to, where that is named otherwise
 

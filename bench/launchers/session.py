@@ -20,7 +20,7 @@ from bench.launchers.small_operator import SmallOperator
 from bench.launchers.steplog import Worker
 
 WORLD_WITHIN_S = 90.0
-# Every world trains so long before the next event comes: there is something to interrupt, and what an agent does in advance
+# Every world trains for this time before the next event: there is something to interrupt, and what an agent does in advance
 # for the next start (ours forks 5 s after a start) is done, as it is in a job whose worlds live for minutes.
 TRAINED_S = 6.5
 SETTLED_S = 0.4

@@ -1,4 +1,4 @@
-"""Bare writes: what writes to the API server take somebody else than the operator, at the same time.
+"""Bare writes: the time that another client needs for writes to the API server at the same time.
 
 What the operator writes to a job is written to an object of a kind that is the same in all but its name, so that the API
 server has as much to do, and nobody but us looks at it.

@@ -38,7 +38,7 @@ class FakeAgent:
         self._tell()
 
     def call(self, path: str, body: dict[str, Any]) -> int:
-        """Take a POST; gives the HTTP code. Whoever asked for a newer version is to be answered after it."""
+        """Take a POST; gives the HTTP code. Pending requests for a newer version are answered after it."""
         if path == "/start":
             return self._start(body)
         if path == "/stop":

@@ -23,7 +23,7 @@ from elastipod_operator.core.names import ANNOTATION_STATE, LABEL_JOB
 
 Event = Callable[[Load, str, int, int], Coroutine[None, None, None]]
 OURS, BARE, OTHER = "operator", "bare loop", "another client"
-PER_POD_S = 0.1  # so long may a pod take at most before a wait is given up
+PER_POD_S = 0.1  # time per pod after which a wait is given up
 IDLE_S, SETTLE_S = 60.0, 15.0
 ONCE = frozenset({"fleet"})  # parts that measure once and are repeated from an empty control plane
 QUIET_CALLS = frozenset({"get leases", "update leases"})
@@ -113,26 +113,26 @@ async def _settled(it: Load, name: str) -> dict[str, Any]:
 
 
 async def creations(it: Load, sizes: Sizes, samples: Samples) -> None:
-    """Pods made by the operator and by a bare loop in turn, and all pods of a job made anew after a fault.
+    """Pods made by the operator and by a bare loop in turn, and all pods of a job recreated after a fault.
 
     Both sides make the same pods with 16 calls at once, on the same API server, as the same user; the same watch counts.
     """
     count = sizes.restart
     operator_config = it.cluster.kubeconfig_of("elastipod-operator")
-    anew = {"runPolicy": {"restartPolicy": {"numRestartBeforeFullJobRestart": 0}}}
+    recreate = {"runPolicy": {"restartPolicy": {"numRestartBeforeFullJobRestart": 0}}}
     async with ApiClient(operator_config, parallel=16) as bare:
         for number in range(sizes.repeat):
             name = f"create-{number}"
-            await it.create(job(name, count, "node-1", it.agent_port, **anew))
+            await it.create(job(name, count, "node-1", it.agent_port, **recreate))
             seen = await it.until_trains(name, count, _patience(count))
             samples.add(OURS, "pods created", _rate(seen))
             listed = await it.api.call("GET", f"{PODS}?labelSelector={LABEL_JOB}%3D{name}&limit=1")
             like = listed["items"][0]
             await _settled(it, name)
             began = (await it.control("POST", f"/crash?job={name}"))["at"]
-            await it.until(f"{name} to be made anew", _is_started(it, name, 2, count), 2 * _patience(count))
+            await it.until(f"{name} to be recreated", _is_started(it, name, 2, count), 2 * _patience(count))
             seen = await it.until_trains(name, count, _patience(count))
-            samples.add(OURS, "all pods made anew", seen["last_ran"] - began)
+            samples.add(OURS, "all pods recreated", seen["last_ran"] - began)
             await it.delete(name, _patience(count))
             await _bare(it, bare, like, f"bare-{number}", count, samples)
 
@@ -146,7 +146,7 @@ async def _bare(it: Load, bare: ApiClient, like: Mapping[str, Any], group: str, 
     await bare.all_of(*(("DELETE", f"{PODS}/{group}-{n}", None) for n in range(count)))
     await _create_bare(bare, like, group, range(count, 2 * count))
     await it.until(f"{count} new bare pods to run", _is_running(it, group, count), _patience(count))
-    samples.add(BARE, "all pods made anew", (await it.about(group))["last_ran"] - began)
+    samples.add(BARE, "all pods recreated", (await it.about(group))["last_ran"] - began)
     await bare.all_of(*(("DELETE", f"{PODS}/{group}-{n}", None) for n in range(count, 2 * count)))
 
 

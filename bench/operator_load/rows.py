@@ -76,7 +76,7 @@ def _creations(sizes: Sizes) -> list[Line]:
             Reach.ratio(0.8), Better.LARGER, BARE,
         ),
         Line(
-            "all pods made anew", "s",
+            "all pods recreated", "s",
             f"full restart of a job of {count} pods, from a worker's crash to the last new pod that runs; "
             f"the bare loop deletes {count} pods one by one and posts as many",
             Reach.ratio(0.8), Better.SMALLER, BARE,
@@ -101,7 +101,7 @@ def _fleet(sizes: Sizes) -> list[Line]:
         Line("idle calls, others", "calls", "all others in that minute, new watches included", Reach.worst(0)),
         Line(
             "churn processor", "% of a core",
-            f"{sizes.churn:g} events a second: a worker's crash, a job resized to half and back, a job deleted and made anew, in turn",
+            f"{sizes.churn:g} events a second: a worker's crash, a job resized to half and back, a job deleted and recreated, in turn",
         ),
         Line("churn events", "per s", "events that were begun"),
         Line("churn events in vain", "events", "those after which the job did not train again within 90 s", Reach.worst(0)),

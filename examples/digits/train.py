@@ -57,7 +57,7 @@ def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
     if resume:
         log.loaded(step, optimizer_norm(optimizer))
     if rank == 0:
-        print(f"generation {checkpoints.generation}: {world_size} workers go on after step {step}", flush=True)
+        print(f"generation {checkpoints.generation}: {world_size} workers continue after step {step}", flush=True)
 
     loss = resume.extra["loss"] if resume else math.nan
 
@@ -80,7 +80,7 @@ def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
             save()
             log.end(step, "drained")
             if rank == 0:
-                print(f"step {step} is saved; leaving, to go on at another size", flush=True)
+                print(f"step {step} is saved; leaving, to continue at another size", flush=True)
             return
         if step % options.checkpoint_every == 0:
             save()

@@ -60,7 +60,7 @@ def train(options: argparse.Namespace, device: torch.device, rank: int, world_si
         log.loaded(resume.step, optimizer_norm(optimizer))
     if rank == 0:
         print(
-            f"generation {checkpoints.generation}: {world_size} workers go on after step {step} of {plan.total_steps}",
+            f"generation {checkpoints.generation}: {world_size} workers continue after step {step} of {plan.total_steps}",
             flush=True,
         )
 
@@ -90,7 +90,7 @@ def train(options: argparse.Namespace, device: torch.device, rank: int, world_si
             checkpoints.save(step, **state())
             log.end(step, "drained")
             if rank == 0:
-                print(f"step {step} is saved; leaving, to go on at another size", flush=True)
+                print(f"step {step} is saved; leaving, to continue at another size", flush=True)
             return
         if step % options.checkpoint_every == 0:
             checkpoints.save(step, **state())

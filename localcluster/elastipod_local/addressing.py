@@ -1,6 +1,6 @@
 """Addresses of clusters that live side by side on one machine. Pure arithmetic; nothing here looks at the machine.
 
-198.18.0.0/15 is set aside for benchmarks (RFC 2544), so nobody's LAN or VPN is shadowed. Each cluster has one of its
+198.18.0.0/15 is set aside for benchmarks (RFC 2544), so it collides with no LAN or VPN. Each cluster has one of its
 16 blocks of /19: the first /24 holds the bridge and the nodes, the second the Services, the others one node's pods each.
 """
 

@@ -1,7 +1,7 @@
 """Carries out one RUN or COPY in a root of its own: `python -m elastipod_local.buildstep STEP.json`.
 
-Started by `imagebuild` with new mount and pid namespaces, so that nothing of it can outlast it. What the step changes
-lands in the upper folder of an overlay. /run, /tmp and /root/.cache are in memory and never part of the image.
+Started by `imagebuild` with new mount and pid namespaces, so that none of its processes can outlive it. Its changes are
+written to the upper folder of an overlay. /run, /tmp and /root/.cache are in memory and never part of the image.
 """
 
 import json

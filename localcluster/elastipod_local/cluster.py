@@ -1,4 +1,4 @@
-"""A cluster: bring it up, look at it, change its nodes, take it down. The command line, the demo and tests use this."""
+"""A cluster: start it, inspect it, change its nodes, take it down. The command line, the demo and tests use this."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,10 +42,10 @@ DEFAULT_KUEUE = KueueOptions()
 
 
 class Cluster:
-    """A local cluster in its folder, made by `up` or `attach`; as a context manager it is taken down at the end.
+    """A local cluster in its folder, from `up` or `attach`; as a context manager it is taken down at the end.
 
-    Every method that changes something holds the cluster's lock, writes down first what it is going to make, and raises
-    LocalClusterError with one sentence when it cannot.
+    Every method that changes something holds the cluster's lock, records what it is about to create, and raises
+    LocalClusterError with one sentence if it fails.
     """
 
     def __init__(self, name: str, folder: Path, progress: Progress = quiet) -> None:
@@ -96,12 +96,12 @@ class Cluster:
         state = self._files.load()
         if state is None:
             raise LocalClusterError(
-                f"there is no cluster {self.name!r}; `elastipod local up --name {self.name}` makes it"
+                f"there is no cluster {self.name!r}; `elastipod local up --name {self.name}` creates it"
             )
         return state
 
     def is_running(self) -> bool:
-        """Tell whether the cluster was brought up and its control plane lives."""
+        """Whether the cluster was started and its control plane runs."""
         state = self._files.load()
         return state is not None and state.phase is Phase.UP and is_running(state)
 
@@ -121,13 +121,13 @@ class Cluster:
         """Bring a cluster up and return when all its nodes are Ready. What a crashed run left is removed first.
 
         nodes: 0 gives a control plane alone, which needs no root (and without it listens on loopback). run_dir: folder
-        of this one cluster. kueue: install Kueue as well. Whatever was made is taken down again on any failure.
+        of this one cluster. kueue: install Kueue as well. On any failure everything that was created is taken down again.
         Raises LocalClusterError when the cluster is up already, UnsupportedError where this machine or user cannot
         have one.
         """
         require_linux()
         if nodes:
-            require_root("making nodes")
+            require_root("creating nodes")
             require_visible_to_nodes(cache_dir())
         cluster = cls(name, cluster_dir(name, run_dir), progress)
         with cluster._files.locked():
@@ -142,7 +142,7 @@ class Cluster:
             try:
                 cluster._bring_up(nodes, images, options, kueue)
             except BaseException:
-                progress("that did not work; taking down what was made")
+                progress("the start failed; taking down what was created")
                 with signals_ignored():
                     tear_down(cluster._files)
                 raise
@@ -210,17 +210,17 @@ class Cluster:
             nodes.freeze(name, frozen=True)
 
     def thaw_node(self, name: str) -> None:
-        """Let a frozen node go on."""
+        """Resume a frozen node."""
         with self._changing_nodes() as nodes:
             nodes.freeze(name, frozen=False)
 
     def partition_node(self, name: str) -> None:
-        """Cut the node's network, until `heal_node`; its pods run on."""
+        """Cut the node's network, until `heal_node`; its pods keep running."""
         with self._changing_nodes() as nodes:
             nodes.partition(name, cut=True)
 
     def heal_node(self, name: str) -> None:
-        """Mend the network of a partitioned node."""
+        """Restore the network of a partitioned node."""
         with self._changing_nodes() as nodes:
             nodes.partition(name, cut=False)
 
@@ -234,7 +234,7 @@ class Cluster:
     # --- Kueue ---
 
     def add_kueue(self, options: KueueOptions = DEFAULT_KUEUE) -> None:
-        """Install Kueue, or start the one that is there anew with these options; returns when its webhooks answer.
+        """Install Kueue, or restart it with these options; returns when its webhooks answer.
 
         It runs as the role `kueue`, which can be frozen, killed and started. Raises LocalClusterError with the end of
         its log when it does not start.
@@ -257,15 +257,15 @@ class Cluster:
     def _kueue(self, control_plane: ControlPlane) -> Kueue:
         return Kueue(control_plane, self.kubectl, self.helm, binaries.kueue_chart(self._progress))
 
-    # --- mishaps of the control plane ---
+    # --- failures of the control plane ---
 
     def freeze_role(self, role: str) -> None:
-        """Hang a role of the control plane (`kube-apiserver`, `etcd`, ...) until `thaw_role`: what it is asked waits."""
+        """Hang a role of the control plane (`kube-apiserver`, `etcd`, ...) until `thaw_role`: calls to it wait."""
         with self._changing_roles() as roles:
             roles.freeze(role)
 
     def thaw_role(self, role: str) -> None:
-        """Let a frozen role go on; nothing happens when it was not frozen."""
+        """Resume a frozen role; does nothing if it is not frozen."""
         with self._changing_roles() as roles:
             roles.thaw(role)
 
@@ -300,7 +300,7 @@ class Cluster:
             raise LocalClusterError(f"the cluster {self.name!r} was brought up without root and cannot have nodes")
         return Nodes(self._files, self._control_plane(addressing, nodes=True), self._progress)
 
-    # --- how ---
+    # --- helpers ---
 
     def _programs(self, nodes: int, kueue: KueueOptions | None = None) -> dict[str, Path]:
         return binaries.ensure(_program_names(nodes, kueue), self._progress)

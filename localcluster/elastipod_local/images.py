@@ -116,7 +116,7 @@ def _pause(folder: Path) -> Image:
 
 
 def _site_packages(builder: ImageBuilder, train: Built, progress: Progress) -> Path:
-    """Give the folder of PyTorch and its like for the train image's Python, made anew when the requirements change."""
+    """Give the folder with PyTorch and its dependencies for the train image's Python; recreated when the requirements change."""
     requirements = checkout_root() / "requirements" / "train.txt"
     key = hashlib.sha256(requirements.read_bytes() + f"{IMAGE_PYTHON} {COMPILE}".encode()).hexdigest()[:16]
     target = cache_dir() / "site-packages" / key

@@ -34,7 +34,7 @@ class KueueOptions:
 
     frameworks: Kueue's own integrations that are on, as `batch/job` or `pod`. external_frameworks: kinds
     (`Kind.version.group`) whose pods its pod integration leaves to their owner; Kueue gets the right to read them.
-    settings: further keys of Kueue's Configuration (`waitForPodsReady`, `fairSharing`, ...), which win over ours.
+    settings: further keys of Kueue's Configuration (`waitForPodsReady`, `fairSharing`, ...), which override ours.
     """
 
     frameworks: tuple[str, ...] = ("batch/job",)
@@ -111,7 +111,7 @@ def _localized(item: Manifest, address: str, data: Mapping[str, str]) -> Manifes
 
 
 def external_roles(options: KueueOptions) -> list[Manifest]:
-    """Give the right to read objects of the external kinds, which Kueue's chart leaves to whoever names them."""
+    """Give the right to read objects of the external kinds, which Kueue's chart does not include."""
     name = "kueue-external-frameworks"
     # Kind.version.group; by convention the plural is what its resource is called.
     kinds = [entry.split(".", 2) for entry in options.external_frameworks]

@@ -117,7 +117,7 @@ def wait_connected() -> None:
 
 
 class Services:
-    """The node's services, each started anew when it ends, as a service manager would."""
+    """The node's services, each restarted when it ends, as by a service manager."""
 
     def __init__(self, commands: dict[str, list[str]]) -> None:
         self._commands = commands
@@ -133,11 +133,11 @@ class Services:
         log(f"{name} started")
 
     def run_for_ever(self) -> None:
-        """Reap whatever ends in the namespace and start services anew."""
+        """Reap processes that end in the namespace and restart services."""
         while True:
             pid, status = os.wait()
             if name := self._running.pop(pid, None):
-                log(f"{name} ended ({os.waitstatus_to_exitcode(status)}); starting it again")
+                log(f"{name} ended ({os.waitstatus_to_exitcode(status)}); restarting it")
                 time.sleep(RESTART_DELAY_S)
                 self.start(name)
 

@@ -1,4 +1,4 @@
-"""What can be done to the nodes of a running cluster: add, remove, drain, and the mishaps that befall real ones."""
+"""Changes to the nodes of a running cluster: add, remove, drain, and simulated failures."""
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +39,7 @@ class Nodes:
         self._control_plane = control_plane
         self._progress = progress
 
-    # --- coming and going ---
+    # --- adding and removing ---
 
     def add(self, count: int, disk: Disk) -> list[str]:
         """Add nodes, all at once, and return their names when they are Ready and offer their slots."""
@@ -56,7 +56,7 @@ class Nodes:
         return names
 
     def bring_back(self, name: str, disk: Disk) -> None:
-        """Switch a node on again after `kill`; its disk is as it was, its containers start anew."""
+        """Switch a node on again after `kill`; its disk is unchanged, its containers are restarted."""
         self._demand(name, "return")
         self._end(name)  # it is off already, unless a run was cut short while it cut the power
         self._set_phase(name, NodePhase.STARTING)
@@ -81,22 +81,22 @@ class Nodes:
         self._set_phase(name, NodePhase.REMOVING)
         self._discard(name)
 
-    # --- mishaps ---
+    # --- failures ---
 
     def kill(self, name: str) -> None:
-        """Cut the node's power: kubelet, containerd and all pods die at once and nobody is told."""
+        """Cut the node's power: kubelet, containerd and all pods die at once, without notice."""
         self._demand(name, "kill")
         self._set_phase(name, NodePhase.OFF)
         self._end(name)
 
     def freeze(self, name: str, *, frozen: bool) -> None:
-        """Hang every process of the node, or let them go on."""
+        """Freeze every process of the node, or resume them."""
         self._demand(name, "freeze" if frozen else "thaw")
         self._node(name).group.freeze(frozen=frozen)
         self._set_phase(name, NodePhase.FROZEN if frozen else NodePhase.UP)
 
     def partition(self, name: str, *, cut: bool) -> None:
-        """Cut the node's network, or mend it."""
+        """Cut the node's network, or restore it."""
         self._demand(name, "partition" if cut else "heal")
         node = self._node(name)
         if cut:
@@ -118,7 +118,7 @@ class Nodes:
         with ThreadPoolExecutor(max_workers=max(1, len(up))) as pool:
             list(pool.map(import_into, up))
 
-    # --- how ---
+    # --- helpers ---
 
     def _end(self, name: str) -> Node:
         """End the node's processes at once, and then its wire."""
@@ -148,8 +148,8 @@ class Nodes:
         if not names:
             return
         self._progress(f"starting {', '.join(names)}")
-        # One after the other where something is made, so that an interruption finds no thread still making things; what
-        # takes time, the starts themselves, goes on side by side.
+        # Objects are created one after the other, so that after an interruption no thread is still creating them. The starts
+        # themselves, which take time, run in parallel.
         for name in names:
             self._node(name).prepare(self._control_plane, self._state().options, disk)
         for name in names:

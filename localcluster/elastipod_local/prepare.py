@@ -97,8 +97,8 @@ class _SideBySide:
         return self._found[0]
 
     def tell_of_programs(self, text: str) -> None:
-        # Lines of a build come every few seconds; without the other half it would look as if nothing else went on.
-        self.progress(f"{text}; beside it: {self._image_step}" if self._image_step and text[:1] == " " else text)
+        # Lines of a build come every few seconds; without the other half the images would seem to stand still.
+        self.progress(f"{text}; meanwhile: {self._image_step}" if self._image_step and text[:1] == " " else text)
 
     def _tell_of_images(self, text: str) -> None:
         self._image_step = text.strip().partition(" (")[0][:60]

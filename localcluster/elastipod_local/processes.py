@@ -1,4 +1,4 @@
-"""Long-running processes that belong to a cluster, found and ended without ever hitting somebody else's.
+"""Long-running processes that belong to a cluster, found and ended without ever hitting processes of others.
 
 Every process of a cluster carries the environment variable TAG with the cluster's folder. A crash of the tool between
 starting a process and writing it down therefore loses nothing: the tag is on the process itself.

@@ -1,4 +1,4 @@
-"""What can befall the control plane of a running cluster: one of its processes hangs, dies, and comes back."""
+"""Failures of the control plane of a running cluster: one of its processes hangs, dies, and is restarted."""
 
 import signal
 
@@ -20,7 +20,7 @@ class Roles:
         self._control_plane = control_plane
 
     def freeze(self, role: str) -> None:
-        """Hang the role's process; returns when it hangs.
+        """Freeze the role's process; returns when it is frozen.
 
         Raises LocalClusterError when there is no such role or it does not run.
         """
@@ -28,7 +28,7 @@ class Roles:
         wait_until(process.is_stopped, deadline_s=STOP_DEADLINE_S, what=f"{role} to hang", every_s=0.002)
 
     def thaw(self, role: str) -> None:
-        """Let it go on."""
+        """Resume the role's process."""
         self._signal(role, signal.SIGCONT)
 
     def kill(self, role: str) -> None:

@@ -64,7 +64,7 @@ def import_image(image: Image, folder: Path, tar: Path, command: Sequence[str]) 
     for attempt in range(1, IMPORT_ATTEMPTS + 1):
         image.write(tar, present_layers(folder))
         # containerd may collect the unpacked layers of the image's predecessor just while it builds upon them: the
-        # import fails then, and the next one unpacks them anew, because the image is registered by now.
+        # import fails then, and the next one unpacks them again, because the image is registered by now.
         done = run(command, timeout_s=IMPORT_DEADLINE_S, check=attempt == IMPORT_ATTEMPTS)
         if done.returncode == 0:
             return

@@ -1,4 +1,4 @@
-"""What is written down about a cluster, always before the thing itself is made, so that any later run can clean up."""
+"""The recorded state of a cluster, always written before anything is created, so that any later run can clean up."""
 
 import fcntl
 import json
@@ -61,7 +61,7 @@ class NodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """All that is written down about a cluster."""
+    """The recorded state of a cluster."""
 
     name: str
     phase: Phase

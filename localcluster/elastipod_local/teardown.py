@@ -1,4 +1,4 @@
-"""Ends a cluster from what is written down and from what the kernel shows, whatever became of the run that made it."""
+"""Ends a cluster, found from its state file and from the kernel, even if the process that created it crashed."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def tear_down(files: StateFile, progress: Progress = quiet) -> bool:
     """End every process, link, control group and mount of the cluster and delete its folder, but for its logs.
 
     Hold the cluster's lock. Gives False when there was nothing. Safe to repeat and to interrupt: the state is deleted
-    last, so that the next call goes on. Raises LocalClusterError naming what does not go away.
+    last, so that the next call continues. Raises LocalClusterError naming what cannot be removed.
     """
     state = files.load()
     found = state is not None or next(tagged(files.folder), None) is not None

@@ -1,7 +1,7 @@
-"""The operator's clock: UTC that never jumps, whatever is done to the machine's own one.
+"""The operator's clock: UTC that never jumps, even if the machine's clock is changed.
 
-Silence, deadlines and windows are differences of its times. A machine's clock that is set forward would make every agent
-silent at once, and one that is set back would make every wait as much longer. So a correction is taken over gradually.
+Silence, deadlines and windows are differences of its times. If the machine's clock were set forward, every agent would seem
+silent at once; if it were set back, every wait would become longer. So corrections are applied gradually.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-# A correction of an hour is taken over within ten hours; meanwhile durations are a tenth too short or too long at most.
+# A correction of an hour is applied within ten hours; meanwhile durations are wrong by at most a tenth.
 MAX_SLEW = 0.1
-# Who waits for a time that is over lets others have their turn.
+# A wait for a past time still yields to other tasks.
 LEAST_WAIT_S = 0.01
 
 
 class SteadyClock:
     """Follows `wall` (Unix seconds, may jump) at the pace of `steady` (seconds, never jumps).
 
-    It begins with what `wall` says, and its times never go back.
+    It starts at `wall`, and its times never go back.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic) -> None:
@@ -44,12 +44,12 @@ CLOCK = SteadyClock()
 
 
 def now() -> datetime:
-    """Give the time of this process, the same for all parts of it."""
+    """Give the time of this process's clock."""
     return CLOCK.now()
 
 
 async def wait(event: asyncio.Event, until: datetime | None) -> None:
-    """Wait for an event, or for a time of this clock if that comes sooner; None waits for the event alone."""
+    """Wait for an event, or until a time of this clock if that is earlier; None waits for the event alone."""
     if until is None:
         await event.wait()
         return

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-# A longer decision holds up every other job; a decision about a thousand pods takes some 20 ms.
+# A longer decision delays all other jobs; a decision about a thousand pods takes about 20 ms.
 SLOW_S = 0.05
-# After a slow decision, other jobs get so many times its duration before the next slow one.
+# After a slow decision, other jobs get this many times its duration before the next slow one.
 IDLE_FACTOR = 3
 
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 FULL_EVERY_S = 3600.0
-# New containers (dicts, lists, objects) that are worth a look: some 20 ms, and a few MiB if all of them were garbage.
+# Number of new containers (dicts, lists, objects) that justify a collection: some 20 ms, and a few MiB if all of them were garbage.
 MIN_NEW_OBJECTS = 20_000
 CHECK_EVERY_S = 0.25
-# After so long without a gap between passes, a collection holds one up.
+# After this time without a gap between passes, a collection delays one.
 MAX_WAIT_S = 2.0
 
 
@@ -52,5 +52,5 @@ async def collect_garbage(no_pass_running: asyncio.Event) -> None:
 async def _until(no_pass_running: asyncio.Event) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(MAX_WAIT_S):
-            while not no_pass_running.is_set():  # the next decision may have begun before this goes on
+            while not no_pass_running.is_set():  # the next decision may have begun meanwhile
                 await no_pass_running.wait()

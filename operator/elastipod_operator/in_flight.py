@@ -1,4 +1,4 @@
-"""Calls to the API server that run in the background; decisions see them and can cancel those that were not sent."""
+"""Calls to the API server that run in the background. Decisions know them and can cancel those that were not sent."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ WRITE_PARALLEL = 16
 
 
 class InFlight(Generic[K]):
-    """The calls of one job, each known by a key from when it is begun until what came of all is settled.
+    """The calls of one job, each identified by a key from its start until the results of all calls are settled.
 
-    slots: the turns of the calls of all jobs; one job waits for no more than WRITE_PARALLEL of them at a time, so that few
-    pods of one job do not wait for the thousands of another. settle: is told what failed once no call is left; what failed
-    is known until then, so that nobody begins it anew before there is a time for that.
+    slots: limits the calls of all jobs; one job waits for at most WRITE_PARALLEL of them at a time, so that the few pods of one
+    job do not wait for the thousands of another. settle: called with the failures once no call is left. Until then failed calls
+    keep their keys, so that they are not started again before their back-off is known.
 
-    stops: whether the failure of one call tells that the others would fail too. Where it is given, the calls start slowly, as
-    those of a ReplicaSet do: one at first, and one more at a time with each that succeeds, so that as many follow each round as
-    have succeeded. A failure that stops them ends the batch: none that waits is made, and all are known until it is settled.
+    stops: whether the failure of one call means that the others would fail too. With it the calls start slowly, as those of a
+    ReplicaSet: one at first, and one more in parallel for each success. A failure that stops them ends the batch: waiting calls
+    are not made, and all keys are kept until the failure is settled.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class InFlight(Generic[K]):
         self._width = WRITE_PARALLEL if stops is None else 1
         self._skipped: set[K] = set()
         self.num_succeeded = 0
-        """How many calls succeeded since the last time that all was settled."""
+        """Number of successful calls since the last settlement."""
         self._is_stopped = False
         self._waiting: dict[K, Call] = {}
         self._sent: set[K] = set()
@@ -58,12 +58,12 @@ class InFlight(Generic[K]):
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no call of which it is not settled what came of it."""
+        """Whether the results of all calls are settled."""
         return self._idle.is_set()
 
     @property
     def num_skipped(self) -> int:
-        """How many calls were not made since another one failed; until that is settled."""
+        """Number of calls that were not made because another one failed; until that is settled."""
         return len(self._skipped)
 
     async def wait_idle(self) -> None:
@@ -89,9 +89,9 @@ class InFlight(Generic[K]):
         runner.add_done_callback(self._runners.discard)
 
     def keep_only(self, wanted: Container[K]) -> bool:
-        """Withdraw all others; False when some are on their way already, which are to be `answered` then.
+        """Cancel all other calls. False if some were already sent: the caller must then wait for them.
 
-        A decision that does not want them is made without knowing what comes of them.
+        Otherwise a decision would not know their results.
         """
         self._waiting = {key: call for key, call in self._waiting.items() if key in wanted}
         self._failed = {key: error for key, error in self._failed.items() if key in wanted}
@@ -130,7 +130,7 @@ class InFlight(Generic[K]):
     async def _make_one(self) -> None:
         async with self._slots:
             if not self._waiting:
-                return  # withdrawn, or made by another runner, before it was its turn
+                return  # cancelled, or made by another runner
             key = next(iter(self._waiting))
             call = self._waiting.pop(key)
             self._sent.add(key)
@@ -138,7 +138,7 @@ class InFlight(Generic[K]):
                 await call()
                 self.num_succeeded += 1
                 self._widen()
-            except Exception as error:  # one refused call must not end the others; the caller gets it
+            except Exception as error:  # one failed call must not end the others; `settle` gets it
                 self._failed[key] = error
                 if self._stops is not None and self._stops(error):
                     self._stop()
@@ -154,7 +154,7 @@ class InFlight(Generic[K]):
                 self._add_runner()
 
     def _stop(self) -> None:
-        """Make none of the calls that wait: what one of them failed of is in the way of all."""
+        """Make none of the waiting calls, because they would fail for the same reason."""
         self._is_stopped = True
         self._skipped.update(self._waiting)
         self._waiting.clear()
@@ -164,8 +164,8 @@ class InFlight(Generic[K]):
         failed = dict(self._failed)
         try:
             await self._settle(failed)
-        except Exception:  # nobody awaits this task
-            log.exception("what came of calls could not be told")
+        except Exception:  # nothing awaits this task
+            log.exception("the results of calls could not be handled")
         finally:
             for key in failed:
                 self._failed.pop(key, None)

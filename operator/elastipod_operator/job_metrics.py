@@ -1,4 +1,4 @@
-"""What the metrics say of all jobs together."""
+"""Metrics of all jobs together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .core.record import PhaseTimes, Record
 
 
 class JobMetrics:
-    """Jobs by state and by phase, and how their time was spent; by UID."""
+    """Jobs by state and phase, and how their time was spent."""
 
     def __init__(self) -> None:
         self._states: dict[str, str] = {}
@@ -22,17 +22,17 @@ class JobMetrics:
             metrics.JOBS.labels(name).set(0)
 
     def update(self, uid: str, state: str, phase_times: PhaseTimes) -> None:
-        """Take what a job is in now."""
+        """Record the present state and phase of a job."""
         self._update_state(uid, state)
         self._update_phase(uid, phase_times)
 
     def forget(self, uid: str) -> None:
-        """Leave a job out that is gone."""
+        """Drop a deleted job."""
         self._update_state(uid, None)
         self._update_phase(uid, PhaseTimes())
 
     def record_written(self, before: Record, todo: Plan) -> None:
-        """Count what became true with a record that was written: the ends of phases, and generations."""
+        """Count what a written record shows: ended phases and new generations."""
         for phase, spent in phase_times_since(before.phase_times, todo.record.phase_times).items():
             metrics.PHASE_SECONDS.labels(phase).inc(spent.total_seconds())
         for entry in todo.history:

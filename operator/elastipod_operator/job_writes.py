@@ -1,4 +1,4 @@
-"""Writes to the jobs themselves. One that is refused cannot be told in the status, so an Event tells it."""
+"""Writes to the jobs themselves. A refused write cannot be reported in the status, so it is reported as an Event."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ T = TypeVar("T")
 
 # The API server keeps Events for an hour; after that the refusal is reported again.
 REPORT_EVERY = timedelta(hours=1)
-# By kind of write: the Event's reason, and what it says before the API server's own words.
+# By kind of write: the Event's reason, and its text before the API server's message.
 REFUSED = {
     "record": (
         Reason.RECORD_NOT_WRITTEN,
-        "the API server refuses to write the job's record, without which nothing is begun or changed; it is tried again",
+        "the API server refuses to write the job's state record, without which nothing is started or changed; the operator tries again",
     ),
-    "status": (Reason.STATUS_NOT_WRITTEN, "the API server refuses to write the job's status; it is tried again"),
+    "status": (Reason.STATUS_NOT_WRITTEN, "the API server refuses to write the job's status; the operator tries again"),
     "job": (
         Reason.JOB_NOT_DELETED,
-        "the API server refuses to delete the job, whose ttlSecondsAfterFinished is over; it is tried again",
+        "the API server refuses to delete the job after its ttlSecondsAfterFinished; the operator tries again",
     ),
 }
 

@@ -1,7 +1,7 @@
-"""What kopf keeps about objects: nothing. It is made for handlers of changes, which this operator has none of.
+"""Storage for kopf that stores nothing, because this operator has no change handlers.
 
-By default kopf copies every object of every event several times, to compare it with what it last saw: half of all that an
-operator with many pods does.
+By default kopf copies every object of every event several times, to compare it with the last one: half of the load of an
+operator with many pods.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One JSON object a line: time, level, message, and what the caller gave as fields."""
+"""Log lines as JSON objects: time, level, message, and the caller's fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record with its extra fields; values that are no JSON are written as text."""
+    """Formats a record with its extra fields; values that are not JSON are written as text."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -28,7 +28,7 @@ class JsonLines(logging.Formatter):
 
 
 def set_up_logging(level: str) -> None:
-    """Log to standard error; libraries only from warnings on."""
+    """Log to standard error; for libraries only warnings and errors."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

@@ -1,8 +1,7 @@
-"""Finds nodes that were deleted while the watch was broken: the watch that follows lists what is there, and says nothing of them.
+"""Finds nodes that were deleted while the watch was broken: the next watch lists existing nodes and does not mention them.
 
-A watch that goes on where it was misses nothing. One that cannot begins with a list, whose entries are told from events by
-having no type. When that list has come to its end, each known node that neither it nor an event has shown is asked for.
-So nothing is asked while nothing was missed.
+A watch that resumes misses nothing. Otherwise it begins with a list, whose entries have no event type. After the list each
+known node that neither it nor an event has shown is read. Without a missed deletion no call is made.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from .kube.store import Store
 
 log = logging.getLogger(__name__)
 
-# A list has come to its end when no entry has come for so long.
+# A list is complete when no entry has arrived for this time.
 QUIET_S = 10.0
 RETRY_S = 15.0
 

@@ -37,8 +37,8 @@ def error_location(error: BaseException) -> str:
 def operator_error_text(error: BaseException) -> str:
     """Give the sentence for the user."""
     return (
-        f"the operator failed at this job by a mistake of its own ({error_location(error)}); it tries again every 15 s, and workers "
-        "that train go on meanwhile; please report it with the operator's log"
+        f"the operator failed at this job because of an internal error ({error_location(error)}); it tries again every 15 s, and "
+        "training continues meanwhile; please report it with the operator's log"
     )
 
 
@@ -46,7 +46,7 @@ def log_operator_error(what: str, error: BaseException, job: Job | None = None) 
     """Log and count an error of the operator. what: pass, pods, handling, task or object."""
     metrics.OPERATOR_ERRORS.labels(what).inc()
     fields = log_fields(job.fact) if job is not None else {}
-    log.error("the operator failed by a mistake of its own (%s)", what, exc_info=error, extra=fields)
+    log.error("internal error of the operator (%s)", what, exc_info=error, extra=fields)
 
 
 async def report_operator_error(

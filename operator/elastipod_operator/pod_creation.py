@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from .core.actions import CreatePod
+from .core.wording import counted
 from .in_flight import InFlight
 from .kube.api import CALL_ERRORS, ApiError
 from .kube.applied import effective_spec, needs_pods
@@ -123,15 +124,13 @@ class PodCreation:
         if self.calls.num_succeeded:
             self.backoff.note_progress()
         if refusals:
-            were = "1 pod was" if len(refusals) == 1 else f"{len(refusals)} pods were"
+            were = counted(len(refusals), "pod was", "pods were")
             skipped = f", and {self.calls.num_skipped} more not tried" if self.calls.num_skipped else ""
             problem = f"{were} refused by the API server{skipped}: {refusals[0]}"
         mistakes = [error for error in broken if not isinstance(error, CALL_ERRORS)]
         if mistakes and not problem:
             number = len(mistakes) + self.calls.num_skipped
-            problem = (
-                f"{number} pods could not be made by a mistake of the operator's own ({error_location(mistakes[0])})"
-            )
+            problem = f"{counted(number, 'pod')} could not be created: internal error of the operator ({error_location(mistakes[0])})"
         if broken:
             await self._control.failed(job, broken[0])
         if problem:
@@ -142,9 +141,9 @@ class PodCreation:
             self.backoff.reset()
         self._control.wake(self._uid)  # to update the status
 
-    def _refused(self, why: str) -> None:
+    def _refused(self, message: str) -> None:
         """Record why no pods are created now, and retry later."""
-        self._control.wake_in(self.backoff.note_refusal(why, self._uid), self._uid)
+        self._control.wake_in(self.backoff.note_refusal(message, self._uid), self._uid)
 
     async def _report_foreign_pods(self, job: Job, actions: Sequence[CreatePod]) -> list[str]:
         """Give a sentence for each name that a foreign pod has. The job's own pods were only not in the store yet."""

@@ -50,12 +50,12 @@ class PodDeletion:
 
     @property
     def why_kept(self) -> str:
-        """Which pods cannot be deleted and why, in one sentence; empty when there are none."""
+        """Why pods cannot be deleted, in one sentence; empty if there are none."""
         if not self._kept:
             return ""
         name, backoff = min(self._kept.values(), key=lambda one: one[0])
         more = f" (and {len(self._kept) - 1} more)" if len(self._kept) > 1 else ""
-        return f"the API server refuses to delete pod {name}{more}, which is tried again: {backoff.refusal}"
+        return f"the API server refuses to delete pod {name}{more}, and the operator tries again: {backoff.refusal}"
 
     def begin(self, job: Job, actions: Sequence[DeletePod], then: Then) -> None:
         """Begin to delete the `missing` pods; a refused deletion does not hold up the others.

@@ -1,4 +1,4 @@
-"""What the watches of jobs, pods and nodes show goes into the store, and wakes the jobs that it concerns."""
+"""Puts the events of the watches of jobs, pods and nodes into the store, and wakes the affected jobs."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def train(options: argparse.Namespace, ranks: Ranks) -> None:
     resume = cast(Any, SimpleNamespace(step=step, generation=start["from"]))
     if ranks.rank == 0:
         print(
-            f"generation {generation}: {ranks.world_size} workers go on after step {step} of {options.steps}",
+            f"generation {generation}: {ranks.world_size} workers continue after step {step} of {options.steps}",
             flush=True,
         )
 

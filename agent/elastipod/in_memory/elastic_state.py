@@ -161,7 +161,7 @@ class State:
         self._started = time.monotonic()
         self._members.zero_grad()
         seed_new_rank(batch.step + (self._seed << 40), self.rank)
-        # Logged before any gradient is given away: a step that counts has the samples of all ranks, whoever dies in it. The audit
+        # Logged before any gradient is given away: a step that counts has the samples of all ranks, even if a rank dies in it. The audit
         # leaves out what a generation has logged beyond the step that the next one resumed at.
         if self._log_of_generation is not None:
             self._log_of_generation.step(batch)

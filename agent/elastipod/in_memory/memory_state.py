@@ -68,7 +68,7 @@ class MemoryState:
         # Nothing is waited for between the two moves, so the clock needs to know of neither.
         self.rank = self.rank.reduced().committed()
         if self._images:
-            # All of the new world is at this step; whoever lacks it is filled from the others.
+            # All of the new world is at this step; a rank that lacks it is filled from the others.
             self.rank, self._images = replace(self.rank, images={}), {}
 
     def exchange_offers(self) -> list[RankOffer]:

@@ -21,7 +21,7 @@ def _end_process(sentence: str) -> None:
     log.critical(sentence)
     faulthandler.dump_traceback(sys.stderr)
     sys.stderr.flush()
-    os._exit(EXIT_CODE)  # whoever hangs in a driver runs no finalizer
+    os._exit(EXIT_CODE)  # a process that hangs in a driver runs no finalizer
 
 
 class PhaseLimit:
@@ -48,7 +48,7 @@ class PhaseLimit:
             self._changed.notify_all()
 
     def progress(self) -> None:
-        """Start the limit of this phase anew: something was achieved."""
+        """Restart the limit of this phase, because it made progress."""
         with self._changed:
             if self._limit_s is not None:
                 self._until = time.monotonic() + self._limit_s

@@ -50,7 +50,7 @@ class ProcessGroups:
             self._store = self._open_store(place, deadline)
             for number in range(MAX_TRIES):
                 if self._try(dist.PrefixStore(f"try/{number}", self._store), place, deadline):  # type: ignore[attr-defined]
-                    self._former_store = None  # whoever read it is here
+                    self._former_store = None  # every rank that read it is here
                     return
                 if time.monotonic() >= deadline:
                     break
@@ -69,7 +69,7 @@ class ProcessGroups:
         if dist.is_initialized():
             if dist.get_backend() != "gloo":
                 abort_groups()
-            with suppress(RuntimeError):  # a group that is broken already: nothing of it is used any more
+            with suppress(RuntimeError):  # the group is broken already and is no longer used
                 dist.destroy_process_group()
         # The server of a store that this process hosts stays until the next world is built: others may be reading it.
         self._former_store, self._store = self._store or self._former_store, None

@@ -46,7 +46,7 @@ class RunEvents:
 
 
 class GenerationRun:
-    """One generation. Whoever changes it calls `wake.set`; whoever runs it waits with `wait_for_change`.
+    """One generation. Code that changes it calls `wake.set`; the code that runs it waits with `wait_for_change`.
 
     group: the workers while they run. restart_mode: as in /stop. finding: of a monitor. reported_fault: by a worker.
     reports_before: the number of progress reports by local rank, of processes that are older than the generation.

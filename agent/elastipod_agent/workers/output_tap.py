@@ -1,4 +1,4 @@
-"""Reads the output of a worker along with whoever shows it."""
+"""Reads the output of a worker beside the code that shows it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What the workers of one job wrote into their sample logs, put together generation by generation.
 
-The logs are the only witness of when a step was really made; conditions and Events say when somebody noticed.
+Only the logs show when a step was really made; conditions and Events show when the operator noticed.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def _meanwhile_problems(
             f"step at {shrink['last_step_s']} s: together more than the quota"
         )
     elif not meanwhile["steps"]:
-        problems.append(f"the elastic job made no step while {job} trained; its minimum was to go on")
+        problems.append(f"the elastic job made no step while {job} trained; its minimum size should have continued")
     elif meanwhile["sizes"] != [shrink["to"]]:
         problems.append(
             f"the elastic job trained with {meanwhile['sizes']} replicas beside {job}, not with {shrink['to']}"

@@ -235,7 +235,7 @@ class Watcher:
             while not self._stopped.is_set():
                 self._poll()
                 self._stopped.wait(POLL_EVERY_S)
-        except BaseException as failure:  # handed to whoever waits
+        except BaseException as failure:  # raised in the thread that waits
             with self._changed:
                 self._failure = failure
                 self._changed.notify_all()

@@ -1,7 +1,7 @@
 """Long polls, one kept connection for each agent. What one poll costs, times ten thousand agents, is what an idle operator costs.
 
-Speaks the little of HTTP/1.1 that our agents answer with: a status, a Content-Length and a body. Who answers in another way
-is UnsupportedResponse and has to be asked by a general client.
+Supports only the part of HTTP/1.1 that our agents use: a status, a Content-Length and a body. Any other response raises
+UnsupportedResponse, and the agent is then polled by a general client.
 """
 
 from __future__ import annotations
@@ -18,40 +18,39 @@ from .authentication import ANSWER_HEADER, Response
 MAX_HEAD_BYTES = 16 * 1024
 STATUS_LINE = re.compile(rb"HTTP/1\.1 ([0-9]{3})(?: |$)")
 LENGTH = re.compile(rb"[0-9]{1,9}")
-# While a poll is held, the kernels ask each other whether they are there: after so long, so often, in seconds. A machine that
-# lost its power is known after five, whatever its agent was asked.
+# TCP keepalive during a poll: idle time, interval and count. It detects a machine without power after five seconds.
 PROBES = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 2}
-# Where struct tcp_info of Linux says how many milliseconds ago data, and an acknowledgement, came.
+# Offsets in Linux's struct tcp_info of the milliseconds since the last data and the last acknowledgement.
 LAST_DATA_AND_ACK = struct.Struct("=52x2I")
-# Answers in these come in another form than as they are.
+# Headers that change the encoding of the body.
 UNSUPPORTED_HEADERS = frozenset({b"transfer-encoding", b"content-encoding", b"upgrade"})
 
 
-# What of an answer's head the caller gets.
+# The headers of a response that the caller gets.
 KEPT_HEADERS = frozenset({b"www-authenticate", ANSWER_HEADER.lower().encode()})
 
 
 class UnsupportedResponse(Exception):
-    """The answer has a form that only a general client understands."""
+    """The response needs a general HTTP client."""
 
 
 class TooLarge(Exception):
-    """The answer is larger than anything that an agent has to say."""
+    """The response is larger than any valid one."""
 
 
 class ConnectFailed(OSError):
-    """No connection was made; errno says why."""
+    """The connection failed; errno says why."""
 
 
 class PollInterrupted(Exception):
-    """The caller wants an answer at once, and has to ask again for it."""
+    """The poll was interrupted, because the caller needs a new response at once."""
 
 
 class PollConnection(asyncio.Protocol):
-    """A connection to one agent. One poll at a time; after an exception the connection is gone and the next one is to be made.
+    """A connection to one agent, for one poll at a time. After an exception it is closed and a new one is needed.
 
-    host, port: where the agent is. max_bytes: of an answer's body.
-    hold: is told of bytes of an answer that is not whole yet, and of their end; False when no more may be held.
+    host, port: the agent's address. max_bytes: limit of a body. hold: called with the change in bytes held of an incomplete
+    response; False if no more may be held.
     """
 
     def __init__(self, host: str, port: int, max_bytes: int, hold: Callable[[int], bool] = lambda _: True) -> None:
@@ -69,7 +68,7 @@ class PollConnection(asyncio.Protocol):
         self._heard_at: float | None = None
 
     async def ask(self, target: str, connect_s: float, limit_s: float, headers: Mapping[str, str]) -> Response:
-        """GET a target. headers: what goes with the call. Raises OSError (no answer in time included), UnsupportedResponse or TooLarge."""
+        """GET a target. headers: sent with the call. Raises OSError (also after a time-out), UnsupportedResponse or TooLarge."""
         loop = asyncio.get_running_loop()
         if self._transport is None:
             try:
@@ -92,14 +91,14 @@ class PollConnection(asyncio.Protocol):
             self._waiter = None
 
     def interrupt(self) -> None:
-        """End the poll under way, if there is one: it raises PollInterrupted."""
+        """Interrupt the present poll, if any: it raises PollInterrupted."""
         if self._waiter is not None:
             self._fail(PollInterrupted())
 
     def heard_at(self) -> float | None:
-        """Give when the agent's machine was heard of last (monotonic), by its kernel's word; None where nobody knows.
+        """Give when the agent's machine last sent anything (monotonic), according to the kernel; None if unknown.
 
-        Of a connection that is gone it is what was known then.
+        For a closed connection this is the last known value.
         """
         if self._transport is not None:
             self._note_heard()
@@ -130,17 +129,17 @@ class PollConnection(asyncio.Protocol):
             self._num_held = 0
 
     def _hold_buffer(self) -> None:
-        """Count what came of an answer whose end has not come."""
+        """Count the bytes of an incomplete response."""
         more = len(self._buffer) - self._num_held
         if self._hold(more):
             self._num_held += more
         else:
-            self._fail(TooLarge("the agents of the job send too many large answers at a time"))
+            self._fail(TooLarge("the agents of the job send too many large responses at a time"))
 
     # -- from the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called once it stands."""
+        """Called when the connection is established."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         sock = transport.get_extra_info("socket")
@@ -150,16 +149,16 @@ class PollConnection(asyncio.Protocol):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Called when the agent closed it, or it broke."""
+        """Called when the connection was closed or broke."""
         if self._transport is not None:
             self._note_heard()
             self._transport = None
         self._fail(error if isinstance(error, OSError) else ConnectionResetError("the agent closed the connection"))
 
     def data_received(self, data: bytes) -> None:
-        """Called with a part of an answer."""
+        """Called with a part of a response."""
         if self._waiter is None:
-            self.close()  # nobody asked
+            self.close()  # no poll is pending
             return
         self._buffer += data
         end = self._buffer.find(b"\r\n\r\n")
@@ -182,7 +181,7 @@ class PollConnection(asyncio.Protocol):
             self._hold_buffer()
             return
         if have > length:
-            self._fail(UnsupportedResponse("there is more after the answer"))
+            self._fail(UnsupportedResponse("there is more after the response"))
             return
         body = bytes(self._buffer[end + 4 :])
         self._clear()
@@ -197,7 +196,7 @@ class PollConnection(asyncio.Protocol):
         self.close()
 
     def _check_deadline(self, loop: asyncio.AbstractEventLoop) -> None:
-        """One timer serves poll after poll: it is set anew only when it rings too early."""
+        """Check the deadline. One timer serves many polls and is set again only when it fires too early."""
         self._timer = None
         if self._waiter is None or self._waiter.done():
             return
@@ -216,7 +215,7 @@ def _read_head(head: bytes) -> tuple[int, int, bool, dict[str, str]]:
     first, *lines = head.split(b"\r\n")
     found = STATUS_LINE.match(first)
     if found is None:
-        raise UnsupportedResponse("the answer is not HTTP/1.1")
+        raise UnsupportedResponse("the response is not HTTP/1.1")
     length: int | None = None
     is_kept = True
     kept: dict[str, str] = {}
@@ -225,14 +224,14 @@ def _read_head(head: bytes) -> tuple[int, int, bool, dict[str, str]]:
         name, value = name.lower(), value.strip()
         if name == b"content-length":
             if length is not None or LENGTH.fullmatch(value) is None:
-                raise UnsupportedResponse("Content-Length is no number, or there are two")
+                raise UnsupportedResponse("Content-Length is not a number, or there are two")
             length = int(value)
         elif name == b"connection":
             is_kept = value.lower() != b"close"
         elif name in KEPT_HEADERS:
             kept[name.decode()] = value.decode("latin-1")
         elif name in UNSUPPORTED_HEADERS:
-            raise UnsupportedResponse(f"the answer has {name.decode()}")
+            raise UnsupportedResponse(f"the response has {name.decode()}")
     if length is None:
-        raise UnsupportedResponse("the answer has no Content-Length")
+        raise UnsupportedResponse("the response has no Content-Length")
     return int(found[1]), length, is_kept, kept

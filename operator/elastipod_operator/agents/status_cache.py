@@ -1,11 +1,10 @@
 """The agent status cache: the newest status of every agent, kept up to date by one task for each pod.
 
-Agents of ours are asked with a long poll, so that a state change arrives at once and nothing is sent while nothing
-happens but one heartbeat; agents of another make are polled every second.
+Our agents are polled with long polls, so that a change of state arrives at once and an idle agent only sends heartbeats.
+Agents of other makes are polled every second.
 
-Of thousands of agents the polls last longer, so that heartbeats stay few. What a heartbeat would tell of a machine the
-kernel tells instead (PollConnection.heard_at), and at the first doubt about one agent all of its job are asked at once,
-and with short polls from then on.
+With thousands of agents the polls last longer, so that there are few heartbeats. The kernel then shows whether a machine is
+alive (PollConnection.heard_at). At the first doubt about one agent all agents of its job are polled at once, with short polls.
 """
 
 from __future__ import annotations
@@ -41,31 +40,31 @@ log = logging.getLogger(__name__)
 
 # The agent holds a long poll this long; with the limits below an answer comes at least once a heartbeat.
 LONG_POLL_S = HEARTBEAT.total_seconds() - 1
-# So many polls a second are good enough for a fleet at rest; but no poll lasts longer than this.
+# Target rate of polls for an idle fleet, and the limit of the duration of a poll.
 POLLS_PER_S, LONGEST_POLL_S = 250, 45.0
-# Polls end together at such moments: a hundred answers in a row cost a quarter of what they cost one by one, between which the
-# processor sleeps and forgets.
+# Polls end together at these ticks: a hundred responses in a row cost a quarter of what they cost one by one, because the
+# processor does not sleep in between.
 TICK_S = 0.1
-# So long after a call to one of its agents failed, a job is in doubt.
+# How long a job gets short polls after a call to one of its agents failed.
 SUSPECT_FOR_S = 30.0
-# Agents that began to train in one moment do not answer in one moment for ever after.
+# Spreads the polls of agents that began to train at the same moment.
 SPREAD = 0.1
 CONNECT_S = 2.0
 PLAIN_POLL_S = 1.0
-# While an agent is not yet there: it appears within a second of its container's start.
+# Retries until an agent answers, which is within a second of its container's start.
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 1.0
-# An agent that does not hold its long polls: so many answers in a row may come at once, then it is polled.
+# An agent that does not support long polls: after this many quick responses in a row it is polled at an interval.
 QUICK_S, QUICK_ANSWERS = 0.05, 10
-# Jobs with silent agents are looked at again so often; how many of them there are does not matter.
+# Interval of passes over jobs with silent agents.
 SILENCE_WAKE_S = 1.0
 MAX_PREFIXES = 64
-# Bytes of progress and worker data that are kept; a /start of our agents takes 8 MiB, with the addresses.
+# Bytes of progress and worker data that are kept; a /start of our agents may have 8 MiB, with the addresses.
 MAX_JOB_DATA, MAX_DATA, FREE_DATA = 6 << 20, 48 << 20, 256 * 1024
-# Bytes of messages of failures that are kept whole; further ones are cut.
+# Bytes of failure messages that are kept in full; further ones are cut.
 MAX_JOB_TEXTS, MAX_TEXTS, FREE_TEXTS = 2 << 20, 16 << 20, 128 * 1024
-# Bytes of answers whose end has not come.
+# Bytes of incomplete responses.
 MAX_JOB_PARTS, MAX_PARTS, FREE_PARTS = 4 << 20, 48 << 20, 1 << 20
-# What of an agent changes with nearly every answer; the rest is news.
+# Fields that change with nearly every response; changes of the others wake the job.
 _VOLATILE = {
     "message",
     "step",
@@ -81,15 +80,15 @@ _STABLE = attrgetter(*(field.name for field in fields(ObservedAgent) if field.na
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a pod's agent is, and whom to wake about it."""
+    """The address of a pod's agent, and the job to wake."""
 
     job: str
     ip: str
     port: int
     credentials: Credentials = NO_CREDENTIALS
-    """What proves the operator and the agent to each other."""
+    """The credentials of the operator and the agent."""
     restarts: int = 0
-    """How often its container was started again: each time it is another process."""
+    """Restarts of its container; each one is a new agent process."""
 
     def url(self, path: str) -> str:
         return f"http://{self.host_port}{path}"
@@ -112,17 +111,17 @@ class PolledAgent:
     worker_data: str = ""
     """Both as in AgentStatus."""
     num_text_bytes: int = 0
-    """Of its failure's message, as far as they are counted."""
+    """Counted bytes of its failure message."""
     task: asyncio.Task[None] | None = None
     last_error: str = ""
     connection: PollConnection | None = None
-    """For its long polls; made with the first of them."""
+    """For its long polls; created with the first one."""
     needs_http_client: bool = False
-    """It answers long polls in a way that only the general client understands."""
+    """Its responses need the general HTTP client."""
     is_long: bool = False
-    """It is asked with a poll that lasts longer than a heartbeat."""
+    """Its present poll lasts longer than a heartbeat."""
     hash_position: float = field(init=False)
-    """Where among others it is, from 0 to 1; as good as chance."""
+    """A hash from 0 to 1 that spreads agents."""
 
     def __post_init__(self) -> None:
         self.hash_position = zlib.crc32(self.address.url("").encode()) / 2**32
@@ -138,7 +137,7 @@ class PolledAgent:
 
 
 def open_session() -> aiohttp.ClientSession:
-    """Give a session for calls to agents: nothing is unpacked (a small answer must not become a large one), no cookies."""
+    """Give a session for calls to agents: no decompression (a small response must not become a large one), no cookies."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -180,7 +179,7 @@ class AgentStatusCache:
         polled.task = asyncio.create_task(self._follow(polled), name=f"agent {address.ip}:{address.port}")
 
     def watches(self, pod_uid: str, ip: str, port: int, restarts: int = 0) -> bool:
-        """Whether the agent of a pod is asked at this address already; the credentials of a pod never change."""
+        """Whether the agent of a pod is polled at this address already; the credentials of a pod never change."""
         polled = self._polled.get(pod_uid)
         if polled is None:
             return False
@@ -212,7 +211,7 @@ class AgentStatusCache:
         polled.stop()
 
     def fact(self, pod_uid: str) -> ObservedAgent:
-        """Give what is known of an agent; an empty fact for one that is not polled."""
+        """Give the newest fact about an agent; an empty one if it is not polled."""
         polled = self._polled.get(pod_uid)
         if polled is None:
             return ObservedAgent()
@@ -234,9 +233,9 @@ class AgentStatusCache:
         return newest
 
     def worker_data(self, pod_uids: Iterable[str]) -> EncodedJson | None:
-        """Give what the workers of these pods left for each other, pod by pod (for the next /start).
+        """Give the data that the workers of these pods left for each other, by pod (for the next /start).
 
-        None where somebody left more than is taken: who reads a part of it would take it for the whole.
+        None if a worker left more than is accepted: a reader would mistake a part for the whole.
         """
         polled = [w for uid in pod_uids if (w := self._polled.get(uid)) is not None]
         if any(w.fact.refused_answer for w in polled):
@@ -262,7 +261,7 @@ class AgentStatusCache:
                 polled.version = None
                 continue
             except Exception as error:
-                # The outer edge of one agent's task: nothing that it says may end the watch over it.
+                # The outer edge of one agent's task: no response may end its polls.
                 self._note_failure(polled, error)
                 await asyncio.sleep(retry_s)
                 retry_s = min(LAST_RETRY_S, retry_s * 1.5)
@@ -278,7 +277,7 @@ class AgentStatusCache:
             try:
                 return await self._poll(polled, polled.version)
             except UnsupportedResponse as error:
-                log.info("agent at %s is asked by the general client: %s", polled.address.url(""), error)
+                log.info("agent at %s is polled by the general client: %s", polled.address.url(""), error)
                 polled.needs_http_client = True
         target, limit_s = "/status", CONNECT_S + 1
         if polled.version is not None:
@@ -297,7 +296,7 @@ class AgentStatusCache:
         return parse_status(decode_json(reply.body), polled.fact, clock.now())
 
     async def _poll(self, polled: PolledAgent, version: int) -> AgentStatus:
-        """Ask for what is newer, over a connection that is kept: nearly all that is asked while jobs train."""
+        """Poll for a newer status over a persistent connection; these are nearly all calls while jobs train."""
         if polled.connection is None:
             address = polled.address
             hold = partial(self._parts.change, address.job)
@@ -316,14 +315,14 @@ class AgentStatusCache:
             raise InvalidStatus(str(error)) from error
         except (OSError, PollInterrupted) as error:
             if polled.is_long and not isinstance(error, TimeoutError):
-                polled.fact = _with_kernel_activity(polled)  # it was silent only from then on
+                polled.fact = _with_kernel_activity(polled)  # it has been silent since then
             raise
         finally:
             is_long, polled.is_long = polled.is_long, False
         _check(reply.status)
         now = clock.now()
         answer = decode_json(reply.body)
-        if is_long:  # who answers it was there all the time
+        if is_long:  # the agent was alive all the time
             polled.fact = replace(polled.fact, last_answer=now)
         return parse_status(answer, polled.fact, now)
 
@@ -352,7 +351,7 @@ class AgentStatusCache:
             self._wake(polled.address.job)
 
     def _keep_data(self, polled: PolledAgent, answer: AgentStatus) -> None:
-        """Keep progress and worker data while there is room for those of the job."""
+        """Keep progress and worker data within the budget of the job."""
         before, wanted = (
             len(polled.progress) + len(polled.worker_data),
             len(answer.progress) + len(answer.worker_data),
@@ -363,11 +362,11 @@ class AgentStatusCache:
         self._data.change(polled.address.job, -before)
         polled.progress = polled.worker_data = ""
         limits = f"{MAX_JOB_DATA} of one job, or {MAX_DATA} of all"
-        excess = f"its {wanted} bytes of progress and worker_data are not taken, for they would be more than {limits}"
+        excess = f"its {wanted} bytes of progress and worker_data are dropped, because they exceed {limits}"
         polled.fact = replace(polled.fact, refused_answer=excess)
 
     def _keep_text(self, polled: PolledAgent) -> None:
-        """Keep the message of a failure whole while there is room for those of the job: one of them is told."""
+        """Keep the message of a failure in full within the budget of the job, because one of them is reported."""
         job, failure = polled.address.job, polled.fact.failure
         self._texts.change(job, -polled.num_text_bytes)
         polled.num_text_bytes = sys.getsizeof(failure.message) if failure is not None else 0
@@ -377,7 +376,7 @@ class AgentStatusCache:
         polled.fact = replace(polled.fact, failure=replace(failure, message=failure.message[-MAX_REASON:]))
 
     def _note_failure(self, polled: PolledAgent, error: Exception) -> None:
-        # Other failures to connect tell of the way to the agent, not of the agent.
+        # Other connection failures concern the network, not the agent.
         refused = isinstance(error, aiohttp.ClientConnectorError | ConnectFailed) and error.errno == errno.ECONNREFUSED
         is_unreachable = isinstance(error, aiohttp.ClientError | TimeoutError | OSError)
         problem = "" if is_unreachable else f"{type(error).__name__}: {error}"
@@ -403,7 +402,7 @@ class AgentStatusCache:
         if left_s <= 0:
             self._wake_for_silence(polled.address.job)
         elif left_s <= LAST_RETRY_S + CONNECT_S + 1:
-            # The limit falls between two attempts: the job is looked at when it passes, not at the attempt after.
+            # The limit falls between two attempts: wake the job when it passes, not at the next attempt.
             asyncio.get_running_loop().call_later(left_s + 0.01, self._wake, polled.address.job)
 
     def _wake_for_silence(self, job: str) -> None:
@@ -424,12 +423,12 @@ def _check(status: int) -> None:
 
 
 def _stable_part(fact: ObservedAgent) -> tuple[object, ...]:
-    """Give what of a fact does not change all the time; of the steps only whether there is one."""
+    """Give the parts of a fact that change rarely, and whether there is a step."""
     return (fact.step is None, *_STABLE(fact))
 
 
 def _with_kernel_activity(polled: PolledAgent) -> ObservedAgent:
-    """Give the fact of an agent that is asked with a long poll: its machine's last sign of life counts as an answer."""
+    """Give the fact of an agent in a long poll, with its machine's last sign of life as the last answer."""
     heard_at = polled.connection.heard_at() if polled.connection is not None else None
     if heard_at is None:
         return polled.fact

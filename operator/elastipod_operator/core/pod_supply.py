@@ -135,7 +135,7 @@ def _creation_due(replica: Replica | None, record: Record, policy: Policy) -> da
     """Give when a pod may be recreated: at once the first time, then with exponential back-off from its last creation.
 
     The back-off stops a loop of containers that exit at once, or of replacements that land on the same bad node. A pod that
-    somebody deleted is replaced at once.
+    was deleted is replaced at once.
     """
     if replica is None or replica.pod.kill_at is not None:
         return None

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import NewType
 
 OpenReason = NewType("OpenReason", str)
-"""A reason that somebody else chose."""
+"""A reason from another party."""
 
 
 class Severity(StrEnum):
@@ -507,7 +507,7 @@ _BY_VALUE = {reason.value: reason for reason in Reason}
 
 
 def as_reason(text: str) -> AnyReason:
-    """Give the reason of a text that was stored or that somebody else wrote."""
+    """Give the reason for a text that was stored or comes from another party."""
     return _BY_VALUE.get(text) or OpenReason(text)
 
 

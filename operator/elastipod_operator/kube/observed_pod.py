@@ -28,7 +28,7 @@ from .reading import (
 )
 from .times import time_or
 
-# What a pod has that says nothing of it.
+# Fields of a pod that are not needed.
 KUBELET_GRACE_S = 30
 # For a pod with an unreadable creation time; the store uses the time at which it first saw the pod.
 NOT_YET = datetime(2900, 1, 1, tzinfo=UTC)

@@ -207,7 +207,7 @@ async def test_what_came_of_an_answer_is_counted_until_it_is_whole_and_bounded()
         assert (await connection.ask("/status", 2, 2, {})).body == b"x" * 60
         assert sum(held) == 0
         held.clear()
-        with pytest.raises(TooLarge, match="too many large answers"):
+        with pytest.raises(TooLarge, match="too many large responses"):
             await connection.ask("/status", 2, 2, {})
         held.pop()  # the one that was refused
         assert sum(h for h in held if h > 0) <= 80

@@ -204,4 +204,4 @@ def test_what_was_not_measured_counts_as_missed_and_limits_are_those_of_the_size
     assert not drawn["start of 64 agents"].met
     assert drawn["pods created"].ratio == pytest.approx(0.9)
     assert drawn["pods created"].met is True
-    assert not drawn["all pods made anew"].met
+    assert not drawn["all pods recreated"].met

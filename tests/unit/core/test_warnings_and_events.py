@@ -707,7 +707,7 @@ def test_the_first_of_several_troubles_that_will_have_lasted_is_waited_for() -> 
     assert found.wake_at == NOW + seconds(10)
 
 
-KEPT = "the API server refuses to delete pod job-workers-0, which is tried again: forbidden"
+KEPT = "the API server refuses to delete pod job-workers-0, and the operator tries again: forbidden"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.lint import bounds, code, glossary, references
+from tests.lint import bounds, code, glossary, phrases, references
 from tests.lint.sources import ROOT, Finding, Repository, Source
 
 GLOSSARY = """
@@ -175,3 +175,34 @@ def test_a_bound_that_is_on_one_side_only_is_found() -> None:
         "there is no constant core.one.MAX_GONE",
         "the limit core.one.MAX_NEW is not in the table of docs/design/bounds.md",
     ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "# all pods are made anew",
+        "Whoever evicts it waits.",
+        "others in wait are placed first",
+        "a job with an own queue",
+        '    message = f"{text} (and 1 replicas)"',
+    ],
+)
+def test_a_phrase_that_is_never_right_is_found_with_what_to_write(line: str) -> None:
+    (found,) = phrases.phrases(Source("docs/page.md", f"A first line.\n{line}\n"))
+    assert found.line == 2
+    assert "; write: " in found.text
+
+
+@pytest.mark.parametrize(
+    "line", ["all pods are recreated", "2.1 replicas", "21 replicas", "its own queue", "the manewver"]
+)
+def test_other_texts_pass(line: str) -> None:
+    assert list(phrases.phrases(Source("docs/page.md", line))) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "is_checked"), [("docs/page.md", True), ("CHANGELOG.md", False), ("tests/unit/a.py", False)]
+)
+def test_texts_of_the_product_are_checked_for_phrases(path: str, is_checked: bool) -> None:
+    repository = Repository([Source(path, "made anew")], [path])
+    assert bool(list(phrases.check(repository))) is is_checked

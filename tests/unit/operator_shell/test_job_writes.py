@@ -71,7 +71,7 @@ async def test_a_refused_deletion_is_told_and_tried_again_later(
 ) -> None:
     writes.server.refuse_deletions = answer
     await writes.delete(0, 1, 2)
-    told = f"the API server refuses to delete pod {pod(0).name} (and 2 more), which is tried again: {answer[1]}"
+    told = f"the API server refuses to delete pod {pod(0).name} (and 2 more), and the operator tries again: {answer[1]}"
     assert (writes.deletion.why_kept, writes.told.woken, writes.tries()) == (told, 1, 3)
     await writes.delete(0, 1, 2)
     assert (writes.deletion.why_kept, writes.told.woken, writes.tries()) == (told, 0, 3), "too early to try again"
@@ -94,7 +94,7 @@ async def test_who_need_not_go_any_more_is_told_of_no_more(writes: Writes, later
     writes.server.refuse_deletions = BY_RIGHTS
     await writes.delete(0, 1)
     await writes.delete(1)
-    assert f"pod {pod(1).name}, which" in writes.deletion.why_kept
+    assert f"pod {pod(1).name}, and the operator" in writes.deletion.why_kept
     assert writes.told.woken == 1
     await writes.delete()
     assert (writes.deletion.why_kept, writes.told.woken) == ("", 1)

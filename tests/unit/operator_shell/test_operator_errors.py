@@ -105,7 +105,7 @@ async def test_pods_that_cannot_be_made_by_a_mistake_are_told(shell: Shell, monk
         patch.setattr(pod_creation, "pod_manifest", no_manifest)
         shell.submit()
         await until(lambda: shell.condition("PodsReady").get("reason") == "PodsRefused")
-    assert "4 pods could not be made" in shell.condition("PodsReady")["message"]
+    assert "4 pods could not be created" in shell.condition("PodsReady")["message"]
     assert "IndexError in pod_creation.py line " in shell.condition("PodsReady")["message"]
 
 
