@@ -75,15 +75,15 @@ def page(evidence: Evidence) -> str:
 
 def _tiers(evidence: Evidence) -> Iterator[str]:
     yield "\n## Tests by tier\n\nOne test function may stand for many cases; the last columns come from the last whole run of the tier.\n"
-    yield "| tier | test functions | passed | skipped | failed | seconds |\n|---|---|---|---|---|---|"
+    yield "| tier | test functions | passed | skipped | failed | seconds | at commit |\n|---|---|---|---|---|---|---|"
     for tier in TIERS:
         found = evidence.tiers.get(tier)
         if found is None:
-            ran = "no report | | |"
+            ran = "no report | | | |"
         else:
             counts = found["counts"]
             failed = counts.get("failed", 0) + counts.get("error", 0)
-            ran = f"{counts.get('passed', 0)} | {counts.get('skipped', 0)} | {failed} | {found['seconds']:.0f}"
+            ran = f"{counts.get('passed', 0)} | {counts.get('skipped', 0)} | {failed} | {found['seconds']:.0f} | {found['commit']}"
         yield f"| {tier} | {evidence.functions[tier]} | {ran} |"
 
 

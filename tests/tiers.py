@@ -25,6 +25,7 @@ TESTS = Path(__file__).resolve().parent
 NO_TESTS_COLLECTED = 5
 ON_ALL_CPUS = ("--numprocesses=logical", "--maxprocesses=8", "--dist=worksteal")
 FILES_IN_TWO = ("--numprocesses=2", "--dist=loadfile")
+SLOWEST = ("--durations=10", "--durations-min=1")  # whole tiers name the tests that they wait for
 # The pytest calls of a tier; one without arguments for a tier that is not named.
 PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "unit": (ON_ALL_CPUS,),
@@ -56,7 +57,7 @@ def run_tier(tier: str, arguments: Sequence[str]) -> Outcome:
         return Outcome(tier, bool(arguments), line, has_tests=False)
     if not arguments and (failed := _prepare(tier)):
         return Outcome(tier, False, failed)
-    parts = [arguments] if arguments else PARTS.get(tier, ((),))
+    parts = [arguments] if arguments else [(*part, *SLOWEST) for part in PARTS.get(tier, ((),))]
     ends = [_run_pytest([str(folder), *part]) for part in parts]
     # A whole tier has tests in each of its parts; only who selects some may find none here.
     has_tests = [status != NO_TESTS_COLLECTED for status, _ in ends]
@@ -167,8 +168,20 @@ def _write_report(outcome: Outcome) -> None:
         seconds += float(SECONDS.findall(line)[-1])
     folder = TESTS.parent / ".run" / "tests"
     folder.mkdir(parents=True, exist_ok=True)
-    report = {"tier": outcome.tier, "ok": outcome.ok, "counts": counts, "seconds": round(seconds, 1)}
+    report = {
+        "tier": outcome.tier,
+        "ok": outcome.ok,
+        "counts": counts,
+        "seconds": round(seconds, 1),
+        "commit": _commit(),
+    }
     (folder / f"{outcome.tier}.json").write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _commit() -> str:
+    """Give the commit that is tested, marked where files differ from it; empty outside of a checkout."""
+    command = ["git", "-C", str(TESTS.parent), "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:

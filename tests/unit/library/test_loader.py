@@ -112,10 +112,10 @@ class Collecting(Rows):
 @pytest.mark.parametrize("is_frozen", [False, True], ids=["", "with objects frozen before"])
 def test_worker_processes_do_not_destroy_what_was_garbage_before_them(*, is_frozen: bool) -> None:
     gc.collect()
+    witness: list[object] = []
     if is_frozen:
         gc.freeze()
     try:
-        frozen = gc.get_freeze_count()
         Ring()
         loader: ElasticLoader[torch.Tensor] = ElasticLoader(
             Collecting(), PLAN, rank=0, world_size=1, micro_batch=9, num_workers=1
@@ -123,7 +123,8 @@ def test_worker_processes_do_not_destroy_what_was_garbage_before_them(*, is_froz
         with loader:
             _, passes = next(iter(loader))
             assert len(list(passes)) == 1
-        assert 0 <= frozen - gc.get_freeze_count() < 100, "some that were frozen may have ended by themselves"
+        assert (gc.get_freeze_count() > 0) is is_frozen, "what was frozen before stays so, and nothing else does"
+        assert all(each is not witness for each in gc.get_objects()) is is_frozen, "a frozen object is in no list"
     finally:
         gc.unfreeze()
 
