@@ -21,7 +21,7 @@ from elastipod_operator.agents.status import MAX_PROGRESS_BYTES, MAX_WORKER_DATA
 if TYPE_CHECKING:
     from tests.sim.objects import SimPod
 
-FAREWELL_S = 2.0
+LEAVES_AFTER_S = 2.0
 ANSWER_S = 5.0
 
 
@@ -96,7 +96,7 @@ class SimAgent:
         elif answer.verdict is CallVerdict.ACT:
             self.generation, self.rank, self.is_spare = body["faultCount"] + 1, body["rank"], False
             self.processes_since = self.processes_since or self.generation
-            self._training.watchman.told(self, body)
+            self._training.checker.told(self, body)
             self.drained, self.failure, self._stop, self._working = False, None, StopMode.NONE, True
             self._enter(S.RUNNING, reason=None)
             self._training.join(self, self.generation, body["rank"], body["nnodes"], body["master_addr"])
@@ -151,7 +151,7 @@ class SimAgent:
         told = self._truth()
         if self.lie is None or self._kernel.now >= self.lies_until:
             return told
-        self._training.watchman.met[f"agent: lies {self.lie.value}"] += 1
+        self._training.checker.met[f"agent: lies {self.lie.value}"] += 1
         self._training.touched(self, "a lie")  # whichever generation it is of, when it is believed
         return told | _LIES[self.lie](told)
 
@@ -266,7 +266,7 @@ class SimAgent:
             self._enter(S.READY, reason=None)
         else:
             self._enter(S.COMPLETED)
-        self._say_farewell()
+        self._leave_if_terminating()
 
     def _failed(self, crash: Crash) -> None:
         self.failure = crash
@@ -274,7 +274,7 @@ class SimAgent:
             self._enter(S.FAULTED, reason=crash.reason)
         elif self.state is S.STOPPING:
             self._enter(S.READY, reason=crash.reason)
-        self._say_farewell()
+        self._leave_if_terminating()
 
     def _out_of_time(self, stops: int) -> None:
         if self.alive and self.state is S.STOPPING and self._stop is StopMode.GRACEFUL and self._stops == stops:
@@ -292,13 +292,13 @@ class SimAgent:
         def killed() -> None:
             if self.alive and self.state is S.STOPPING and self.generation == generation:
                 self._enter(S.READY, reason=reason)
-                self._say_farewell()
+                self._leave_if_terminating()
 
         self._kernel.after(self._rng.uniform(0.05, 0.8), killed)
 
-    def _say_farewell(self) -> None:
+    def _leave_if_terminating(self) -> None:
         if self.terminating:
-            self._kernel.after(FAREWELL_S, self._leave)
+            self._kernel.after(LEAVES_AFTER_S, self._leave)
 
     def _leave(self) -> None:
         if not self.alive or self.state is S.SHUTDOWN:

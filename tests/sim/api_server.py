@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.invariants import JOB_NAME, JOB_UID, Violation, Watchman
+from tests.sim.invariants import JOB_NAME, JOB_UID, InvariantChecker, Violation
 from tests.sim.kernel import EPOCH, Kernel, format_time
 from tests.sim.objects import NAMESPACE, Body, SimJob, SimNode, SimPod
 from tests.sim.training import Training
@@ -66,16 +66,16 @@ class Watch:
 class ApiServer(ABC):
     """The objects, and everybody's way to them. What becomes of pods is up to the rest of the cluster."""
 
-    def __init__(self, kernel: Kernel, rng: Random, watchman: Watchman, training: Training, spec: Body) -> None:
+    def __init__(self, kernel: Kernel, rng: Random, checker: InvariantChecker, training: Training, spec: Body) -> None:
         self.kernel = kernel
         self.rng = rng
-        self.watchman = watchman
+        self.checker = checker
         self.training = training
         self.job: SimJob | None = SimJob(spec)
         self.pods: dict[str, SimPod] = {}
         self.nodes: dict[str, SimNode] = {}
-        self.met = watchman.met
-        self.spells: dict[str, float] = {}
+        self.met = checker.met
+        self.faults_until: dict[str, float] = {}
         """Until when each trouble of the API server and of the calls goes on."""
         self.tenant: Tenant | None = None
         """The job's way to Kueue; None for a job without a queue."""
@@ -117,7 +117,7 @@ class ApiServer(ABC):
 
     def goes_on(self, trouble: str) -> bool:
         """Whether a trouble is under way."""
-        return self.kernel.now < self.spells.get(trouble, 0.0)
+        return self.kernel.now < self.faults_until.get(trouble, 0.0)
 
     def utc(self, at: float) -> datetime:
         """Give a time as the API server writes it."""
@@ -252,7 +252,7 @@ class ApiServer(ABC):
             and self.kernel.now - pod.node.cordoned_at > CORDON_SEEN_S
         }  # fmt: skip
         now = self.kernel.utc()
-        self.watchman.record_written(
+        self.checker.record_written(
             job.annotations, annotations, self.spec_in_force(), self.training, now, bound, cordoned
         )
         job.annotations = annotations
@@ -262,7 +262,7 @@ class ApiServer(ABC):
 
     def apply_status(self, status: Body) -> Body:
         job = self._the_job()
-        self.watchman.status_written(status)
+        self.checker.status_written(status)
         self.last_write = f"status {[c for c in status['conditions'] if c not in job.status.get('conditions', [])]}"
         if job.status == status:
             return self.job_body()
@@ -279,7 +279,7 @@ class ApiServer(ABC):
         pod = self.new_pod(manifest, f"pod-{self._uids}")
         if self.job is not None:
             images = {pod_id_of(p.labels): p.image for p in self.pods.values()}
-            self.watchman.pod_made(name, pod.avoids, pod.image, images, self.spec_in_force())
+            self.checker.pod_made(name, pod.avoids, pod.image, images, self.spec_in_force())
         self.pods[pod.uid] = pod
         if self.tenant is not None:
             self.tenant.server.watch.pod_made(self.tenant, pod)
@@ -340,7 +340,7 @@ class ApiServer(ABC):
     def wipe_record(self, *, leaves_history: bool) -> None:
         """Somebody removes the operator's annotations."""
         if self.job is not None:
-            self.watchman.record_wiped(with_spec=not leaves_history)
+            self.checker.record_wiped(with_spec=not leaves_history)
             kept = (ANNOTATION_HISTORY, ANNOTATION_APPLIED) if leaves_history else ()
             self.job.annotations = {k: v for k, v in self.job.annotations.items() if k in kept}
             self._job_changed()

@@ -12,7 +12,7 @@ from tests.sim.agents import SimAgent
 from tests.sim.api_server import ApiServer
 from tests.sim.events import Make
 from tests.sim.fault_targets import AFTERMATH_S
-from tests.sim.invariants import Watchman
+from tests.sim.invariants import InvariantChecker
 from tests.sim.kernel import Kernel, Script
 from tests.sim.objects import Body, SimNode, SimPod
 from tests.sim.training import Training
@@ -29,8 +29,8 @@ RETURN_SEEN_S = 3.0
 class Cluster(ApiServer):
     """Everything outside of the operator."""
 
-    def __init__(self, kernel: Kernel, rng: Random, watchman: Watchman, training: Training, spec: Body) -> None:
-        super().__init__(kernel, rng, watchman, training, spec)
+    def __init__(self, kernel: Kernel, rng: Random, checker: InvariantChecker, training: Training, spec: Body) -> None:
+        super().__init__(kernel, rng, checker, training, spec)
         self.make = Make.OURS
         self.agents_tell_of_others = True
         self.may_be_late = not training.heeds_events
@@ -101,7 +101,7 @@ class Cluster(ApiServer):
             yield 0.5
             yield from self._until_kubelet_acts(pod)
         if self.may_be_late and not pod.is_unwanted:
-            self.watchman.touched(pod.name, math.inf)
+            self.checker.touched(pod.name, math.inf)
             if pod.agent is not None:
                 self.training.touched(pod.agent, "killed at the end of its grace")
         if pod.agent is not None and pod.agent.alive:
@@ -173,7 +173,7 @@ class Cluster(ApiServer):
             pod.node, pod.placed_at = node, self.kernel.now
             unseen_until = max(node.hidden_until, node.deaf_until, node.mute_until)
             if unseen_until > self.kernel.now:
-                self.watchman.hidden(pod.name, unseen_until + AFTERMATH_S)
+                self.checker.hidden(pod.name, unseen_until + AFTERMATH_S)
             self.pod_changed(pod)
             self.kernel.spawn(self._start_container(pod))
 
@@ -197,7 +197,7 @@ class Cluster(ApiServer):
         self.pod_changed(pod)
         yield self.rng.uniform(0.05, 0.5)
         if self.kernel.now < pod.node.sick_until:
-            self.watchman.touched(pod.name, self.kernel.now + 120.0)
+            self.checker.touched(pod.name, self.kernel.now + 120.0)
             pod.container_exits(1)
         else:
             pod.agent.begin()

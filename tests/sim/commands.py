@@ -6,7 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tests.sim.cluster import Cluster
-from tests.sim.invariants import Watchman
+from tests.sim.invariants import InvariantChecker
 from tests.sim.kernel import Kernel, Script
 from tests.sim.objects import SimPod
 from tests.sim.process import Wait
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 class SimCommandSender:
     """What the operator's `CommandSender` is to its Reconciler."""
 
-    def __init__(self, shell: Shell, kernel: Kernel, rng: Random, cluster: Cluster, watchman: Watchman) -> None:
+    def __init__(self, shell: Shell, kernel: Kernel, rng: Random, cluster: Cluster, checker: InvariantChecker) -> None:
         self._shell = shell
         self._kernel = kernel
         self._rng = rng
         self._cluster = cluster
-        self._watchman = watchman
+        self._checker = checker
         self._sent: dict[tuple[object, ...], float] = {}
         self.is_ending = False
         """Whether the job of the commands that are sent next is being deleted."""
@@ -56,11 +56,11 @@ class SimCommandSender:
         found = pod_id_of(pod.labels)
         assert found is not None
         is_late = self._shell.held_until > 0.0  # it stood still; others have decided since
-        self._watchman.called(command.path, found, command.body, ending=is_ending, by_the_past=is_late)
+        self._checker.called(command.path, found, command.body, ending=is_ending, by_the_past=is_late)
         if command.path == "/shutdown":
             self._shell.note_sent_away(pod.name, pod.uid)
             if is_late and pod.agent is not None:  # this call has no generation
-                self._watchman.touched(pod.name, self._kernel.now + 60.0)
+                self._checker.touched(pod.name, self._kernel.now + 60.0)
                 self._cluster.training.touched(pod.agent, "a /shutdown from the past")
         is_answered = self._travels(pod, command)
         if is_answered:
@@ -75,8 +75,8 @@ class SimCommandSender:
         is_lossy = self._cluster.goes_on("lossy_calls")
         is_late = is_lossy and self._rng.random() < 0.3
         is_unanswered = not pod.answers() or is_late or (is_lossy and self._rng.random() < 0.3)
-        self._watchman.met["call: late"] += is_late
-        self._watchman.met["call: answer lost"] += is_unanswered
+        self._checker.met["call: late"] += is_late
+        self._checker.met["call: answer lost"] += is_unanswered
 
         def arrive() -> None:
             if not agent.alive or not pod.node_runs():

@@ -1,4 +1,4 @@
-"""Options of the simulator: which schedules are played. They are there when pytest is given this folder."""
+"""Options of the simulator: which schedules run. They are there when pytest is given this folder."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ SEEDS_OF_A_TEST = 40
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("elastipod")
     group.addoption(
-        "--sim-seed", type=int, default=None, help="play only the schedule of this seed, and tell its story"
+        "--sim-seed", type=int, default=None, help="run only the schedule of this seed, and print it step by step"
     )
-    group.addoption(
-        "--sim-count", type=int, default=None, help="how many schedules are played (default: $SIM_COUNT or 400)"
-    )
+    group.addoption("--sim-count", type=int, default=None, help="how many schedules run (default: $SIM_COUNT or 400)")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,7 +27,7 @@ def _errors_are_seen() -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Share the schedules out to tests of `SEEDS_OF_A_TEST` each, which several processes play at the same time."""
+    """Share the schedules out to tests of `SEEDS_OF_A_TEST` each, which several processes run at the same time."""
     if "seeds" in metafunc.fixturenames:
         seeds = all_seeds(metafunc.config)
         parts = [seeds[begin : begin + SEEDS_OF_A_TEST] for begin in range(0, len(seeds), SEEDS_OF_A_TEST)]
@@ -37,7 +35,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def all_seeds(config: pytest.Config) -> range:
-    """Give the seeds of the schedules to be played."""
+    """Give the seeds of the schedules to run."""
     only: int | None = config.getoption("--sim-seed", None)
     if only is not None:
         return range(only, only + 1)

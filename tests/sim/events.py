@@ -1,4 +1,4 @@
-"""What a story is made of."""
+"""The events of a schedule."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tests.sim.objects import SimNode, SimPod
 
 if TYPE_CHECKING:
     from tests.sim.agents import SimAgent
-    from tests.sim.simulation import Play
+    from tests.sim.simulation import Simulation
 
 # What keeps the operator from seeing or acting in time.
 HINDRANCES = {
@@ -52,60 +52,60 @@ CALM_S, RECOVERED_S = 60.0, 35.0
 # A power loss shows at last when its node is found not ready; a slow watch adds to it.
 AFTERMATH_S = 600.0
 
-Fault = Callable[["Play", "Event"], str]
+Fault = Callable[["Simulation", "Event"], str]
 """Does it; gives what happened in words, nothing when it hit nobody."""
 
 
-def a_pod(play: Play, event: Event, *, training: bool = False) -> SimPod | None:
-    pods = sorted((p for p in play.cluster.pods.values() if not p.ended), key=lambda p: p.name)
+def a_pod(sim: Simulation, event: Event, *, training: bool = False) -> SimPod | None:
+    pods = sorted((p for p in sim.cluster.pods.values() if not p.ended), key=lambda p: p.name)
     if training:
         pods = [p for p in pods if p.agent is not None and p.agent.works(p.agent.generation)]
     return pods[event.number % len(pods)] if pods else None
 
 
-def touch(play: Play, pod: SimPod, event: Event) -> None:
-    if any(other.what in HINDRANCES for other in play.story.events):
-        play.watchman.worker_faults += 1  # it may look like one to an operator that did not see it come
-    play.watchman.touched(pod.name, play.kernel.now + event.seconds + AFTERMATH_S)
+def touch(sim: Simulation, pod: SimPod, event: Event) -> None:
+    if any(other.what in HINDRANCES for other in sim.schedule.events):
+        sim.checker.worker_faults += 1  # it may look like one to an operator that did not see it come
+    sim.checker.touched(pod.name, sim.kernel.now + event.seconds + AFTERMATH_S)
     if pod.agent is not None:
-        play.training.touched(pod.agent, event.what)
+        sim.training.touched(pod.agent, event.what)
 
 
-def expect_notice(play: Play, agent: SimAgent, within_s: float) -> None:
+def expect_notice(sim: Simulation, agent: SimAgent, within_s: float) -> None:
     """What happens to a generation that runs, and to nothing else, must be known so soon."""
     generation = agent.generation
-    if agent.works(generation) and all(e.what == "add_node" for e in play.story.events[1:]):
-        play.kernel.after(within_s, lambda: play.watchman.must_notice(generation))
+    if agent.works(generation) and all(e.what == "add_node" for e in sim.schedule.events[1:]):
+        sim.kernel.after(within_s, lambda: sim.checker.must_notice(generation))
 
 
-def expect_recovery(play: Play, agent: SimAgent, event: Event) -> None:
+def expect_recovery(sim: Simulation, agent: SimAgent, event: Event) -> None:
     """A fault while an edit cannot be used is recovered from as ever, if nothing else disturbs that."""
-    generation, record, events = agent.generation, play.watchman.record, play.story.events
+    generation, record, events = agent.generation, sim.checker.record, sim.schedule.events
     is_at_rest = record.generation == generation and record.transition is None and record.running_since is not None
-    is_hindered = play.server is not None or any(e.what in HINDRANCES for e in events)
+    is_hindered = sim.server is not None or any(e.what in HINDRANCES for e in events)
     others = [e for e in events if e != event and e.what not in ("break_spec", "add_node")]
     is_alone = all(e.at + e.seconds + CALM_S < event.at or e.at > event.at + RECOVERED_S for e in others)
-    if not (play.is_spec_broken and is_at_rest and is_alone) or is_hindered:
+    if not (sim.is_spec_broken and is_at_rest and is_alone) or is_hindered:
         return
 
     def look() -> None:
-        if play.is_spec_broken:
-            play.watchman.must_have_recovered(generation)
-            play.met["recovered while an edit cannot be used"] += 1
+        if sim.is_spec_broken:
+            sim.checker.must_have_recovered(generation)
+            sim.met["recovered while an edit cannot be used"] += 1
 
-    play.kernel.after(RECOVERED_S, look)
+    sim.kernel.after(RECOVERED_S, look)
 
 
-def a_node(play: Play, event: Event) -> SimNode | None:
-    nodes = [n for n in play.cluster.nodes.values() if n.powered]
+def a_node(sim: Simulation, event: Event) -> SimNode | None:
+    nodes = [n for n in sim.cluster.nodes.values() if n.powered]
     return nodes[event.number % len(nodes)] if nodes else None
 
 
-def touch_node(play: Play, node: SimNode, event: Event) -> None:
-    for pod in play.cluster.on_node(node):
-        touch(play, pod, event)
+def touch_node(sim: Simulation, node: SimNode, event: Event) -> None:
+    for pod in sim.cluster.on_node(node):
+        touch(sim, pod, event)
 
 
-def hide(play: Play, node: SimNode, until: float) -> None:
-    for pod in play.cluster.on_node(node):
-        play.watchman.hidden(pod.name, until + AFTERMATH_S)
+def hide(sim: Simulation, node: SimNode, until: float) -> None:
+    for pod in sim.cluster.on_node(node):
+        sim.checker.hidden(pod.name, until + AFTERMATH_S)

@@ -1,4 +1,4 @@
-"""What can befall a job, as a table: name -> how it is done. Each is drawn at random, and healed in the end."""
+"""The faults that a job can meet, as a table: name -> how it is done. Each is drawn at random, and healed in the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.sim.fault_targets import DELAYS, Fault
 from tests.sim.queue_faults import QUEUE_FAULTS
 
 if TYPE_CHECKING:
-    from tests.sim.simulation import Play
+    from tests.sim.simulation import Simulation
 
 
 def draw(rng: Random, until: float) -> Event:
@@ -22,24 +22,24 @@ def draw(rng: Random, until: float) -> Event:
     )
 
 
-def befall(play: Play, event: Event) -> None:
+def inject(sim: Simulation, event: Event) -> None:
     """Let an event happen."""
-    play.cluster.may_be_late |= event.what in DELAYS
+    sim.cluster.may_be_late |= event.what in DELAYS
     is_fenced = event.what not in ("operator_stands_still", "second_operator")
-    play.cluster.is_fenced &= is_fenced
-    if play.server is not None:
-        play.server.watch.is_fenced &= is_fenced
+    sim.cluster.is_fenced &= is_fenced
+    if sim.server is not None:
+        sim.server.watch.is_fenced &= is_fenced
     _, fault = FAULTS.get(event.what) or QUEUE_FAULTS[event.what]
-    happened = fault(play, event)
-    play.watchman.met[event.what] += bool(happened)
-    play.say(f"** {event.what}: {happened or 'hits nobody'}")
+    happened = fault(sim, event)
+    sim.checker.met[event.what] += bool(happened)
+    sim.say(f"** {event.what}: {happened or 'hits nobody'}")
 
 
-def heal(play: Play) -> None:
+def heal(sim: Simulation) -> None:
     """End everything that goes on, and see to it that the job can run."""
-    cluster = play.cluster
-    play.is_healed = True
-    cluster.spells.clear()
+    cluster = sim.cluster
+    sim.is_healed = True
+    cluster.faults_until.clear()
     cluster.clock_offset_s = 0.0
     for node in cluster.nodes.values():
         node.frozen_until = node.cut_until = node.hidden_until = node.deaf_until = node.mute_until = node.sick_until = (
@@ -51,16 +51,16 @@ def heal(play: Play) -> None:
         node.apart_until.clear()
     for agent in cluster.agents():
         agent.hangs_until = agent.lags_until = agent.lies_until = 0.0
-    if play.shell is not None:
-        play.shell.die_after = None
-    play.start_operator()
-    user_edits.mend_spec(play)
+    if sim.shell is not None:
+        sim.shell.die_after = None
+    sim.start_operator()
+    user_edits.mend_spec(sim)
     if cluster.job is None:
         return
     if cluster.job.spec["runPolicy"].get("suspend"):
         cluster.edit_job(lambda spec: spec["runPolicy"].update(suspend=False))
-    play.kernel.run(play.kernel.now + 10.0)
-    while cluster.job is not None and play.capacity() < user_edits.sizes(cluster.job.spec).minimum:
+    sim.kernel.run(sim.kernel.now + 10.0)
+    while cluster.job is not None and sim.capacity() < user_edits.sizes(cluster.job.spec).minimum:
         cluster.add_node()
 
 
@@ -88,25 +88,25 @@ FAULTS: dict[str, tuple[float, Fault]] = {
     "cordon_node": (2, node_faults.cordon_node),
     "drain_node": (6, node_faults.drain_node),
     "taint_node": (4, node_faults.taint_node),
-    "freeze_node": (4, node_faults.node_spell("frozen_until", is_fault=True)),
-    "cut_node": (3, node_faults.node_spell("cut_until", is_fault=True)),
-    "sicken_node": (3, node_faults.node_spell("sick_until", is_fault=False)),
-    "hide_node": (4, node_faults.node_spell("hidden_until", is_fault=False)),
-    "deafen_node": (3, node_faults.node_spell("deaf_until", is_fault=False)),
-    "mute_node": (3, node_faults.node_spell("mute_until", is_fault=False)),
+    "freeze_node": (4, node_faults.temporary_node_fault("frozen_until", is_fault=True)),
+    "cut_node": (3, node_faults.temporary_node_fault("cut_until", is_fault=True)),
+    "sicken_node": (3, node_faults.temporary_node_fault("sick_until", is_fault=False)),
+    "hide_node": (4, node_faults.temporary_node_fault("hidden_until", is_fault=False)),
+    "deafen_node": (3, node_faults.temporary_node_fault("deaf_until", is_fault=False)),
+    "mute_node": (3, node_faults.temporary_node_fault("mute_until", is_fault=False)),
     "hide_all": (2, node_faults.hide_all),
-    "api_down": (3, control_faults.spell("api_down")),
-    "api_loses_answers": (3, control_faults.spell("api_loses_answers")),
-    "api_throttles": (2, control_faults.spell("api_throttles")),
-    "api_fails": (3, control_faults.spell("api_fails")),
-    "busy_job": (2, control_faults.spell("busy_job")),
-    "creates_refused": (3, control_faults.spell("creates_refused")),
-    "deletes_refused": (2, control_faults.spell("deletes_refused")),
-    "slow_admission": (3, control_faults.spell("slow_admission")),
-    "slow_watch": (3, control_faults.spell("slow_watch")),
+    "api_down": (3, control_faults.temporary_fault("api_down")),
+    "api_loses_answers": (3, control_faults.temporary_fault("api_loses_answers")),
+    "api_throttles": (2, control_faults.temporary_fault("api_throttles")),
+    "api_fails": (3, control_faults.temporary_fault("api_fails")),
+    "busy_job": (2, control_faults.temporary_fault("busy_job")),
+    "creates_refused": (3, control_faults.temporary_fault("creates_refused")),
+    "deletes_refused": (2, control_faults.temporary_fault("deletes_refused")),
+    "slow_admission": (3, control_faults.temporary_fault("slow_admission")),
+    "slow_watch": (3, control_faults.temporary_fault("slow_watch")),
     "broken_watch": (5, control_faults.broken_watch),
     "repeated_watch": (2, control_faults.repeated_watch),
-    "lossy_calls": (4, control_faults.spell("lossy_calls")),
+    "lossy_calls": (4, control_faults.temporary_fault("lossy_calls")),
     "operator_dies": (4, control_faults.operator_dies),
     "operator_dies_soon": (5, control_faults.operator_dies_soon),
     "operator_dies_after": (1, control_faults.operator_dies_after),

@@ -37,8 +37,8 @@ class Violation(AssertionError):
     """An invariant does not hold; the text says which and how."""
 
 
-class Watchman:
-    """Sees every write and every call and raises Violation at the first that must not be."""
+class InvariantChecker:
+    """Sees every write and every call, and raises Violation at the first that must not be."""
 
     def __init__(self, say: Callable[[str], None], *, heeds_events: bool) -> None:
         self._say = say

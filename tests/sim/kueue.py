@@ -16,7 +16,7 @@ from typing import Any
 from tests.sim.kernel import format_time
 from tests.sim.kueue_choice import Asker, Assignment, Chooser, Mode
 from tests.sim.kueue_workload import AT_ITS_TIME, Body, Workload, asker
-from tests.sim.quota_capacity import NOTHING, Allowance, ClusterQueue, Place, Room
+from tests.sim.quota_capacity import NOTHING, Allowance, ClusterQueue, Place, QuotaUse
 
 from elastipod_operator.kube.api import ApiError
 
@@ -247,17 +247,17 @@ class Kueue:
 
     def _cycle(self) -> bool:
         """Let the scheduler look at the first of each queue once; True when anything became another."""
-        room = Room(self.queues.values())
+        quota_use = QuotaUse(self.queues.values())
         holders = {one.uid: self._asker(one) for one in self.workloads.values() if one.holds}
         for holder in holders.values():
-            room.add(holder.queue, holder.held)
-        chooser = Chooser(room, list(holders.values()), self.labels)
+            quota_use.add(holder.queue, holder.held)
+        chooser = Chooser(quota_use, list(holders.values()), self.labels)
         entries = [(wish, chooser.assign(wish)) for wish in self._heads()]
         entries.sort(key=lambda entry: (entry[1].borrows, -entry[0].priority, entry[0].created))
         gone: dict[str, Asker] = {}
         changed = False
         for wish, found in entries:
-            changed |= self._process(wish, found, room, gone)
+            changed |= self._process(wish, found, quota_use, gone)
         return changed
 
     def _heads(self) -> Iterator[Asker]:
@@ -268,24 +268,24 @@ class Kueue:
                     quota_requests, key=lambda one: (one.uid != queue.sticky, -one.priority, one.created, one.uid)
                 )
 
-    def _process(self, wish: Asker, found: Assignment, room: Room, gone: dict[str, Asker]) -> bool:
+    def _process(self, wish: Asker, found: Assignment, quota_use: QuotaUse, gone: dict[str, Asker]) -> bool:
         """Admit, evict for it, or let it wait; `gone`: who is evicted in this cycle."""
         one, queue = self.workloads[wish.uid], self.queues[wish.queue]
         if found.mode is Mode.NO_FIT:
             return self._park(one, queue, found.message)
         if found.mode is not Mode.FIT and not found.victims:
             if queue.reclaim != "Any":
-                room.add(queue.name, _to_reserve(queue, found, room))
+                quota_use.add(queue.name, _to_reserve(queue, found, quota_use))
             return self._park(one, queue, found.message)
         victims = [victim for victim, _ in found.victims]
         if any(victim.uid in gone for victim in victims):
             return self._waits(one, "Pending", "Workload has overlapping preemption targets with another workload")
-        with room.without((away.queue, away.held) for away in (*gone.values(), *victims)):
-            fits = room.fits(queue, found.amounts)
+        with quota_use.without((away.queue, away.held) for away in (*gone.values(), *victims)):
+            fits = quota_use.fits(queue, found.amounts)
         if not fits:
             return self._waits(one, "Pending", "Workload no longer fits after processing another workload")
         gone |= {victim.uid: victim for victim in victims}
-        room.add(queue.name, found.amounts)
+        quota_use.add(queue.name, found.amounts)
         if victims:
             return self._preempt(one, queue, found)
         self._admit(one, queue, found)
@@ -437,12 +437,12 @@ def _without_type(condition: Mapping[str, Any]) -> Body:
     return {key: value for key, value in condition.items() if key != "type"}
 
 
-def _to_reserve(queue: ClusterQueue, found: Assignment, room: Room) -> dict[Place, int]:
+def _to_reserve(queue: ClusterQueue, found: Assignment, quota_use: QuotaUse) -> dict[Place, int]:
     """What is kept for who waits and can evict nobody, so that others of the cohort do not take it meanwhile."""
     kept: dict[Place, int] = {}
     for place, amount in found.amounts.items():
         own = queue.allowances.get(place, NOTHING)
-        limit = own.nominal - room.used(queue, place)
+        limit = own.nominal - quota_use.used(queue, place)
         if found.borrows:
             kept[place] = amount if own.borrowing is None else min(amount, limit + own.borrowing)
         else:

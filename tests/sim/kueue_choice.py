@@ -1,7 +1,7 @@
 """What Kueue 0.15 decides about one Workload: which flavors it gets, and who is evicted for it (without fair sharing).
 
 The rules are those of its scheduler, for cohorts of one level, one group of resources and the default fungibility of
-flavors; `kueue_scenarios.py` is played on both.
+flavors; `kueue_scenarios.py` runs on both.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from tests.sim.quota_capacity import NOTHING, Amounts, ClusterQueue, Place, Room
+from tests.sim.quota_capacity import NOTHING, Amounts, ClusterQueue, Place, QuotaUse
 
 
 class Mode(IntEnum):
@@ -61,16 +61,16 @@ class Assignment:
 
 
 class Chooser:
-    """Decides with the room that there is. labels: node labels by flavor."""
+    """Decides with the quota that is left. labels: node labels by flavor."""
 
-    def __init__(self, room: Room, holders: Sequence[Asker], labels: Mapping[str, Mapping[str, str]]) -> None:
-        self.room = room
+    def __init__(self, quota_use: QuotaUse, holders: Sequence[Asker], labels: Mapping[str, Mapping[str, str]]) -> None:
+        self.quota_use = quota_use
         self._holders = holders
         self._labels = labels
 
     def assign(self, wish: Asker) -> Assignment:
         """Say what a Workload could get now, and who would be evicted for it."""
-        queue = self.room.queues[wish.queue]
+        queue = self.quota_use.queues[wish.queue]
         found = Assignment()
         for pod_set in wish.pod_sets:
             self._assign_pod_set(found, wish, pod_set, queue)
@@ -120,7 +120,7 @@ class Chooser:
     def _mode(self, wish: Asker, queue: ClusterQueue, place: Place, amount: int) -> tuple[Mode, int, str]:
         """Say how so much of a flavor's resource could be had: mode, whether it is borrowed (0, 1), and what is missing."""
         flavor, resource = place
-        most, available = self.room.most(queue, place), self.room.available(queue, place)
+        most, available = self.quota_use.most(queue, place), self.quota_use.available(queue, place)
         if amount > most:
             what = f"insufficient quota for {resource} in flavor {flavor}"
             return Mode.NO_FIT, 0, f"{what}, current podset request ({amount}) > maximum capacity ({most})"
@@ -129,30 +129,30 @@ class Chooser:
             return Mode.FIT, borrow, ""
         why = f"insufficient unused quota for {resource} in flavor {flavor}, {amount - available} more needed"
         nominal = queue.allowances.get(place, NOTHING).nominal
-        is_within = bool(queue.cohort) and not self.room.borrows(queue, place, amount)
+        is_within = bool(queue.cohort) and not self.quota_use.borrows(queue, place, amount)
         if amount > nominal and not is_within and queue.borrow == "Never":
             return Mode.NO_FIT, borrow, why
         victims = self.victims(wish, {place}, {place: amount})
         if not victims:
             return Mode.NOBODY_TO_EVICT, borrow, why
-        with self.room.without((one.queue, one.held) for one, _ in victims):
+        with self.quota_use.without((one.queue, one.held) for one, _ in victims):
             borrow = self._borrow(queue, place, amount)
         is_own = any(one.queue == queue.name for one, _ in victims)
         return Mode.EVICT_OWN if is_own else Mode.RECLAIM, borrow, why
 
     def _borrow(self, queue: ClusterQueue, place: Place, amount: int) -> int:
-        return int(bool(queue.cohort) and self.room.borrows(queue, place, amount))
+        return int(bool(queue.cohort) and self.quota_use.borrows(queue, place, amount))
 
     # -- who has to go
 
     def victims(self, wish: Asker, needs: set[Place], amounts: Amounts) -> tuple[tuple[Asker, str], ...]:
-        """Give a smallest set of Workloads whose end would make room, as Kueue finds it; none when there is none."""
-        queue = self.room.queues[wish.queue]
+        """Give a smallest set of Workloads whose end would free enough quota, as Kueue finds it; none when there is none."""
+        queue = self.quota_use.queues[wish.queue]
         own = [] if queue.within == "Never" else self._candidates(wish, queue, queue.within, needs, same=True)
         others: list[Asker] = []
         if queue.cohort and queue.reclaim != "Never":
             others = self._candidates(wish, queue, queue.reclaim, needs, same=False)
-        has_right = all(not self.room.borrows(queue, place, amount) for place, amount in amounts.items())
+        has_right = all(not self.quota_use.borrows(queue, place, amount) for place, amount in amounts.items())
         tried = [
             *((one, self._variant(wish, queue, one, has_right=has_right)) for one in others),
             *((one, "InClusterQueue") for one in own),
@@ -173,7 +173,7 @@ class Chooser:
             if (one.queue == queue.name) is same
             and needs.intersection(one.held)
             and _may_evict(policy, wish, one)
-            and (same or (self.room.queues[one.queue].cohort == queue.cohort and self._is_over(one.queue, needs)))
+            and (same or (self.quota_use.queues[one.queue].cohort == queue.cohort and self._is_over(one.queue, needs)))
         ]
         newest_first = sorted(found, key=lambda one: one.uid)
         newest_first.sort(key=lambda one: one.reserved, reverse=True)
@@ -189,7 +189,9 @@ class Chooser:
     def _attempts(self, queue: ClusterQueue, has_others: bool, has_right: bool, needs: set[Place]) -> tuple[bool, ...]:
         """Give whether the queue may borrow in each attempt to find victims, in order."""
         is_forbidden = queue.borrow == "Never"
-        is_under = all(self.room.used(queue, place) < queue.allowances.get(place, NOTHING).nominal for place in needs)
+        is_under = all(
+            self.quota_use.used(queue, place) < queue.allowances.get(place, NOTHING).nominal for place in needs
+        )
         if not has_others or (is_forbidden and not is_under):
             return (True,)
         return (False, True) if is_forbidden and not has_right else (True, False)
@@ -211,13 +213,13 @@ class Chooser:
                 (borrowing and "not borrowing" in why) or not self._is_over(one.queue, needs)
             ):
                 continue
-            self.room.remove(one.queue, one.held)
+            self.quota_use.remove(one.queue, one.held)
             gone.append((one, why))
             if self._is_enough(queue, amounts, borrowing=borrowing):
                 found = self._spared(queue, gone, amounts, borrowing=borrowing)
                 break
         for one, _ in found or gone:
-            self.room.add(one.queue, one.held)
+            self.quota_use.add(one.queue, one.held)
         return found
 
     def _spared(
@@ -226,20 +228,20 @@ class Chooser:
         *others, last = gone
         kept = [last]
         for one, why in reversed(others):
-            self.room.add(one.queue, one.held)
+            self.quota_use.add(one.queue, one.held)
             if not self._is_enough(queue, amounts, borrowing=borrowing):
-                self.room.remove(one.queue, one.held)
+                self.quota_use.remove(one.queue, one.held)
                 kept.append((one, why))
         return kept
 
     def _is_enough(self, queue: ClusterQueue, amounts: Amounts, *, borrowing: bool) -> bool:
-        if not borrowing and any(self.room.borrows(queue, place, amount) for place, amount in amounts.items()):
+        if not borrowing and any(self.quota_use.borrows(queue, place, amount) for place, amount in amounts.items()):
             return False
-        return self.room.fits(queue, amounts)
+        return self.quota_use.fits(queue, amounts)
 
     def _is_over(self, name: str, needs: set[Place]) -> bool:
         """Whether a queue uses more than its own."""
-        return any(self.room.borrows(self.room.queues[name], place) for place in needs)
+        return any(self.quota_use.borrows(self.quota_use.queues[name], place) for place in needs)
 
 
 def _may_evict(policy: str, wish: Asker, one: Asker) -> bool:

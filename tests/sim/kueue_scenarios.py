@@ -1,4 +1,4 @@
-"""Small scenes in queues, and who has quota at rest after each step: played on the model and on the real Kueue.
+"""Small scenarios in queues, and who has quota at rest after each step: run on the model and on the real Kueue.
 
 They are about what the settings in examples/kueue promise. Nothing depends on the order of two steps of the same second,
 which Kueue does not tell apart.

@@ -1,6 +1,6 @@
 """Kueue in virtual time: its manager, which may be slow or away, and everybody's way to its objects.
 
-The jobs of a play compete for quota and not for nodes: each has a cluster of its own, and one Kueue serves them all.
+The jobs of a sim compete for quota and not for nodes: each has a cluster of its own, and one Kueue serves them all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.sim.kueue import Kueue, LocalQueue
 from tests.sim.kueue_workload import Workload
 from tests.sim.process import Wait
 from tests.sim.quota_capacity import Allowance, ClusterQueue
-from tests.sim.quota_invariants import QuotaWatch
+from tests.sim.quota_invariants import QuotaInvariantChecker
 
 from elastipod_operator.kube.api import ApiError
 
@@ -41,7 +41,7 @@ AWAY = (
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """How the queues of a play are set up. quota: by ClusterQueue; those of several lend to each other."""
+    """How the queues of a simulation are set up. quota: by ClusterQueue; those of several lend to each other."""
 
     quota: tuple[int, ...]
     flavors: int = 1
@@ -74,7 +74,7 @@ class QueueSettings:
 
 
 class KueueServer:
-    """One Kueue for all jobs of a play."""
+    """One Kueue for all jobs of a simulation."""
 
     def __init__(self, kernel: Kernel, rng: Random, settings: QueueSettings, say: Callable[[str], None]) -> None:
         self.kernel = kernel
@@ -87,7 +87,7 @@ class KueueServer:
         self.tenants: dict[str, Tenant] = {}
         ready = settings.pods_ready_s
         timeout = timedelta(seconds=ready) if ready is not None else None
-        self.watch = QuotaWatch(self)
+        self.watch = QuotaInvariantChecker(self)
         self.kueue = Kueue(kernel.utc, self._told, self.watch.evicts, timeout)
         self.kueue.labels.update(LABELS)
         for queue in settings.queues():
@@ -102,7 +102,7 @@ class KueueServer:
     @property
     def is_at_rest(self) -> bool:
         """Whether it has nothing to do, and nobody has quota who is to give it back."""
-        is_calm = not any(one.is_called_back for one in self.kueue.workloads.values())
+        is_calm = not any(one.must_release_quota for one in self.kueue.workloads.values())
         partial_gangs = (name for name, tenant in self.tenants.items() if tenant.cluster is None)
         is_used = any(one.holds for name in partial_gangs for one in self.kueue.of(name))
         return is_calm and not (self._is_due or self.is_away or is_used)

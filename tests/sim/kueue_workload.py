@@ -54,7 +54,7 @@ class Workload:
         return self.admission is not None and self.has("QuotaReserved") and self.is_active and not self.has("Finished")
 
     @property
-    def is_called_back(self) -> bool:
+    def must_release_quota(self) -> bool:
         """Whether Kueue waits for its quota."""
         return self.has("Evicted") and self.has("QuotaReserved") and not self.has("Finished")
 

@@ -1,4 +1,4 @@
-"""What befalls nodes."""
+"""The faults of nodes."""
 
 from __future__ import annotations
 
@@ -8,135 +8,135 @@ from tests.sim.events import Event
 from tests.sim.fault_targets import Fault, a_node, expect_notice, hide, touch_node
 
 if TYPE_CHECKING:
-    from tests.sim.simulation import Play
+    from tests.sim.simulation import Simulation
 
 
 # A node that lost its power is marked 45 to 50 s later, and silence has lasted for long enough by then.
 KNOWN_AFTER_S = 60.0
 
 
-def add_node(play: Play, event: Event) -> str:
-    return play.cluster.add_node().name
+def add_node(sim: Simulation, event: Event) -> str:
+    return sim.cluster.add_node().name
 
 
-def kill_node(play: Play, event: Event) -> str:
-    node = a_node(play, event)
+def kill_node(sim: Simulation, event: Event) -> str:
+    node = a_node(sim, event)
     if node is None:
         return ""
-    agent = next((p.agent for p in play.cluster.on_node(node) if p.agent is not None), None)
+    agent = next((p.agent for p in sim.cluster.on_node(node) if p.agent is not None), None)
     if agent is not None:
-        expect_notice(play, agent, KNOWN_AFTER_S)
-    touch_node(play, node, event)
-    play.cluster.kill_node(node)
+        expect_notice(sim, agent, KNOWN_AFTER_S)
+    touch_node(sim, node, event)
+    sim.cluster.kill_node(node)
     return node.name
 
 
-def lose_rack(play: Play, event: Event) -> str:
+def lose_rack(sim: Simulation, event: Event) -> str:
     """All nodes that pods of the job are on lose power in one moment."""
-    nodes = [n for n in play.cluster.nodes.values() if n.powered and any(not p.ended for p in play.cluster.on_node(n))]
-    at_work = [a for a in play.cluster.agents() if a.works(a.generation)]
+    nodes = [n for n in sim.cluster.nodes.values() if n.powered and any(not p.ended for p in sim.cluster.on_node(n))]
+    at_work = [a for a in sim.cluster.agents() if a.works(a.generation)]
     if at_work:
-        expect_notice(play, at_work[0], KNOWN_AFTER_S)
+        expect_notice(sim, at_work[0], KNOWN_AFTER_S)
     for node in nodes:
-        touch_node(play, node, event)
-        play.cluster.kill_node(node)
+        touch_node(sim, node, event)
+        sim.cluster.kill_node(node)
     return ", ".join(n.name for n in nodes)
 
 
-def part_nodes(play: Play, event: Event) -> str:
+def part_nodes(sim: Simulation, event: Event) -> str:
     """Two nodes cannot reach each other; everybody else reaches both."""
-    nodes = [n for n in play.cluster.nodes.values() if n.powered and any(not p.ended for p in play.cluster.on_node(n))]
+    nodes = [n for n in sim.cluster.nodes.values() if n.powered and any(not p.ended for p in sim.cluster.on_node(n))]
     if len(nodes) < 2:
         return ""
     one, other = nodes[event.number % len(nodes)], nodes[(event.number + 1) % len(nodes)]
     for node in (one, other):
-        touch_node(play, node, event)
+        touch_node(sim, node, event)
     # What they wait for in vain is a failure of their workers, again and again.
-    play.watchman.worker_faults += 1 + int(event.seconds / play.story.collective_timeout_s)
-    one.apart_until[other.name] = other.apart_until[one.name] = play.kernel.now + event.seconds
+    sim.checker.worker_faults += 1 + int(event.seconds / sim.schedule.collective_timeout_s)
+    one.apart_until[other.name] = other.apart_until[one.name] = sim.kernel.now + event.seconds
     return f"{one.name} and {other.name} for {event.seconds:g} s"
 
 
-def return_node(play: Play, event: Event) -> str:
-    dead = [n for n in play.cluster.nodes.values() if not n.powered and not n.out_of_service]
+def return_node(sim: Simulation, event: Event) -> str:
+    dead = [n for n in sim.cluster.nodes.values() if not n.powered and not n.out_of_service]
     if not dead:
         return ""
-    play.watchman.worker_faults += 1  # a quick reboot looks like a container that failed
-    play.cluster.return_node(dead[event.number % len(dead)])
+    sim.checker.worker_faults += 1  # a quick reboot looks like a container that failed
+    sim.cluster.return_node(dead[event.number % len(dead)])
     return dead[event.number % len(dead)].name
 
 
-def delete_node(play: Play, event: Event) -> str:
-    node = a_node(play, event)
+def delete_node(sim: Simulation, event: Event) -> str:
+    node = a_node(sim, event)
     if node is None:
         return ""
-    touch_node(play, node, event)
-    play.cluster.delete_node(node)
+    touch_node(sim, node, event)
+    sim.cluster.delete_node(node)
     return node.name
 
 
-def node_spell(attribute: str, *, is_fault: bool) -> Fault:
+def temporary_node_fault(attribute: str, *, is_fault: bool) -> Fault:
     """Give a trouble that lasts for some seconds on one node. is_fault: its workers notice; else only the operator does."""
 
-    def fault(play: Play, event: Event) -> str:
-        node = a_node(play, event)
+    def fault(sim: Simulation, event: Event) -> str:
+        node = a_node(sim, event)
         if node is None:
             return ""
-        until = play.kernel.now + event.seconds
+        until = sim.kernel.now + event.seconds
         if is_fault:
-            touch_node(play, node, event)
+            touch_node(sim, node, event)
         else:
-            hide(play, node, until)
+            hide(sim, node, until)
         setattr(node, attribute, until)
         return f"{node.name} for {event.seconds:g} s"
 
     return fault
 
 
-def hide_all(play: Play, event: Event) -> str:
+def hide_all(sim: Simulation, event: Event) -> str:
     """The operator reaches nobody: training goes on and must not be disturbed."""
-    for node in play.cluster.nodes.values():
-        node.hidden_until = play.kernel.now + event.seconds
-        hide(play, node, node.hidden_until)
+    for node in sim.cluster.nodes.values():
+        node.hidden_until = sim.kernel.now + event.seconds
+        hide(sim, node, node.hidden_until)
     return f"all for {event.seconds:g} s"
 
 
-def cordon_node(play: Play, event: Event) -> str:
-    node = a_node(play, event)
+def cordon_node(sim: Simulation, event: Event) -> str:
+    node = a_node(sim, event)
     if node is None:
         return ""
-    node.cordoned, node.cordoned_at = not node.cordoned, play.kernel.now
-    play.cluster.node_changed(node)
+    node.cordoned, node.cordoned_at = not node.cordoned, sim.kernel.now
+    sim.cluster.node_changed(node)
     return f"{node.name}: {node.cordoned}"
 
 
-def drain_node(play: Play, event: Event) -> str:
-    node = a_node(play, event)
+def drain_node(sim: Simulation, event: Event) -> str:
+    node = a_node(sim, event)
     if node is None:
         return ""
-    node.cordoned, node.cordoned_at = True, play.kernel.now
-    play.cluster.node_changed(node)
-    for pod in play.cluster.on_node(node):
+    node.cordoned, node.cordoned_at = True, sim.kernel.now
+    sim.cluster.node_changed(node)
+    for pod in sim.cluster.on_node(node):
         if not pod.ended:
-            play.cluster.delete(pod, disrupted="EvictionByEvictionAPI")
+            sim.cluster.delete(pod, disrupted="EvictionByEvictionAPI")
     return node.name
 
 
-def taint_node(play: Play, event: Event) -> str:
-    node = a_node(play, event)
+def taint_node(sim: Simulation, event: Event) -> str:
+    node = a_node(sim, event)
     if node is None:
         return ""
     node.tainted = not node.tainted
-    play.cluster.node_changed(node)
+    sim.cluster.node_changed(node)
     return f"{node.name}: {node.tainted}"
 
 
-def mark_out_of_service(play: Play, event: Event) -> str:
+def mark_out_of_service(sim: Simulation, event: Event) -> str:
     """An administrator says that a dead machine will not come back."""
-    dead = [n for n in play.cluster.nodes.values() if not n.powered]
+    dead = [n for n in sim.cluster.nodes.values() if not n.powered]
     if not dead:
         return ""
     node = dead[event.number % len(dead)]
     node.out_of_service = True
-    play.cluster.node_changed(node)
+    sim.cluster.node_changed(node)
     return node.name

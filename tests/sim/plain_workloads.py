@@ -13,7 +13,7 @@ from elastipod_operator.kube.workload_status import release_patch
 
 
 @dataclass(frozen=True, slots=True)
-class PartialGang:
+class PlainGang:
     """A job of fixed size. at: when it comes; runs_s: for how long it needs its quota; stops_s: how long its pods take to go."""
 
     at: float
@@ -24,7 +24,7 @@ class PartialGang:
     stops_s: float = 5.0
 
 
-def manifest(gang: PartialGang, name: str) -> dict[str, Any]:
+def manifest(gang: PlainGang, name: str) -> dict[str, Any]:
     """Give its Workload."""
     container = {"name": "main", "resources": {"requests": {RESOURCE: "1"}}}
     pod_set = {"name": "main", "count": gang.count, "template": {"spec": {"containers": [container]}}}
@@ -32,7 +32,7 @@ def manifest(gang: PartialGang, name: str) -> dict[str, Any]:
     return {"metadata": {"name": name}, "spec": spec}
 
 
-def live(server: KueueServer, gang: PartialGang, name: str) -> Script:
+def live(server: KueueServer, gang: PlainGang, name: str) -> Script:
     """The life of one: it asks, runs, gives way and comes back, and ends."""
     tenant = server.tenant(name, gang.queue)
     yield max(0.0, gang.at - server.kernel.now)
@@ -41,11 +41,11 @@ def live(server: KueueServer, gang: PartialGang, name: str) -> Script:
     one = server.kueue.create(name, manifest(gang, name))
     left_s = gang.runs_s
     while left_s > 0:
-        while not (one.has("Admitted") and not one.is_called_back):
+        while not (one.has("Admitted") and not one.must_release_quota):
             yield 1.0
-            if one.is_called_back:
+            if one.must_release_quota:
                 yield from _give_back(server, tenant, one, gang)
-        while left_s > 0 and not one.is_called_back:
+        while left_s > 0 and not one.must_release_quota:
             if not one.has("PodsReady") and not server.is_away:
                 server.kueue.apply_condition(one, _condition(server, "PodsReady", "Started"))
             yield 1.0
@@ -56,7 +56,7 @@ def live(server: KueueServer, gang: PartialGang, name: str) -> Script:
     server.watch.met["a gang finishes"] += 1
 
 
-def _give_back(server: KueueServer, tenant: Tenant, one: Workload, gang: PartialGang) -> Script:
+def _give_back(server: KueueServer, tenant: Tenant, one: Workload, gang: PlainGang) -> Script:
     yield gang.stops_s
     while server.is_away:
         yield 1.0

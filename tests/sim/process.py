@@ -36,7 +36,7 @@ class Wait(Awaitable[Any]):
 
     def __await__(self) -> Generator[Any, Any, Any]:
         loop = cast(VirtualLoop, asyncio.get_running_loop())
-        return loop.play(self._script, is_watch=self._is_watch).__await__()
+        return loop.sim(self._script, is_watch=self._is_watch).__await__()
 
 
 class _Step:
@@ -93,7 +93,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             asyncio._set_running_loop(None)
             clock.CLOCK = before
 
-    def play(self, script: Script, *, is_watch: bool = False) -> asyncio.Future[Any]:
+    def sim(self, script: Script, *, is_watch: bool = False) -> asyncio.Future[Any]:
         """Let a script go on by itself; gives what it gives, once it is over. is_watch: that may be any time."""
         future = self.create_future()
         process = self._kernel.spawn(self._answer(script, future), self._held_until)

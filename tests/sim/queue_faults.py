@@ -1,4 +1,4 @@
-"""What befalls Kueue and its queues, and what users and administrators do there."""
+"""The faults of Kueue and its queues, and what users and administrators do there."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.sim.events import Event
 from tests.sim.fault_targets import Fault
 from tests.sim.kueue_server import KueueServer, priority_label
 from tests.sim.kueue_workload import Workload
-from tests.sim.plain_workloads import PartialGang
+from tests.sim.plain_workloads import PlainGang
 
 if TYPE_CHECKING:
-    from tests.sim.simulation import Play
+    from tests.sim.simulation import Simulation
 
 PRIORITIES = (-10, 0, 10, 1000)
 
@@ -25,31 +25,31 @@ def draw_one(rng: Random, until: float) -> Event:
     return Event(round(rng.uniform(0.0, until), 1), what, rng.randrange(1000), float(rng.choice((3, 12, 25, 60, 100))))
 
 
-def _server(play: Play) -> KueueServer:
-    assert play.server is not None
-    return play.server
+def _server(sim: Simulation) -> KueueServer:
+    assert sim.server is not None
+    return sim.server
 
 
-def kueue_away(play: Play, event: Event) -> str:
+def kueue_away(sim: Simulation, event: Event) -> str:
     """Kueue is gone for a while: nobody can read or write its objects. With an odd number calls hang."""
-    _server(play).go_away(event.seconds, hangs=bool(event.number % 2))
+    _server(sim).go_away(event.seconds, hangs=bool(event.number % 2))
     return f"{event.seconds:g} s, {'calls hang' if event.number % 2 else 'calls are refused'}"
 
 
-def kueue_restarts(play: Play, event: Event) -> str:
-    _server(play).go_away(2.0, hangs=False)
+def kueue_restarts(sim: Simulation, event: Event) -> str:
+    _server(sim).go_away(2.0, hangs=False)
     return "2 s"
 
 
-def kueue_slow(play: Play, event: Event) -> str:
+def kueue_slow(sim: Simulation, event: Event) -> str:
     """What Kueue does takes seconds."""
-    _server(play).slow_until = play.kernel.now + event.seconds
+    _server(sim).slow_until = sim.kernel.now + event.seconds
     return f"{event.seconds:g} s"
 
 
-def edit_quota(play: Play, event: Event) -> str:
+def edit_quota(sim: Simulation, event: Event) -> str:
     """An administrator gives a queue another quota, and its own again after a while."""
-    server = _server(play)
+    server = _server(sim)
     if server.is_away:
         return ""
     names = list(server.kueue.queues)
@@ -61,15 +61,15 @@ def edit_quota(play: Play, event: Event) -> str:
     return f"{name} has {nominal}"
 
 
-def stop_queue(play: Play, event: Event) -> str:
-    server = _server(play)
+def stop_queue(sim: Simulation, event: Event) -> str:
+    server = _server(sim)
     names = list(server.kueue.queues)
     name, policy = names[event.number % len(names)], ("Hold", "HoldAndDrain")[event.number // 7 % 2]
     if server.is_away:
         return ""
     server.kueue.set_stop(name, policy)
     server.kick()
-    play.kernel.after(event.seconds, lambda: _start_queue(server, name))
+    sim.kernel.after(event.seconds, lambda: _start_queue(server, name))
     return f"{name}: {policy} for {event.seconds:g} s"
 
 
@@ -81,15 +81,15 @@ def _start_queue(server: KueueServer, name: str) -> None:
         server.kick()
 
 
-def stop_local_queue(play: Play, event: Event) -> str:
+def stop_local_queue(sim: Simulation, event: Event) -> str:
     """The same with the queue of one namespace."""
-    server = _server(play)
-    (tenant, name), policy = (play.name, "training"), ("Hold", "HoldAndDrain")[event.number // 7 % 2]
+    server = _server(sim)
+    (tenant, name), policy = (sim.name, "training"), ("Hold", "HoldAndDrain")[event.number // 7 % 2]
     if server.is_away:
         return ""
     server.kueue.set_local_stop(tenant, name, policy)
     server.kick()
-    play.kernel.after(event.seconds, lambda: _start_local_queue(server, tenant, name))
+    sim.kernel.after(event.seconds, lambda: _start_local_queue(server, tenant, name))
     return f"{policy} for {event.seconds:g} s"
 
 
@@ -101,20 +101,20 @@ def _start_local_queue(server: KueueServer, tenant: str, name: str) -> None:
         server.kick()
 
 
-def _a_workload(play: Play, event: Event) -> Workload | None:
-    found = sorted(_server(play).kueue.of(play.name), key=lambda one: one.name)
-    found = [] if _server(play).is_away else [one for one in found if not one.has("Finished")]
+def _a_workload(sim: Simulation, event: Event) -> Workload | None:
+    found = sorted(_server(sim).kueue.of(sim.name), key=lambda one: one.name)
+    found = [] if _server(sim).is_away else [one for one in found if not one.has("Finished")]
     return found[event.number % len(found)] if found else None
 
 
-def deactivate(play: Play, event: Event) -> str:
+def deactivate(sim: Simulation, event: Event) -> str:
     """A user deactivates a Workload of the job for a while; Kueue books it out at once."""
-    server, one = _server(play), _a_workload(play, event)
+    server, one = _server(sim), _a_workload(sim, event)
     if one is None:
         return ""
     server.watch.taken_away(one)
     server.kueue.set_active(one, False)
-    play.kernel.after(event.seconds, lambda: _reactivate(server, one))
+    sim.kernel.after(event.seconds, lambda: _reactivate(server, one))
     return f"{one.name} for {event.seconds:g} s"
 
 
@@ -125,25 +125,25 @@ def _reactivate(server: KueueServer, one: Workload) -> None:
         server.kueue.set_active(one, True)
 
 
-def delete_workload(play: Play, event: Event) -> str:
+def delete_workload(sim: Simulation, event: Event) -> str:
     """A user deletes a Workload of the job; its quota is free while pods still live on it."""
-    server, one = _server(play), _a_workload(play, event)
+    server, one = _server(sim), _a_workload(sim, event)
     if one is None:
         return ""
     server.watch.taken_away(one)
-    server.tenants[play.name].vanished_at[one.name] = play.kernel.now
+    server.tenants[sim.name].vanished_at[one.name] = sim.kernel.now
     server.kueue.delete(one)
     return one.name
 
 
-def gang_comes(play: Play, event: Event) -> str:
+def gang_comes(sim: Simulation, event: Event) -> str:
     """A job of somebody else comes, of some priority, and stays for a while."""
-    server = _server(play)
+    server = _server(sim)
     queues = server.settings.queues()
     queue = event.number // 3 % len(queues)
     most = max(allowance.nominal for allowance in queues[queue].allowances.values())
-    gang = PartialGang(
-        play.kernel.now,
+    gang = PlainGang(
+        sim.kernel.now,
         1 + event.number // 5 % most,  # one that can never fit would stand in everybody's way under StrictFIFO
         PRIORITIES[event.number % len(PRIORITIES)],
         queue,
@@ -151,15 +151,15 @@ def gang_comes(play: Play, event: Event) -> str:
         float(event.number % 7),
     )
     name = f"gang-{event.number}-{len(server.tenants)}"
-    play.kernel.spawn(plain_workloads.live(server, gang, name))
+    sim.kernel.spawn(plain_workloads.live(server, gang, name))
     return f"{gang}"
 
 
-def edit_priority(play: Play, event: Event) -> str:
+def edit_priority(sim: Simulation, event: Event) -> str:
     """The user gives the job another class."""
     value = PRIORITIES[event.number % len(PRIORITIES)]
-    play.cluster.labels = {**play.cluster.labels, **priority_label(value)}
-    play.cluster.edit_job(lambda spec: None)
+    sim.cluster.labels = {**sim.cluster.labels, **priority_label(value)}
+    sim.cluster.edit_job(lambda spec: None)
     return f"{value}"
 
 

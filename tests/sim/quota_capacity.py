@@ -58,7 +58,7 @@ class ClusterQueue:
         return any(covered == resource for _, covered in self.allowances)
 
 
-class Room:
+class QuotaUse:
     """Quota and its use at one moment. The use may be changed to see what would be."""
 
     def __init__(self, queues: Iterable[ClusterQueue]) -> None:

@@ -24,7 +24,7 @@ PROMPT_S = 20.0
 LONGEST_DRAIN_S = 600.0  # where gracefulShutdownTimeoutInSeconds is not set
 
 
-class QuotaWatch:
+class QuotaInvariantChecker:
     """Sees what is evicted and given back, and every new pod; raises Violation at the first that must not be."""
 
     def __init__(self, server: KueueServer) -> None:
@@ -91,7 +91,7 @@ class QuotaWatch:
         if pods and self.is_fenced and one.has("QuotaReserved") and not one.has("Finished"):
             raise Violation(f"Workload {one.name} is {how} while {pods} live on its quota")
         share = "base" if is_base(one) else "increment"
-        self.met[f"quota: {share} {how}{' after an eviction' if one.is_called_back else ''}"] += 1
+        self.met[f"quota: {share} {how}{' after an eviction' if one.must_release_quota else ''}"] += 1
 
     def job_gone(self, tenant: Tenant) -> None:
         """A deleted job is gone: its Workloads went before, but for those that hold nothing because they are finished."""
@@ -119,7 +119,7 @@ class QuotaWatch:
             if one.holds and self.is_fenced:
                 for pod in living(self._server.tenants[one.tenant], one):
                     _is_where_placed(pod, one)
-            is_wanted_back = one.is_called_back and one.is_active
+            is_wanted_back = one.must_release_quota and one.is_active
             if is_wanted_back and is_base(one) and not self.is_hindered:
                 self._is_short_of_pods(one)
             if not is_wanted_back and (one.tenant in with_base or not one.holds):

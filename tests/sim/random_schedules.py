@@ -1,4 +1,4 @@
-"""A story: a job, a cluster, perhaps queues with others in them, and what befalls them; told, or drawn from a seed."""
+"""A schedule: a job, a cluster, perhaps queues with other jobs, and the faults that they meet; scripted, or drawn from a seed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tests.sim.copied_annotations import Copied
 from tests.sim.events import Event, Make
 from tests.sim.fault_targets import UNFENCED
 from tests.sim.kueue_server import RESOURCE, QueueSettings
-from tests.sim.plain_workloads import PartialGang
+from tests.sim.plain_workloads import PlainGang
 
 CHAOS_S = 420.0
-# So many stories have queues.
+# The share of schedules that have queues.
 QUEUED_SHARE = 0.12
 CONTAINER_WEIGHTS = (6, 1, 1)
 # So many jobs are applied with the annotations of another one.
 COPIED_SHARE = 0.05
-# So many stories have an API server whose clock differs from the operator's by one of these.
+# The share of schedules with an API server whose clock differs from the operator's by one of these.
 SKEWED_SHARE = 0.3
 CLOCKS_S = (-3600.0, -240.0, -20.0, 20.0, 240.0, 3600.0)
 
@@ -32,8 +32,8 @@ class InQueue:
     settings: QueueSettings
     priority: int = 0
     at: int = 0
-    rivals: tuple[Story, ...] = ()
-    partial_gangs: tuple[PartialGang, ...] = ()
+    rivals: tuple[Schedule, ...] = ()
+    plain_gangs: tuple[PlainGang, ...] = ()
 
 
 class Containers(Enum):
@@ -45,8 +45,8 @@ class Containers(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
-    """Everything that a play depends on."""
+class Schedule:
+    """Everything that a simulation depends on."""
 
     seed: int
     nodes: int
@@ -103,23 +103,23 @@ class Story:
             lines.append("  agents do not tell of others")
         if self.queue is not None:
             lines += [f"  {self.queue.settings}, priority {self.queue.priority}, queue {self.queue.at}"]
-            lines += [f"  {gang}" for gang in self.queue.partial_gangs]
+            lines += [f"  {gang}" for gang in self.queue.plain_gangs]
             lines += [f"  rival: {rival}" for rival in self.queue.rivals]
         return "\n".join([*lines, *(f"  {event}" for event in self.events)])
 
 
-def draw(seed: int, *, queued: bool | None = None) -> Story:
-    """Draw a story from a seed. queued: whether it is one with queues; None for now and then."""
+def draw(seed: int, *, queued: bool | None = None) -> Schedule:
+    """Draw a schedule from a seed. queued: whether it has queues; None for now and then."""
     containers = Random(f"containers of {seed}").choices(list(Containers), CONTAINER_WEIGHTS)[0]
     clock_s = _draw_clock(Random(f"clocks of {seed}"))
     tells = Random(f"agents of {seed}").random() < 0.8
-    story = replace(
+    schedule = replace(
         _draw_plain(seed), containers=containers, api_clock_s=clock_s, agents_tell_of_others=tells,
         copied=_draw_copied(Random(f"annotations of {seed}")),
     )  # fmt: skip
     rng = Random(f"queues of {seed}")
     is_queued = rng.random() < QUEUED_SHARE
-    return _draw_queued(rng, story) if (is_queued if queued is None else queued) else story
+    return _draw_queued(rng, schedule) if (is_queued if queued is None else queued) else schedule
 
 
 def _draw_copied(rng: Random) -> Copied | None:
@@ -130,10 +130,10 @@ def _draw_clock(rng: Random) -> float:
     return rng.choice(CLOCKS_S) if rng.random() < SKEWED_SHARE else 0.0
 
 
-def _draw_queued(rng: Random, story: Story) -> Story:
+def _draw_queued(rng: Random, schedule: Schedule) -> Schedule:
     """Put a job into queues, with others beside it."""
-    sizes_of = story.policy["maxReplicas"] if story.policy is not None else story.specs[0]["replicas"]
-    most = sizes_of + sum(spec.get("spares", 0) for spec in story.specs)
+    sizes_of = schedule.policy["maxReplicas"] if schedule.policy is not None else schedule.specs[0]["replicas"]
+    most = sizes_of + sum(spec.get("spares", 0) for spec in schedule.specs)
     queues = rng.choice((1, 1, 2))
     quota = tuple(max(5, rng.randint(most - 2, most + 3)) if at == 0 else rng.randint(2, 5) for at in range(queues))
     settings = QueueSettings(
@@ -144,25 +144,25 @@ def _draw_queued(rng: Random, story: Story) -> Story:
     )
     if settings.flavors > 1:
         settings = replace(settings, quota=tuple(2 * one for one in quota))
-    rivals = tuple(_draw_rival(rng, story, settings, at) for at in range(rng.choice((0, 1, 1, 2))))
-    partial_gangs = tuple(
-        PartialGang(round(rng.uniform(0, CHAOS_S), 1), rng.randint(1, min(quota[0], 4)), rng.choice(queue_faults.PRIORITIES),
+    rivals = tuple(_draw_rival(rng, schedule, settings, at) for at in range(rng.choice((0, 1, 1, 2))))
+    plain_gangs = tuple(
+        PlainGang(round(rng.uniform(0, CHAOS_S), 1), rng.randint(1, min(quota[0], 4)), rng.choice(queue_faults.PRIORITIES),
              rng.randrange(queues), float(rng.choice((20, 60, 150))), float(rng.choice((0, 2, 10))))
         for _ in range(rng.choice((0, 1, 2, 3)))
     )  # fmt: skip
     more = [queue_faults.draw_one(rng, CHAOS_S) for _ in range(rng.choice((0, 1, 1, 2, 3)))]
-    events = [event for event in story.events if rng.random() < 0.6]
-    queue = InQueue(settings, rng.choice(queue_faults.PRIORITIES), 0, rivals, partial_gangs)
-    return replace(story, queue=queue, events=tuple(sorted([*events, *more], key=lambda e: e.at)))
+    events = [event for event in schedule.events if rng.random() < 0.6]
+    queue = InQueue(settings, rng.choice(queue_faults.PRIORITIES), 0, rivals, plain_gangs)
+    return replace(schedule, queue=queue, events=tuple(sorted([*events, *more], key=lambda e: e.at)))
 
 
-def _draw_rival(rng: Random, story: Story, settings: QueueSettings, at: int) -> Story:
+def _draw_rival(rng: Random, schedule: Schedule, settings: QueueSettings, at: int) -> Schedule:
     low = rng.choice((1, 2))
     high = low + rng.choice((1, 2, 3))
     queue = InQueue(settings, rng.choice(queue_faults.PRIORITIES), rng.randrange(len(settings.quota)))
     patience = {"gracefulShutdownTimeoutInSeconds": 60, "faultyScaleDownTimeoutInSeconds": 20}
-    return Story(
-        seed=story.seed * 31 + at + 1,
+    return Schedule(
+        seed=schedule.seed * 31 + at + 1,
         nodes=high,
         policy={"minReplicas": low, "maxReplicas": high, "scalingTimeoutInSeconds": rng.choice((0, 10)), **patience},
         specs=[{"name": "workers", "replicas": low, "maxReplicas": high}],
@@ -173,7 +173,7 @@ def _draw_rival(rng: Random, story: Story, settings: QueueSettings, at: int) -> 
     )
 
 
-def _draw_plain(seed: int) -> Story:
+def _draw_plain(seed: int) -> Schedule:
     rng = Random(seed)
     low = rng.choice((1, 1, 2, 2, 3))
     high = low + rng.choice((1, 2, 3, 4))
@@ -181,7 +181,7 @@ def _draw_plain(seed: int) -> Story:
     is_fixed = rng.random() < 0.06
     events = (faults.draw(rng, CHAOS_S) for _ in range(rng.choice((0, 1, 2, 3, 4, 5, 6, 8, 10))))
     happens = (e for e in events if make is not Make.FOREIGN or e.what not in UNFENCED)
-    return Story(
+    return Schedule(
         seed=seed,
         nodes=rng.randint(low, high + 1),
         policy=None if is_fixed else _draw_policy(rng, low, high),

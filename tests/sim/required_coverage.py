@@ -1,6 +1,6 @@
 """What the ordinary run of the simulator must have met at least once, beside every fault of the table.
 
-A name is one of those under which a play notes what really happened (Watchman.met): an answer of the API server, an event
+A name is one of those under which a sim notes what really happened (InvariantChecker.met): an answer of the API server, an event
 of a watch, a lie that was told, a condition or an Event that the job bore.
 """
 

@@ -14,8 +14,8 @@ from typing import Any
 from tests.sim.api_calls import ApiCalls
 from tests.sim.cluster import Cluster
 from tests.sim.commands import SimCommandSender
-from tests.sim.idle_watch import RestWatch
-from tests.sim.invariants import JOB_UID, Watchman
+from tests.sim.idle_checker import IdleChecker
+from tests.sim.invariants import JOB_UID, InvariantChecker
 from tests.sim.kernel import EPOCH, Kernel, Process, Script
 from tests.sim.objects import Body
 from tests.sim.process import VirtualLoop
@@ -42,25 +42,25 @@ SLOTS = (1, 2, WRITE_PARALLEL)
 
 
 class SimEvents:
-    """Where Events go: the watchman notes them."""
+    """Where Events go: the checker of the invariants notes them."""
 
-    def __init__(self, watchman: Watchman) -> None:
-        self._watchman = watchman
+    def __init__(self, checker: InvariantChecker) -> None:
+        self._checker = checker
 
     def record(self, job: ObservedJob, events: Iterable[JobEvent]) -> None:
         for note in events:
-            self._watchman.met[f"Event: {note.reason}"] += 1
+            self._checker.met[f"Event: {note.reason}"] += 1
 
     async def close(self) -> None:
         """Nothing waits here."""
 
 
 class ObservedReconciler(Reconciler):
-    """The Reconciler with the watchman at its side: nothing that it does is changed. slots: calls for pods at a time."""
+    """The Reconciler with its steps shown to the checker; nothing that it does is changed. slots: calls for pods at a time."""
 
     def __init__(self, shell: Shell, store: Store, slots: int) -> None:
         connect: ConnectAgents = lambda _: (shell.statuses, shell.commander)  # noqa: E731
-        super().__init__(shell.api, store, connect, SimEvents(shell.watchman))
+        super().__init__(shell.api, store, connect, SimEvents(shell.checker))
         self._agents = ObservedAgents(connect, self.wake, shell)
         self._control = replace(self._control, slots=asyncio.Semaphore(slots), forget=self._agents.forget)
         self._reconcile = ObservedPass(**{**vars(self._reconcile), "agents": self._agents}, shell=shell)
@@ -88,7 +88,7 @@ class ObservedPass(ReconcilePass):
         self.shell.looks = 0
         self.shell.passes += 1
         made = await super()._decide(job, job_task)
-        self.shell.watchman.met["a decision waits for calls that it does not want"] += self.shell.looks - 1
+        self.shell.checker.met["a decision waits for calls that it does not want"] += self.shell.looks - 1
         self.shell.last_plan = made.todo
         return made
 
@@ -100,10 +100,10 @@ class ObservedPass(ReconcilePass):
 class Shell:
     """One life of the operator's process."""
 
-    def __init__(self, kernel: Kernel, rng: Random, cluster: Cluster, watchman: Watchman) -> None:
+    def __init__(self, kernel: Kernel, rng: Random, cluster: Cluster, checker: InvariantChecker) -> None:
         self._kernel = kernel
         self._cluster = cluster
-        self.watchman = watchman
+        self.checker = checker
         clock = self._clock = SteadyClock(
             wall=lambda: EPOCH.timestamp() + kernel.now + cluster.clock_offset_s, steady=lambda: kernel.now
         )
@@ -118,7 +118,7 @@ class Shell:
         """It stands still until then, and goes on where it was."""
         self._loop = VirtualLoop(kernel, clock, self._held)  # type: ignore[abstract]  # sockets and processes: the core uses none
         self.statuses = SimStatusCache(kernel, rng, cluster, clock.now, self.wake, self._held)
-        self.commander = SimCommandSender(self, kernel, rng, cluster, watchman)
+        self.commander = SimCommandSender(self, kernel, rng, cluster, checker)
         self.api = ApiCalls(self, cluster)
         self.store = Store(clock.now)
         with self._loop.inside():
@@ -126,9 +126,9 @@ class Shell:
         self._events = WatchEvents(self.store, self.reconciler)
         cluster.followers.append(self.statuses.agent_changed)
         self._watch = cluster.watch(self._watched)
-        self._rest = RestWatch(self, kernel, self._loop)
-        self._loop.at_rest = self._rest.look
-        scripts = (self.statuses.beat(), self._rest.second_looks())
+        self._idle_checker = IdleChecker(self, kernel, self._loop)
+        self._loop.at_rest = self._idle_checker.look
+        scripts = (self.statuses.beat(), self._idle_checker.second_looks())
         self._beside: list[Process] = [kernel.spawn(script, self._held) for script in scripts]
         if cluster.tenant is not None:
             self._watch_workloads()
@@ -174,7 +174,7 @@ class Shell:
         if self.die_after is None:
             return
         if self.die_after <= 0:
-            self.watchman.met["the operator dies before a call"] += 1
+            self.checker.met["the operator dies before a call"] += 1
             self._kernel.at(self._kernel.now, self.die)
             yield 1e9
         self.die_after -= 1
@@ -183,7 +183,7 @@ class Shell:
         """From here on a pod ends because the operator wants it, unless its container has ended already."""
         real = self._cluster.pods.get(uid)
         if real is None or real.exit_code is None:
-            self.watchman.sent_away(name)
+            self.checker.sent_away(name)
 
     def _held(self) -> float:
         return self.held_until

@@ -1,4 +1,4 @@
-"""A story is played in virtual time, and shrunk when it fails."""
+"""Runs a schedule in virtual time, and shrinks one that fails."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.sim.cluster import Cluster
 from tests.sim.copied_annotations import copied_annotations
 from tests.sim.events import Event
 from tests.sim.fault_targets import BLINDNESS, HINDRANCES
-from tests.sim.invariants import Violation, Watchman, lineage
+from tests.sim.invariants import InvariantChecker, Violation, lineage
 from tests.sim.kernel import Kernel
 from tests.sim.kueue_server import LOCAL_QUEUE, KueueServer, priority_label
 from tests.sim.kueue_workload import Workload
 from tests.sim.operator_errors import forget_operator_errors
 from tests.sim.quota_invariants import is_base
-from tests.sim.random_schedules import CHAOS_S, Containers, InQueue, Story
+from tests.sim.random_schedules import CHAOS_S, Containers, InQueue, Schedule
 from tests.sim.shell import Shell
 from tests.sim.training import Phase, Training
 from tests.sim.user_edits import sizes
@@ -43,69 +43,69 @@ LOOKS = 3
 
 
 @dataclass
-class Play:
-    """A story being played."""
+class Simulation:
+    """The run of one schedule."""
 
-    story: Story
+    schedule: Schedule
     log: list[str] = field(default_factory=list)
     is_healed: bool = False
     is_spec_broken: bool = False
     name: str = "team"
-    host: Play | None = None
-    """The play that this job is a rival in."""
+    host: Simulation | None = None
+    """The simulation in which this job is a rival."""
 
     def __post_init__(self) -> None:
         forget_operator_errors()
         self.kernel: Kernel = Kernel() if self.host is None else self.host.kernel
-        self.rng = Random(self.story.seed * 7919 + 13)
-        self.watchman = Watchman(self.say, heeds_events=self.story.heeds_events)
+        self.rng = Random(self.schedule.seed * 7919 + 13)
+        self.checker = InvariantChecker(self.say, heeds_events=self.schedule.heeds_events)
         self.training = Training(
-            self.kernel, self.rng, self.watchman,
-            heeds_events=self.story.heeds_events, timeout_s=self.story.collective_timeout_s,
+            self.kernel, self.rng, self.checker,
+            heeds_events=self.schedule.heeds_events, timeout_s=self.schedule.collective_timeout_s,
         )  # fmt: skip
-        self.cluster = Cluster(self.kernel, self.rng, self.watchman, self.training, self.story.spec())
-        self.cluster.make = self.story.make
-        if self.story.copied is not None:
-            self.cluster.copy_annotations(copied_annotations(self.story.copied, self.story.spec()))
-        self.cluster.api_clock_s = self.story.api_clock_s
-        self.cluster.is_seen = not any(event.what in BLINDNESS for event in self.story.events)
-        self.cluster.agents_tell_of_others = self.story.agents_tell_of_others
-        for _ in range(self.story.nodes):
+        self.cluster = Cluster(self.kernel, self.rng, self.checker, self.training, self.schedule.spec())
+        self.cluster.make = self.schedule.make
+        if self.schedule.copied is not None:
+            self.cluster.copy_annotations(copied_annotations(self.schedule.copied, self.schedule.spec()))
+        self.cluster.api_clock_s = self.schedule.api_clock_s
+        self.cluster.is_seen = not any(event.what in BLINDNESS for event in self.schedule.events)
+        self.cluster.agents_tell_of_others = self.schedule.agents_tell_of_others
+        for _ in range(self.schedule.nodes):
             self.cluster.add_node()
-        self.met = self.watchman.met
-        if self.story.api_clock_s:
-            self.met[f"the API server's clock is {'ahead' if self.story.api_clock_s > 0 else 'behind'}"] += 1
+        self.met = self.checker.met
+        if self.schedule.api_clock_s:
+            self.met[f"the API server's clock is {'ahead' if self.schedule.api_clock_s > 0 else 'behind'}"] += 1
         self.shell: Shell | None = None
         self.shells: list[Shell] = []
         """All lives of operators."""
         self.server: KueueServer | None = self.host.server if self.host is not None else None
-        self.rivals: list[Play] = []
-        if self.story.queue is not None:
-            self._join(self.story.queue)
+        self.rivals: list[Simulation] = []
+        if self.schedule.queue is not None:
+            self._join(self.schedule.queue)
         self.start_operator()
 
     def _join(self, queue: InQueue) -> None:
         """Put the job into its queue, beside the others."""
         if self.server is None:
-            self.server = KueueServer(self.kernel, Random(self.story.seed + 1), queue.settings, self.say)
+            self.server = KueueServer(self.kernel, Random(self.schedule.seed + 1), queue.settings, self.say)
             self.server.watch.is_hindered = any(
-                event.what in HINDRANCES | {"kueue_away"} for event in self.story.events
+                event.what in HINDRANCES | {"kueue_away"} for event in self.schedule.events
             )
         self.cluster.tenant = self.server.tenant(self.name, queue.at, self.cluster)
         self.cluster.labels = {LABEL_QUEUE: LOCAL_QUEUE, **priority_label(queue.priority)}
         for at, rival in enumerate(queue.rivals):
-            self.rivals.append(Play(rival, log=self.log, name=f"rival-{at}", host=self))
-        for at, gang in enumerate(queue.partial_gangs):
+            self.rivals.append(Simulation(rival, log=self.log, name=f"rival-{at}", host=self))
+        for at, gang in enumerate(queue.plain_gangs):
             self.kernel.spawn(plain_workloads.live(self.server, gang, f"gang-{at}"))
 
     def say(self, text: str) -> None:
-        """Write a line of the story."""
+        """Write a line of the log."""
         who = f"{self.name}: " if self.host is not None else ""
         self.log.append(f"{self.kernel.now:8.2f}  {who}{text}")
 
     def told(self) -> str:
-        """Give the whole story as it was played."""
-        return "\n".join([str(self.story), "", *self.log])
+        """Give the whole log of the run."""
+        return "\n".join([str(self.schedule), "", *self.log])
 
     def start_operator(self) -> None:
         """Begin a life of the operator, if none is under way."""
@@ -114,51 +114,51 @@ class Play:
 
     def another_operator(self) -> Shell:
         """Begin a life of an operator, whoever else may be there."""
-        self.shells.append(Shell(self.kernel, self.rng, self.cluster, self.watchman))
+        self.shells.append(Shell(self.kernel, self.rng, self.cluster, self.checker))
         return self.shells[-1]
 
-    def run(self) -> Play:
-        """Play to the end; raises Violation, or what the code under test raises."""
+    def run(self) -> Simulation:
+        """Simulation to the end; raises Violation, or what the code under test raises."""
         try:
             return self._run()
         finally:
-            for play in (self, *self.rivals):
-                for shell in play.shells:
+            for sim in (self, *self.rivals):
+                for shell in sim.shells:
                     shell.die()
 
-    def _befall(self, event: Event) -> None:
-        faults.befall(self, event)
+    def _inject(self, event: Event) -> None:
+        faults.inject(self, event)
 
-    def _run(self) -> Play:
-        for event in self.story.events:
-            self.kernel.at(event.at, partial(self._befall, event))
+    def _run(self) -> Simulation:
+        for event in self.schedule.events:
+            self.kernel.at(event.at, partial(self._inject, event))
         self.kernel.run(CHAOS_S)
-        plays = [self, *self.rivals]
+        sims = [self, *self.rivals]
         if self.server is not None:
             self.server.heal()
-        for play in plays:
-            faults.heal(play)
+        for sim in sims:
+            faults.heal(sim)
         if self.server is not None:
             self.server.watch.is_hindered = False
-        while plays:
-            play = plays[0] if len(plays) == 1 else self._next(plays)
-            play._end_well()
-            plays.remove(play)
-        for play in self.rivals:
-            self.met.update(play.met)
+        while sims:
+            sim = sims[0] if len(sims) == 1 else self._next(sims)
+            sim._end_well()
+            sims.remove(sim)
+        for sim in self.rivals:
+            self.met.update(sim.met)
         if self.server is not None:
             self.met.update(self.server.watch.met)
         return self
 
-    def _next(self, plays: list[Play]) -> Play:
+    def _next(self, sims: list[Simulation]) -> Simulation:
         """Give the job that has its quota, of several: others may wait until it ends."""
         limit = self.kernel.now + CONVERGE_S
-        if not self.kernel.run(limit, lambda: all(p.is_over() or p._is_converged() or p.waits() for p in plays)):
-            raise Violation(f"jobs do not converge: {[p._situation() for p in plays]}")
-        found = next((p for p in plays if not p.waits()), None)
+        if not self.kernel.run(limit, lambda: all(p.is_over() or p._is_converged() or p.waits() for p in sims)):
+            raise Violation(f"jobs do not converge: {[p._situation() for p in sims]}")
+        found = next((p for p in sims if not p.waits()), None)
         if found is None:
-            raise Violation(f"nobody gets quota: {[p._situation() for p in plays]}")
-        self.met["waits while another job has the quota"] += sum(p.waits() for p in plays)
+            raise Violation(f"nobody gets quota: {[p._situation() for p in sims]}")
+        self.met["waits while another job has the quota"] += sum(p.waits() for p in sims)
         return found
 
     def is_over(self) -> bool:
@@ -194,14 +194,14 @@ class Play:
         return self.cluster.job is not None and self.cluster.job.deleted_at is None
 
     def _is_alive(self) -> bool:
-        return not self.watchman.record.outcome
+        return not self.checker.record.outcome
 
     def capacity(self, *, avoiding: bool = True) -> int:
         """How many pods can run: not on nodes that new ones avoid, unless one is there already."""
         avoided: tuple[str, ...] = ()
         if self.cluster.job is not None and avoiding:
             policy = policy_of(JobSpec.model_validate(self.cluster.spec_in_force()))
-            avoided = avoided_nodes.avoided(self.watchman.record, policy, self.kernel.utc())
+            avoided = avoided_nodes.avoided(self.checker.record, policy, self.kernel.utc())
         usable = [node for node in self.cluster.nodes.values() if self.cluster.usable(node)]
         return sum(n.name not in avoided or any(not p.ended for p in self.cluster.on_node(n)) for n in usable)
 
@@ -212,7 +212,7 @@ class Play:
         self.say(f"converged: {self._situation()}")
 
     def _is_converged(self) -> bool:
-        record, job = self.watchman.record, self.cluster.job
+        record, job = self.checker.record, self.cluster.job
         if record.outcome == "Completed" and not self.met["agent: lies that its workers finished"]:
             raise Violation("the job is completed though its workers never finished")
         if record.outcome or job is None:
@@ -249,7 +249,7 @@ class Play:
         is_all_asked = all(request.number in present for request in requests)
         if not is_all_asked and all(one.has("QuotaReserved") for one in present.values()):
             return self.capacity() < sum(len(request.slots) for request in requests)
-        at_work = Counter(member.spec for member in self.watchman.record.members)
+        at_work = Counter(member.spec for member in self.checker.record.members)
         for request in requests:  # replicas count for the base first
             one = present.get(request.number)
             if one is not None and one.holds:
@@ -262,11 +262,11 @@ class Play:
         """Give how many replicas quota is granted for."""
         if self.server is None:
             return maximum
-        granted = {number for number, one in self._workloads().items() if one.holds and not one.is_called_back}
+        granted = {number for number, one in self._workloads().items() if one.holds and not one.must_release_quota}
         return sum(sum(request.trains.values()) for request in self._shares() if request.number in granted)
 
     def _situation(self) -> str:
-        record, job = self.watchman.record, self.cluster.job
+        record, job = self.checker.record, self.cluster.job
         state = job.status["conditions"][-1] if job is not None and job.status else None
         pods = [
             f"{p.name}:{p.phase}{'(terminating)' if p.deleted_at is not None else ''}"
@@ -276,7 +276,9 @@ class Play:
         about = f"generation {record.generation}, {len(record.members)} members, {record.transition}"
         quota = ""
         if self.server is not None:
-            held = [(one.name, one.phase, "evicted" * one.is_called_back) for one in self.server.kueue.of(self.name)]
+            held = [
+                (one.name, one.phase, "evicted" * one.must_release_quota) for one in self.server.kueue.of(self.name)
+            ]
             quota = f"; {held}"
         return f"{about}; {self.capacity()} nodes usable; {pods}{quota}; {state}"
 
@@ -312,12 +314,12 @@ class Play:
     def _complete(self) -> None:
         run = max(self.training.runs.values(), key=lambda r: r.generation)
         self.training.total = total = run.step + 5
-        if not self.kernel.run(self.kernel.now + END_S, lambda: self.watchman.record.outcome != ""):
+        if not self.kernel.run(self.kernel.now + END_S, lambda: self.checker.record.outcome != ""):
             raise Violation(f"the job does not complete: {self._situation()}")
-        if self.watchman.record.outcome_reason == "DeadlineExceeded":
+        if self.checker.record.outcome_reason == "DeadlineExceeded":
             return
-        if self.watchman.record.outcome != "Completed":
-            raise Violation(f"the job ended as {self.watchman.record.outcome}: {self.watchman.record.outcome_message}")
+        if self.checker.record.outcome != "Completed":
+            raise Violation(f"the job ended as {self.checker.record.outcome}: {self.checker.record.outcome_message}")
         lineage(self.training, total)
         ttl_s = (
             self.cluster.job.spec["runPolicy"].get("ttlSecondsAfterFinished") if self.cluster.job is not None else None
@@ -339,14 +341,14 @@ class Play:
         if clean in ("All", "OnlyComplete") and self.cluster.pods:
             raise Violation(f"pods are left: {self._situation()}")
         taken = sorted(name for uid, name in finished.items() if uid not in self.cluster.pods)
-        has_end = self.story.containers is not Containers.SIDECAR  # else a minute after the job's end its pods go
+        has_end = self.schedule.containers is not Containers.SIDECAR  # else a minute after the job's end its pods go
         if clean in ("None", "Running") and self._is_wanted() and taken and has_end:
             raise Violation(f"cleanPodPolicy {clean} keeps pods that finished, but {taken} are gone")
         self.met[f"cleanPodPolicy {clean} keeps pods"] += bool(finished) and self._is_wanted()
 
     def _finished_pods(self) -> dict[str, str]:
         """Give the names of the pods whose workers have just finished, by UID: those that nobody has deleted, on living nodes."""
-        members = self.watchman.record.members
+        members = self.checker.record.members
         return {
             uid: pod.name
             for uid, pod in self.cluster.pods.items()
@@ -361,37 +363,37 @@ class Play:
             raise Violation(f"deletion leaves something: {self._situation()}")
 
 
-def shrink(story: Story, fails: Callable[[Story], bool]) -> Story:
-    """Leave events out, one after the other, as long as the story still fails."""
+def shrink(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
+    """Leave events out, one after the other, as long as the schedule still fails."""
     at = 0
-    while at < len(story.events):
-        shorter = replace(story, events=story.events[:at] + story.events[at + 1 :])
+    while at < len(schedule.events):
+        shorter = replace(schedule, events=schedule.events[:at] + schedule.events[at + 1 :])
         if fails(shorter):
-            story = shorter
+            schedule = shorter
         else:
             at += 1
-    return story
+    return schedule
 
 
-def failure_of(story: Story, met: Counter[str] | None = None) -> BaseException | None:
-    """Play a story; give what went wrong. met: takes in what was met in it."""
-    play = Play(story)
+def failure_of(schedule: Schedule, met: Counter[str] | None = None) -> BaseException | None:
+    """Run a schedule; give what went wrong. met: takes in what was met in it."""
+    sim = Simulation(schedule)
     try:
-        play.run()
+        sim.run()
     except Exception as error:  # whatever the code under test raises is a finding
         return error
     if met is not None:
-        met.update(play.met)
+        met.update(sim.met)
     return None
 
 
-def explain(story: Story) -> str:
-    """Tell a failing story in its shortest form, with the log of its play."""
-    short = shrink(story, lambda s: failure_of(s) is not None)
-    play = Play(short)
+def explain(schedule: Schedule) -> str:
+    """Tell a failing schedule in its shortest form, with the log of its run."""
+    short = shrink(schedule, lambda s: failure_of(s) is not None)
+    sim = Simulation(short)
     try:
-        play.run()
+        sim.run()
     except Exception as error:  # as above
         text = f"{type(error).__name__}: {error}"
-        return "\n".join([text, "", str(short), "", *play.log[-60:]])
-    return f"the story does not fail when played again:\n{short}"
+        return "\n".join([text, "", str(short), "", *sim.log[-60:]])
+    return f"the schedule does not fail when it runs again:\n{short}"

@@ -1,4 +1,4 @@
-"""The model of Kueue says what the real one does: tests/api/test_kueue_replay.py plays the same scenes there."""
+"""The model of Kueue says what the real one does: tests/api/test_kueue_replay.py runs the same scenarios there."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Model:
             )
         )
 
-    def play(self, step: Step) -> dict[str, str]:
+    def sim(self, step: Step) -> dict[str, str]:
         """Do it; give who has quota at rest."""
         self.now += timedelta(seconds=2)
         self._do(step.does)
@@ -111,14 +111,14 @@ def _state(one: Workload) -> str:
 def test_the_model_plays_a_scene(scenario: Scenario) -> None:
     model = Model(scenario)
     for step in some(scenario.steps):
-        assert model.play(step) == step.seen(), step.does
+        assert model.sim(step) == step.seen(), step.does
 
 
 def test_what_is_given_back_in_part_wedges_kueue() -> None:
     """Facts of Kueue, 3: the webhook ends over one subset of the patch, the scheduler never looks again after another."""
     model = Model(SCENARIOS["bases of one class wait for each other"])
     for step in (Ask("low", 4), Ask("high", 4, 10)):
-        model.play(Step(step))
+        model.sim(Step(step))
     one = model.kueue.find(TENANT, "low")
     assert one is not None
     patch = release_patch(one.body(), model.now)
@@ -137,14 +137,14 @@ def test_pods_that_are_not_ready_in_time_cost_the_quota() -> None:
     model = Model(SCENARIOS["bases of one class wait for each other"])
     model.kueue = Kueue(lambda: model.now, pods_ready_timeout=timedelta(seconds=10))
     model._add(Queue(), "")
-    model.play(Step(Ask("base", 2)))
+    model.sim(Step(Ask("base", 2)))
     one = model.kueue.find(TENANT, "base")
     assert one is not None
     model.now += timedelta(seconds=10)
     model.kueue.tick()
     model.kueue.settle()
-    assert one.is_called_back
+    assert one.must_release_quota
     assert one.conditions["Evicted"]["reason"] == "PodsReadyTimeout"
-    assert model.play(Step(Release("base"))) == {"base": "pending"}
+    assert model.sim(Step(Release("base"))) == {"base": "pending"}
     model.now += timedelta(seconds=60)
-    assert model.play(Step(Ask("more", 1, MORE))) == {"base": "admitted", "more": "admitted"}
+    assert model.sim(Step(Ask("more", 1, MORE))) == {"base": "admitted", "more": "admitted"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.sim.random_schedules import draw
-from tests.sim.scripted_schedules import STORIES
+from tests.sim.scripted_schedules import SCHEDULES
 from tests.sim.simulation import failure_of
 
 from elastipod_operator import in_flight, pod_creation, reconcile_pass
@@ -456,5 +456,5 @@ MUTANTS: tuple[Mutant, ...] = (
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_planted_mistake_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
-    stories = itertools.chain(STORIES.values(), (draw(seed, queued=False) for seed in range(TRIES)))
-    assert any(failure_of(story) is not None for story in stories), "no schedule found it"
+    schedules = itertools.chain(SCHEDULES.values(), (draw(seed, queued=False) for seed in range(TRIES)))
+    assert any(failure_of(schedule) is not None for schedule in schedules), "no schedule found it"

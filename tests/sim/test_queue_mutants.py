@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.sim.random_schedules import draw
-from tests.sim.scripted_queue_schedules import QUEUE_STORIES
+from tests.sim.scripted_queue_schedules import QUEUE_SCHEDULES
 from tests.sim.simulation import failure_of
 
 from elastipod_operator.core import plan, quota, quota_requests
@@ -189,5 +189,5 @@ MUTANTS: tuple[Mutant, ...] = (
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_planted_mistake_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
-    stories = itertools.chain(QUEUE_STORIES.values(), (draw(seed, queued=True) for seed in range(TRIES)))
-    assert any(failure_of(story) is not None for story in stories), "no schedule found it"
+    schedules = itertools.chain(QUEUE_SCHEDULES.values(), (draw(seed, queued=True) for seed in range(TRIES)))
+    assert any(failure_of(schedule) is not None for schedule in schedules), "no schedule found it"

@@ -17,43 +17,43 @@ from tests.sim.conftest import DEFAULT_SCHEDULES, SEEDS_OF_A_TEST, all_seeds
 from tests.sim.events import Event
 from tests.sim.faults import FAULTS
 from tests.sim.queue_faults import QUEUE_FAULTS
-from tests.sim.random_schedules import Story, draw
+from tests.sim.random_schedules import Schedule, draw
 from tests.sim.required_coverage import MUST_MEET
-from tests.sim.scripted_queue_schedules import QUEUE_STORIES, QUEUE_TURNS
-from tests.sim.scripted_schedules import STORIES, TURNS
-from tests.sim.simulation import Play, explain, failure_of
+from tests.sim.scripted_queue_schedules import QUEUE_SCHEDULES, QUEUE_TURNS
+from tests.sim.scripted_schedules import SCHEDULES, TURNS
+from tests.sim.simulation import Simulation, explain, failure_of
 
 LONG_RUN_S = 240.0
 MAX_STORIES = 3
 # The shortest turn has a record, four pods that go, and the status.
 LEAST_CALLS = 8
 ALL_FAULTS = FAULTS | QUEUE_FAULTS
-ALL_STORIES = STORIES | QUEUE_STORIES
+ALL_SCHEDULES = SCHEDULES | QUEUE_SCHEDULES
 ALL_TURNS = TURNS | QUEUE_TURNS
 
 
-def _play_all(seeds: Iterable[int]) -> Counter[str]:
-    """Play the schedules; gives what was met in them. Fails with the stories of those that failed."""
-    stories: list[str] = []
+def _run_all(seeds: Iterable[int]) -> Counter[str]:
+    """Run the schedules; give what was met in them. Fails with the schedules that failed."""
+    schedules: list[str] = []
     met: Counter[str] = Counter()
     for seed in seeds:
-        story = draw(seed)
-        if failure_of(story, met) is not None:
-            stories.append(f"{explain(story)}\n\nplay it again: make sim SEED={seed}")
-            if len(stories) == MAX_STORIES:
+        schedule = draw(seed)
+        if failure_of(schedule, met) is not None:
+            schedules.append(f"{explain(schedule)}\n\nrun it again: make sim SEED={seed}")
+            if len(schedules) == MAX_STORIES:
                 break
-    if stories:
-        pytest.fail("\n\n----\n\n".join(stories), pytrace=False)
+    if schedules:
+        pytest.fail("\n\n----\n\n".join(schedules), pytrace=False)
     return met
 
 
 def test_every_schedule_keeps_the_invariants_and_ends_well(
     seeds: range, shared_folder: Path, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    met = _play_all(seeds)
+    met = _run_all(seeds)
     if len(seeds) == 1:
         with capsys.disabled():
-            print("\n" + Play(draw(seeds[0])).run().told())
+            print("\n" + Simulation(draw(seeds[0])).run().told())
     num_schedules = len(all_seeds(pytestconfig))
     if num_schedules >= DEFAULT_SCHEDULES:
         everything = _met_in_all_parts(shared_folder, seeds, met, math.ceil(num_schedules / SEEDS_OF_A_TEST))
@@ -72,30 +72,30 @@ def _met_in_all_parts(folder: Path, seeds: range, met: Counter[str], num_parts: 
 
 
 def _missed(met: Counter[str]) -> set[str]:
-    """Give what was not met; told stories see to what chance leaves out."""
+    """Give what was not met; scripted schedules cover what chance leaves out."""
     names = (*ALL_FAULTS, *MUST_MEET)
-    for story in ALL_STORIES.values():
+    for schedule in ALL_SCHEDULES.values():
         if all(met[name] for name in names):
             break
-        failure_of(story, met)
+        failure_of(schedule, met)
     return {name for name in names if not met[name]}
 
 
-@pytest.mark.parametrize("story", ALL_STORIES.values(), ids=ALL_STORIES)
-def test_a_told_story_ends_well(story: Story) -> None:
-    if failure_of(story) is not None:
-        pytest.fail(explain(story), pytrace=False)
+@pytest.mark.parametrize("schedule", ALL_SCHEDULES.values(), ids=ALL_SCHEDULES)
+def test_a_scripted_schedule_ends_well(schedule: Schedule) -> None:
+    if failure_of(schedule) is not None:
+        pytest.fail(explain(schedule), pytrace=False)
 
 
 @pytest.mark.parametrize("turn", ALL_TURNS)
 def test_the_operator_may_die_between_any_two_calls(turn: str) -> None:
-    """Before the first call of what the story is about, after it, after the second one, and so on to the last."""
-    begin, end, story = ALL_TURNS[turn]
-    called = sum(begin <= at < end for at in Play(story).run().cluster.called_at)
-    assert called >= LEAST_CALLS, "the turn is somewhere else in the story"
+    """Before the first call that the schedule is about, after it, after the second one, and so on to the last."""
+    begin, end, schedule = ALL_TURNS[turn]
+    called = sum(begin <= at < end for at in Simulation(schedule).run().cluster.called_at)
+    assert called >= LEAST_CALLS, "the turn is somewhere else in the schedule"
     for calls in range(called):
-        events = sorted((*story.events, Event(begin, "operator_dies_after", calls, 2.0)), key=lambda e: e.at)
-        dies = replace(story, events=tuple(events))
+        events = sorted((*schedule.events, Event(begin, "operator_dies_after", calls, 2.0)), key=lambda e: e.at)
+        dies = replace(schedule, events=tuple(events))
         met: Counter[str] = Counter()
         if failure_of(dies, met) is not None:
             pytest.fail(f"dead after {calls} calls\n" + explain(dies), pytrace=False)
@@ -105,17 +105,17 @@ def test_the_operator_may_die_between_any_two_calls(turn: str) -> None:
 @pytest.mark.long("sim")
 def test_thousands_of_schedules_keep_the_invariants(seed: int, long_run: LongRun) -> None:
     until = time.monotonic() + LONG_RUN_S
-    played = itertools.takewhile(lambda _: time.monotonic() < until, itertools.count(seed))
+    tried = itertools.takewhile(lambda _: time.monotonic() < until, itertools.count(seed))
     count = 0
     met: Counter[str] = Counter()
-    for count, one in enumerate(played, 1):
-        met += _play_all([one])
+    for count, one in enumerate(tried, 1):
+        met += _run_all([one])
         long_run.count(schedules=count, last_seed=one, faults=sum(met[name] for name in ALL_FAULTS))
     long_run.detail(met=dict(sorted(met.items())))
     assert count
 
 
-def test_the_same_seed_tells_the_same_story() -> None:
+def test_the_same_seed_gives_the_same_schedule() -> None:
     for queued in (False, True):
-        first, second = (Play(draw(11, queued=queued)).run().log for _ in range(2))
+        first, second = (Simulation(draw(11, queued=queued)).run().log for _ in range(2))
         assert first == second

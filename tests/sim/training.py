@@ -8,7 +8,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from tests.sim.invariants import Watchman
+from tests.sim.invariants import InvariantChecker
 from tests.sim.kernel import Kernel, Script
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ class Training:
     """All runs of a job, its checkpoints and claims. total: the step at which the job is done; None: not yet decided."""
 
     def __init__(
-        self, kernel: Kernel, rng: Random, watchman: Watchman, *, heeds_events: bool, timeout_s: float
+        self, kernel: Kernel, rng: Random, checker: InvariantChecker, *, heeds_events: bool, timeout_s: float
     ) -> None:
         self._kernel = kernel
         self._rng = rng
-        self.watchman = watchman
+        self.checker = checker
         self.heeds_events = heeds_events
         self.collective_timeout_s = timeout_s
         self.runs: dict[int, Run] = {}
@@ -83,7 +83,7 @@ class Training:
         run = self.runs.get(generation)
         if run is None:
             run = self.runs[generation] = Run(generation, nnodes)
-        self.watchman.joined(run, agent, rank, nnodes, master)
+        self.checker.joined(run, agent, rank, nnodes, master)
         run.members[rank] = agent
         if len(run.members) == nnodes:
             self._kernel.spawn(self._train(run))
@@ -122,7 +122,7 @@ class Training:
         self.newest_claim = max(self.newest_claim, run.generation)
         run.resumed = self.resume_point()
         run.step = run.resumed.step
-        self.watchman.resumed(run, self.runs)
+        self.checker.resumed(run, self.runs)
         yield self._rng.uniform(0.5, 3.0)
         if run.phase is Phase.LOADING:
             run.phase = Phase.STEPPING
@@ -136,7 +136,7 @@ class Training:
                 if (yield from self._stalled(run)):
                     return
                 continue
-            self.watchman.step(run, self.runs)
+            self.checker.step(run, self.runs)
             run.step += 1
             if self.total is not None and run.step >= self.total:
                 yield from self._save(run, drained=False)

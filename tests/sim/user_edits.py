@@ -20,7 +20,7 @@ from elastipod_operator.kube.job_policy import policy_of
 from elastipod_operator.kube.limits import MAX_TEMPLATE_BYTES
 
 if TYPE_CHECKING:
-    from tests.sim.simulation import Play
+    from tests.sim.simulation import Simulation
 
 EDITS: tuple[tuple[str, str, tuple[object, ...]], ...] = (
     ("elasticPolicy", "scalingTimeoutInSeconds", (0, 5, 40)),
@@ -43,28 +43,28 @@ def sizes(spec: Body) -> Sizes:
     return policy_of(JobSpec.model_validate(spec)).sizes
 
 
-def edit_times(play: Play, event: Event) -> str:
+def edit_times(sim: Simulation, event: Event) -> str:
     """Time-outs, budgets and policies that act at once."""
     where, field, values = EDITS[event.number % len(EDITS)]
     value = values[event.number // len(EDITS) % len(values)]
-    if play.cluster.job is None or where not in play.cluster.job.spec:
+    if sim.cluster.job is None or where not in sim.cluster.job.spec:
         return ""
-    play.cluster.edit_job(lambda spec: spec[where].update({field: value}))
+    sim.cluster.edit_job(lambda spec: spec[where].update({field: value}))
     return f"{where}.{field} = {value}"
 
 
-def break_spec(play: Play, event: Event) -> str:
+def break_spec(sim: Simulation, event: Event) -> str:
     """An edit that cannot be used, mended later."""
-    if play.cluster.job is None or play.is_spec_broken or last_good_spec(play.cluster.job_body()) is None:
+    if sim.cluster.job is None or sim.is_spec_broken or last_good_spec(sim.cluster.job_body()) is None:
         return ""
-    play.is_spec_broken = True
-    if play.cluster.tenant is not None:  # nobody drains what Kueue takes back meanwhile
-        for pod in play.cluster.pods.values():
-            touch(play, pod, event)
+    sim.is_spec_broken = True
+    if sim.cluster.tenant is not None:  # nobody drains what Kueue takes back meanwhile
+        for pod in sim.cluster.pods.values():
+            touch(sim, pod, event)
     what, edit = _BAD_EDITS[event.number % len(_BAD_EDITS)]
-    play.watchman.met[f"edit: {what}"] += 1
-    play.cluster.edit_job(edit)
-    play.kernel.after(event.seconds, lambda: mend_spec(play))
+    sim.checker.met[f"edit: {what}"] += 1
+    sim.cluster.edit_job(edit)
+    sim.kernel.after(event.seconds, lambda: mend_spec(sim))
     return f"{what} for {event.seconds:g} s"
 
 
@@ -98,36 +98,36 @@ _BAD_EDITS: tuple[tuple[str, Callable[[Body], None]], ...] = (
 )
 
 
-def mend_spec(play: Play) -> None:
+def mend_spec(sim: Simulation) -> None:
     """Take a broken edit back."""
-    if not play.is_spec_broken:
+    if not sim.is_spec_broken:
         return
 
     def mend(spec: Body) -> None:
         first = spec["replicaSpecs"][0]
-        first["name"] = play.story.specs[0]["name"]
+        first["name"] = sim.schedule.specs[0]["name"]
         first["template"]["spec"]["containers"][0].pop("command", None)
         first["template"].pop("metadata", None)
-        spec["nprocPerNode"] = play.story.spec()["nprocPerNode"]
+        spec["nprocPerNode"] = sim.schedule.spec()["nprocPerNode"]
         spec["runPolicy"].pop("logMonitoringConfiguration", None)
 
-    play.is_spec_broken = False
-    play.cluster.edit_job(mend)
+    sim.is_spec_broken = False
+    sim.cluster.edit_job(mend)
 
 
-def scale(play: Play, event: Event) -> str:
-    job = play.cluster.job
+def scale(sim: Simulation, event: Event) -> str:
+    job = sim.cluster.job
     if job is None:
         return ""
-    spec = {**play.cluster.spec_in_force(), "replicas": 0}
+    spec = {**sim.cluster.spec_in_force(), "replicas": 0}
     allowed = sizes(spec).allowed
     ceiling = (0, *allowed, allowed[-1] + 1)[event.number % (len(allowed) + 2)]
-    play.cluster.edit_job(lambda spec: spec.update(replicas=ceiling))
+    sim.cluster.edit_job(lambda spec: spec.update(replicas=ceiling))
     return str(ceiling)
 
 
-def set_bounds(play: Play, event: Event) -> str:
-    job = play.cluster.job
+def set_bounds(sim: Simulation, event: Event) -> str:
+    job = sim.cluster.job
     if job is None or "elasticPolicy" not in job.spec:
         return ""
     low, high = 1 + event.number % 3, 1 + event.number % 3 + event.number // 3 % 3
@@ -136,79 +136,79 @@ def set_bounds(play: Play, event: Event) -> str:
         sizes(wish)
     except (SizeError, ValidationError):
         return "refused"
-    play.cluster.edit_job(lambda spec: spec["elasticPolicy"].update(minReplicas=low, maxReplicas=high))
+    sim.cluster.edit_job(lambda spec: spec["elasticPolicy"].update(minReplicas=low, maxReplicas=high))
     return f"{low} to {high}"
 
 
-def suspend(play: Play, event: Event) -> str:
-    play.cluster.edit_job(lambda spec: spec["runPolicy"].update(suspend=True))
-    play.kernel.after(event.seconds, partial(resume, play, event))
+def suspend(sim: Simulation, event: Event) -> str:
+    sim.cluster.edit_job(lambda spec: spec["runPolicy"].update(suspend=True))
+    sim.kernel.after(event.seconds, partial(resume, sim, event))
     return f"for {event.seconds:g} s"
 
 
-def resume(play: Play, event: Event) -> str:
-    play.cluster.edit_job(lambda spec: spec["runPolicy"].update(suspend=False))
+def resume(sim: Simulation, event: Event) -> str:
+    sim.cluster.edit_job(lambda spec: spec["runPolicy"].update(suspend=False))
     return "resumed"
 
 
-def touch_job(play: Play, event: Event) -> str:
-    play.cluster.edit_job(lambda spec: None)
+def touch_job(sim: Simulation, event: Event) -> str:
+    sim.cluster.edit_job(lambda spec: None)
     return "resourceVersion moves"
 
 
-def wipe_record(play: Play, event: Event) -> str:
-    if play.is_spec_broken or not play.watchman.record.generation or not _will_be_told(play, event):
+def wipe_record(sim: Simulation, event: Event) -> str:
+    if sim.is_spec_broken or not sim.checker.record.generation or not _will_be_told(sim, event):
         return ""  # nobody could tell the generation, or which spec the pods are of
-    for run in play.training.runs.values():
+    for run in sim.training.runs.values():
         run.spoiled.add(event.what)
-    play.cluster.wipe_record(leaves_history=False)
+    sim.cluster.wipe_record(leaves_history=False)
     return "annotations are gone"
 
 
-def _will_be_told(play: Play, event: Event) -> bool:
+def _will_be_told(sim: Simulation, event: Event) -> bool:
     """Whether an agent knows the generation, and nothing that comes soon keeps it from telling an operator that is away."""
-    now = play.kernel.now
+    now = sim.kernel.now
     knowing = [
         pod
-        for pod in play.cluster.pods.values()
+        for pod in sim.cluster.pods.values()
         if pod.agent is not None
-        and pod.agent.generation >= play.watchman.record.generation
+        and pod.agent.generation >= sim.checker.record.generation
         and pod.answers()
         and pod.deleted_at is None
         and max(pod.agent.lies_until, pod.agent.lags_until) <= now
     ]
-    comes = [e.what for e in play.story.events if event.at < e.at < event.at + RETURN_S]
+    comes = [e.what for e in sim.schedule.events if event.at < e.at < event.at + RETURN_S]
     return bool(knowing) and not any(what in ENDS_OF_PODS or what in DELAYS for what in comes)
 
 
-def wipe_state(play: Play, event: Event) -> str:
+def wipe_state(sim: Simulation, event: Event) -> str:
     """Only the state is gone: the history tells the generation, whether or not an agent lives."""
-    if not play.watchman.record.generation:
+    if not sim.checker.record.generation:
         return ""
-    for run in play.training.runs.values():
+    for run in sim.training.runs.values():
         run.spoiled.add(event.what)
-    play.cluster.wipe_record(leaves_history=True)
+    sim.cluster.wipe_record(leaves_history=True)
     return "the state is gone"
 
 
-def edit_template(play: Play, event: Event) -> str:
+def edit_template(sim: Simulation, event: Event) -> str:
     """Another image: it acts when the job is resumed, or at once where it never trained."""
 
     def edit(spec: Body) -> None:
         for one in spec["replicaSpecs"]:
             one["template"]["spec"]["containers"][0]["image"] = f"train:{event.number}"
 
-    play.cluster.edit_job(edit)
+    sim.cluster.edit_job(edit)
     return f"train:{event.number}"
 
 
-def drain_and_delete_job(play: Play, event: Event) -> str:
-    play.cluster.annotate_job(ANNOTATION_DRAIN_ON_DELETE, "true")
-    return delete_job(play, event)
+def drain_and_delete_job(sim: Simulation, event: Event) -> str:
+    sim.cluster.annotate_job(ANNOTATION_DRAIN_ON_DELETE, "true")
+    return delete_job(sim, event)
 
 
-def delete_job(play: Play, event: Event) -> str:
-    if play.cluster.job is None or play.cluster.job.deleted_at is not None:
+def delete_job(sim: Simulation, event: Event) -> str:
+    if sim.cluster.job is None or sim.cluster.job.deleted_at is not None:
         return ""
-    play.cluster.delete_job()
+    sim.cluster.delete_job()
     return "deleted"

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from tests.nonempty import some
+from tests.nonempty import every, some
 
 from elastipod.data import ElasticBatches
 from elastipod.data.loader import ElasticBatchSampler, ElasticLoader
@@ -124,7 +124,7 @@ def test_worker_processes_do_not_destroy_what_was_garbage_before_them(*, is_froz
             _, passes = next(iter(loader))
             assert len(list(passes)) == 1
         assert (gc.get_freeze_count() > 0) is is_frozen, "what was frozen before stays so, and nothing else does"
-        assert all(each is not witness for each in gc.get_objects()) is is_frozen, "a frozen object is in no list"
+        assert every(each is not witness for each in gc.get_objects()) is is_frozen, "a frozen object is in no list"
     finally:
         gc.unfreeze()
 

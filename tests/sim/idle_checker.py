@@ -32,7 +32,7 @@ SOON_S = 16.0
 
 
 @dataclass(frozen=True, slots=True)
-class Resting:
+class IdleJob:
     """A job at rest. heard: whether the statuses asks the agent of a pod."""
 
     job: Job
@@ -44,30 +44,30 @@ class Resting:
         return list(self.job.pods.values())
 
 
-def an_edit(at: Resting) -> bool:
+def an_edit(at: IdleJob) -> bool:
     """The user, who must do something: the job says so, and no pod is left that would have to go first."""
     fact = at.job.fact
     return fact.policy is None or bool(fact.unmanaged) or fact.policy.suspend
 
 
-def its_agents(at: Resting) -> bool:
+def its_agents(at: IdleJob) -> bool:
     """The agents of all members: their answers, or their silence, which is looked for as long as they are asked."""
     members = set(at.todo.record.members)
     heard = {pod.id for pod in at.pods if at.heard(pod.uid)}
     return bool(members) and members <= heard
 
 
-def its_pods(at: Resting) -> bool:
+def its_pods(at: IdleJob) -> bool:
     """The end of pods that are being deleted."""
     return any(pod.kill_at is not None for pod in at.pods)
 
 
-def kueue(at: Resting) -> bool:
+def kueue(at: IdleJob) -> bool:
     """What Kueue says of a Workload of the job."""
     return any(not one.fact.finished for one in at.job.workloads.items)
 
 
-def nothing(at: Resting) -> bool:
+def nothing(at: IdleJob) -> bool:
     """Nothing: the job has ended, and no pod lives that nobody sent away."""
     return all(pod.ended or pod.kill_at is not None or _has_ended(pod) for pod in at.pods)
 
@@ -76,7 +76,7 @@ def _has_ended(pod: ObservedPod) -> bool:
     return pod.container is not None and pod.container.ended
 
 
-Event = Callable[[Resting], bool]
+Event = Callable[[IdleJob], bool]
 ENDED = {"Completed": nothing, "Failed": nothing}
 WAITS_FOR: Mapping[tuple[str, str], tuple[Event, ...]] = {
     **{("Running", reason): (its_agents,) for reason in ("Training", "Starting")},
@@ -88,7 +88,7 @@ WAITS_FOR: Mapping[tuple[str, str], tuple[Event, ...]] = {
 """By type and reason of the state: the events any of which can change it. Whatever else has a time to be looked at."""
 
 
-class RestWatch:
+class IdleChecker:
     """Looks at one operator whenever it rests."""
 
     def __init__(self, shell: Shell, kernel: Kernel, loop: VirtualLoop) -> None:
@@ -129,7 +129,7 @@ class RestWatch:
             return
         state = todo.conditions[-1]
         events = (ENDED[state.type],) if state.type in ENDED else WAITS_FOR.get((state.type, state.reason), ())
-        at = Resting(job, todo, self._shell.statuses.asks)
+        at = IdleJob(job, todo, self._shell.statuses.asks)
         if not any(event(at) for event in events):
             awaited = ", ".join(event.__name__ for event in events) or "nothing that is known here"
             raise Violation(
