@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from elastipod_agent import torchrun
-from elastipod_agent.arguments import UnknownOption, build_parser, parse
+from elastipod_agent.arguments import EPILOG, UnknownOption, build_parser, parse
 from elastipod_agent.main import parse_command_line
 from elastipod_agent.options import OWN_OPTIONS, TORCHRUN_OPTIONS, Option
 from elastipod_agent.settings import read_settings
@@ -204,3 +205,37 @@ def test_help_names_both_groups(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--pre-train-script" in text
     assert "--pre_train_script" not in text, "one spelling is enough"
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_help_names_every_option_with_its_values_and_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((100, 40)))
+    text = build_parser({}).format_help()
+    assert text.startswith("usage: hyperpodrun [options] script [arguments of the script]\n")
+    assert max(map(len, text.partition(EPILOG)[0].splitlines())) <= 98, "it fits the terminal"
+    for line in (
+        "  -t, --tee STREAMS ", "  -m, --module ", "  --role ROLE ", "  --shutdown-signal {SIGKILL,SIGTERM}",
+        "  --numa-binding {node,socket,exclusive,core-complex}",
+    ):  # fmt: skip
+        assert f"\n{line}" in text
+    words = " ".join(text.split())
+    assert "Run the workers of one pod of an elastic training job under the control of the operator." in words
+    assert " ".join(EPILOG.split()) in words
+    assert all(
+        " ".join((option.help or option.unused).split()) in words for option in (*TORCHRUN_OPTIONS, *OWN_OPTIONS)
+    )
+    assert "_" not in "".join(part for part in text.split() if part.startswith("--")), "one spelling of each"
+    for place, title in enumerate(
+        ("torchrun's options:", "hyperpodrun's own options:", "no effect inside a pod, and why:")
+    ):
+        assert text.index(title) > place * 100
+    assert text.index("  --max-restarts N") > text.index("no effect inside a pod") > text.index("  --metrics-port PORT")
+
+
+def test_without_a_terminal_help_has_its_usual_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_terminal(*_: int) -> os.terminal_size:
+        raise OSError
+
+    monkeypatch.setattr("os.get_terminal_size", no_terminal)
+    usual = build_parser({}).format_help()
+    monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((1000, 40)))
+    assert build_parser({}).format_help() == usual

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -259,6 +260,122 @@ def test_it_is_repeated_until_the_person_has_enough(
         assert alone(f"--port={port}", "--watch") == 0
     assert naps == [2.0] * 3
     assert capsys.readouterr().out.count("state ") == 3
+
+
+def test_an_error_goes_to_standard_error_alone(
+    alone: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering(404, b"") as (port, _):
+        assert alone(f"--port={port}") == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err.startswith("elastipod agent: the server on port ")) == ("", True)
+    monkeypatch.setattr(status_command, "find_agents", lambda: [HERE, OTHER])
+    assert alone() == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.startswith("elastipod agent: several agents run here; choose one")) == ("", True)
+
+
+def test_an_agent_that_accepts_and_never_answers(
+    alone: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(status_command, "TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        assert alone(f"--port={busy.getsockname()[1]}") == 1
+    assert "does not answer (no answer in time): is it stopped, or busy?" in capsys.readouterr().err
+
+
+def test_a_different_key_is_told_from_none(
+    alone: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ELASTIPOD_TOKEN", "another")
+    with answering(401, b"{}") as (port, _):
+        assert alone(f"--port={port}") == 1
+    assert f"the agent on port {port} requires the key of its job, and $ELASTIPOD_KEY holds a different one" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_terminal_is_cleared_for_each_repetition(
+    alone: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", nap)
+    with answering(200, json.dumps(RUNNING).encode()) as (port, _):
+        assert alone(f"--port={port}", "--watch=0.1") == 0
+        assert capsys.readouterr().out.startswith("agent       ")
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+        assert alone(f"--port={port}", "--watch=3600") == 0
+        assert capsys.readouterr().out.startswith("\x1b[2J\x1b[Hagent       ")
+        assert alone(f"--port={port}", "--watch", "--json") == 0
+        assert json.loads(capsys.readouterr().out) == RUNNING
+        assert alone(f"--port={port}") == 0
+        assert capsys.readouterr().out.startswith("agent       ")
+    assert naps == [0.1, 3600.0, 2.0]
+
+
+def test_help_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        status_command.main(["--help"])
+    overview = " ".join(capsys.readouterr().out.split())
+    assert overview.startswith("usage: elastipod agent [-h] COMMAND ...")
+    assert "Query the agent (hyperpodrun) of this pod." in overview
+    assert "status show the state of the agent and its workers" in overview
+    with pytest.raises(SystemExit):
+        status_command.main(["status", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert "Show the state of the agent and its workers. Inside the pod, the port and the key are found" in words
+    assert "--port PORT port of the agent (default: found automatically)" in words
+    assert "--json print the agent's answer, one JSON object per line" in words
+    assert "--watch [SECONDS] repeat every SECONDS (default: 2)" in words
+    with pytest.raises(SystemExit) as ended:
+        status_command.main([])
+    assert ended.value.code == 2
+    assert "COMMAND" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argument", "sentence"),
+    [
+        ("--port=65536", "'65536' is not a port number"),
+        ("--port=0", "'0' is not a port number"),
+        ("--watch=0.09", "'0.09' is not a number of seconds from 0.1 to 3600"),
+        ("--watch=3600.1", "'3600.1' is not a number of seconds from 0.1 to 3600"),
+        ("--watch=x", "'x' is not a number of seconds from 0.1 to 3600"),
+    ],
+)
+def test_what_is_wrong_with_a_value(
+    alone: Callable[..., int], capsys: pytest.CaptureFixture[str], argument: str, sentence: str
+) -> None:
+    with pytest.raises(SystemExit):
+        alone(argument)
+    assert sentence in capsys.readouterr().err
+
+
+def test_every_field_of_an_answer_that_has_it() -> None:
+    """The same answer with each part missing in turn says less, and nothing wrong."""
+    seen = told({**RUNNING, "reason": "Testing", "details": {**RUNNING["details"], "is_warm": False, "restarts": 1}})
+    assert seen["state"].endswith(", Testing")
+    assert seen["workers"] == "2 on this pod, world size 4, 4 warm starts, 1 cold start, warm starts are off"
+    assert seen["generation"] == "3, group rank 1 of 2, 1 restart on this pod"
+    bare = told({"status": "ready"})
+    assert bare["agent"] == "port 7000, version unknown"
+    assert bare["checkpoint"] == "none reported"
+    assert bare["last fault"] == "none"
+    assert told({**RUNNING, "details": {}})["generation"] == "3, group rank 1 of unknown"
+    assert told({"status": "faulted"})["last fault"] == "unknown: no message"
+    assert told({"status": "faulted", "reason": "R", "failure": {"time": "?"}})["last fault"] == "R\nno message"
+    assert told({"status": "faulted", "failure": {"message": "m"}})["last fault"] == "fault\nm"
+    two = {"progress": {"b": {"progressCount": 1}, "a": {"progressData": "/a"}, "c": 7}}
+    assert told({**RUNNING, **two})["checkpoint"] == "a: step unknown, /a\nb: step 1, "
+    partial = {"worker": {"step": 0, "samples": 0, "loss": 0.0}}
+    assert told({**RUNNING, **partial})["training"] == "step 0, 0 samples, loss 0"
+    assert told({**RUNNING, "spare": "true"})["generation"].endswith("held as a spare, 2 restarts on this pod")
+    assert told({**RUNNING, "worker_note": 1, "message": "a\tb"})["drain"] == "none"
 
 
 @pytest.mark.parametrize("arguments", [["--port=0"], ["--port=http"], ["--watch=0"], ["--watch=x"], ["more"]])
