@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from elastipod.data.mixture import Mixture
 from elastipod.errors import SampleLogError
+from elastipod.synced_files import sync_directory
 
 if TYPE_CHECKING:
     from elastipod.data import Batch, ElasticBatches
@@ -62,6 +63,7 @@ class SampleLog:
             raise SampleLogError(f"cannot create the sample log's folder {directory}: {error.strerror}") from error
         try:
             self._descriptor: int | None = os.open(self.path, flags, 0o644)
+            sync_directory(Path(directory))
         except FileExistsError:
             raise SampleLogError(
                 f"{self.path} exists: another run logged there; give each run a directory of its own"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from elastipod.checkpoint.manifest import MANIFEST, CheckpointId, Manifest
 from elastipod.checkpoint.store import CLAIMS, COMPLETE, CheckpointStore
 from elastipod.errors import CheckpointError, FencedError
+from elastipod.synced_files import create_synced, sync_directory
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -149,10 +150,10 @@ class DirectoryStore(CheckpointStore):
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            with suppress(FileExistsError), open(self.path / name, "x", encoding="utf-8") as file:
-                file.write(text)
-                return True
-            return False
+            try:
+                create_synced(self.path / name, text)
+            except FileExistsError:
+                return False
         finally:
             temporary.unlink()
         sync_directory(temporary.parent)
@@ -161,7 +162,7 @@ class DirectoryStore(CheckpointStore):
     def _draft(self, name: str, text: str) -> Path:
         path = self.path / name
         temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-        temporary.write_text(text, encoding="utf-8")
+        create_synced(temporary, text)
         return temporary
 
     def _remove(self, name: str) -> None:
@@ -184,12 +185,3 @@ class _WriteBehindFile(io.FileIO):
                 )
             self._written_back = written
         return count
-
-
-def sync_directory(path: Path) -> None:
-    """Sync the directory, so that a rename or a new name survives a power loss."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

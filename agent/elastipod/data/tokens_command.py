@@ -16,6 +16,7 @@ from typing import BinaryIO
 from elastipod.data.token_format import HEADER_BYTES, TokenHeader, bytes_per_token, read_header, verify_tokens
 from elastipod.data.tokenizing import BlockTokenizer, TokenBlock, Tokenize, read_text_blocks, tokenize_blocks
 from elastipod.errors import DataError
+from elastipod.synced_files import sync_directory
 
 BYTES = "bytes"
 _PROGRESS_INTERVAL_S = {True: 0.5, False: 10.0}  # on a terminal, elsewhere
@@ -77,7 +78,7 @@ def build(
                 on_progress(each.bytes_read, writer.tokens)
             header = writer.finish()
         os.replace(temporary, output)
-        _sync_folder(output.parent)
+        sync_directory(output.parent)
     except FileExistsError as error:
         raise DataError(f"{temporary} exists: another build is writing it, or was killed; then remove it") from error
     except OSError as error:
@@ -202,14 +203,6 @@ def _describe(path: Path, header: TokenHeader, checksum: str) -> str:
         f"{path}: {header.tokens} tokens of {header.token_bytes} bytes in {header.documents} documents, "
         f"vocabulary {header.vocabulary}, {checksum}"
     )
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _parser() -> argparse.ArgumentParser:
