@@ -43,8 +43,14 @@ class Trained:
     def __init__(self, mib: float, *, is_new: bool = False) -> None:
         width = 4 * round((mib * 2**20 / 4 / LAYERS) ** 0.5 / 4)  # alike for every rank of up to four
         self.model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(LAYERS)))
+        self.model.append(torch.nn.LayerNorm(width))
         fully_shard(self.model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.optimizer = torch.optim.AdamW(
+            [  # as most trainers have it: what does not decay is a group of its own
+                {"params": [weight for weight in self.model.parameters() if weight.ndim > 1], "weight_decay": 0.1},
+                {"params": [scale for scale in self.model.parameters() if scale.ndim == 1], "weight_decay": 0.0},
+            ]
+        )
         if not is_new:
             self.nested()  # makes the moments
 
@@ -215,7 +221,7 @@ def _save_both(folder: Path, node: Path, mib: float) -> int:
 def _timed_load(run: Trained, directory: Path, memory: Path | None) -> float:
     """Load with a manager of its own, whose claim is not part of the time. memory: None for durable storage alone."""
     with CheckpointManager(directory, memory=memory or False) as ours:
-        _ = ours.generation
+        ours.claim()
         return timed(partial(ours.load_latest, model=run.model, optimizer=run.optimizer))
 
 

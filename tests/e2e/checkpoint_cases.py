@@ -35,12 +35,19 @@ except ImportError:  # torch 2.4 and 2.5
 
 
 class Run:
-    """A model that trains: on one process, or over the world as DDP, FSDP2 or HSDP (two replicas)."""
+    """A model that trains: on one process, or over the world as DDP, FSDP2 or HSDP (two replicas).
+
+    As most trainers have it, biases do not decay, which is a parameter group of their own, and one layer is frozen.
+    """
 
     def __init__(self, kind: str, *, seed: int = 0, width: int = 10) -> None:
         torch.manual_seed(seed)
         self.model: torch.nn.Module = torch.nn.Sequential(
-            torch.nn.Linear(6, width), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(width, 3)
+            torch.nn.Linear(6, width),
+            torch.nn.Tanh(),
+            torch.nn.Dropout(0.1),
+            torch.nn.Linear(width, width, bias=False).requires_grad_(False),
+            torch.nn.Linear(width, 3),
         )
         if kind == "ddp":
             self.model = DistributedDataParallel(self.model)
@@ -50,7 +57,18 @@ class Run:
             fully_shard(
                 self.model, mesh=init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("a", "b"))
             )
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": 0.1},
+                {
+                    "params": [parameter for parameter in trained if parameter.ndim == 1],
+                    "weight_decay": 0.0,
+                    "lr": 0.02,
+                },
+            ],
+            lr=0.05,
+        )
         self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 5], gamma=0.5)
 
     def train(self, first: int, last: int) -> None:
@@ -85,10 +103,9 @@ class Run:
         found = hashlib.sha256()
         for name, parameter in sorted(self.model.named_parameters()):
             found.update(name.removeprefix("module.").encode())
-            for tensor in (
-                parameter,
-                *(self.optimizer.state[parameter][key] for key in ("exp_avg", "exp_avg_sq", "step")),
-            ):
+            state = self.optimizer.state[parameter] if parameter.requires_grad else {}
+            assert len(state) == 3 * parameter.requires_grad
+            for tensor in (parameter, *(state[key] for key in sorted(state))):
                 whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
                 found.update(whole.detach().numpy().tobytes())
         found.update(repr(self.scheduler.get_last_lr()).encode())
