@@ -69,3 +69,32 @@ def test_devices_of_single_workers(environ: dict[str, str], devices: list[dict[s
 def test_refused(tmp_path: Path, wanted: str) -> None:
     with pytest.raises(BadWorkerCount, match="--nproc-per-node"):
         resolve_nproc(wanted, {}, dev=tmp_path)
+
+
+@pytest.mark.parametrize("node", ["kfd", "davinci_manager", "dri/renderD128", "accel", "hl0"])
+def test_accelerators_of_other_makers_are_counted_by_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: str
+) -> None:
+    monkeypatch.setattr("elastipod_agent.devices._ask_torch", lambda *_: 8)
+    assert resolve_nproc("auto", {}, dev=tmp_path) == count_cpus(), "nothing to ask about"
+    (tmp_path / node).parent.mkdir(exist_ok=True)
+    (tmp_path / node).touch()
+    assert resolve_nproc("auto", {}, dev=tmp_path) == 8
+
+
+def test_as_many_workers_as_a_pod_may_have(tmp_path: Path) -> None:
+    assert (resolve_nproc("1", {}, dev=tmp_path), resolve_nproc(" 4096 ", {}, dev=tmp_path)) == (1, 4096)
+    with pytest.raises(BadWorkerCount, match="'4097'; it must be auto, cpu, gpu, xpu or 1 to 4096"):
+        resolve_nproc("4097", {}, dev=tmp_path)
+
+
+@pytest.mark.parametrize("script", ["exit 3", "echo 4; exit 1", "echo many", "true", "no-such-program"])
+def test_a_torch_that_does_not_answer_sees_no_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n", "utf-8")
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    with pytest.raises(BadWorkerCount, match="--nproc-per-node is xpu, but torch sees no such device in this pod"):
+        resolve_nproc("xpu", {}, dev=tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
@@ -11,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.nonempty import every
 
+from elastipod_agent import __version__
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.metrics import FAMILIES, Metrics, MetricsPage, Sources, count_changes
 from elastipod_agent.server.http import Request
@@ -136,3 +139,26 @@ def test_a_fault_is_counted_by_its_reason(after: dict[str, Any], counted: int) -
     count_changes(before, replace(before, **after), metrics)
     count_changes(replace(before, **after), replace(before, **after, version=5), metrics)
     assert metrics.value("faults_total", reason="LogHang_loss") == counted
+
+
+async def test_the_version_and_the_start_are_told_before_anything_happens() -> None:
+    before = time.time()
+    metrics = Metrics()
+    found = await scrape(page(metrics))
+    python = ".".join(map(str, sys.version_info[:3]))
+    assert found["elastipod_agent_build_info", python, __version__] == 1
+    assert before <= found["elastipod_agent_start_time_seconds",] <= time.time()
+    labelled = {"worker_starts_total", "faults_total", "calls_total", "refused_calls_total"}
+    counters = {name for name, (kind, _) in FAMILIES.items() if kind == "counter"} - labelled
+    assert {name for name in counters if (f"elastipod_agent_{name}",) in found} == counters
+    assert found["elastipod_agent_starts_total",] == 0
+    assert found["elastipod_agent_terminating",] == 0
+
+
+async def test_other_paths_and_methods_are_refused() -> None:
+    made = page(Metrics())
+    other = await made.handle(Request("GET", "/", {}))
+    assert (other.status, other.body) == (404, b"only /metrics is here\n")
+    assert other.headers == {"Content-Type": "text/plain"}
+    posted = await made.handle(Request("POST", "/metrics", {}))
+    assert (posted.status, posted.body, posted.headers) == (405, None, {"Allow": "GET"})

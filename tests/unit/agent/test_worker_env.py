@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastipod_agent.core.requests import StartRequest
-from elastipod_agent.core.worker_env import VOLATILE, Layout, steady_env, worker_env
+from elastipod_agent.core.worker_env import VOLATILE, Layout, pod_env, steady_env, worker_env
 
 START = StartRequest(rank=1, nnodes=3, fault_count=6, master_addr="10.0.0.9", master_port=10070, generation=7)
 LAYOUT = Layout(nproc=2, run_id="ns/job", role="default", max_restarts=3)
@@ -112,3 +112,12 @@ def test_all_workers_of_all_generations_share_the_steady_part(rank: int, local_r
     steady = steady_env(base, LAYOUT)
     assert steady.items() <= env.items()
     assert set(env) - set(steady) <= VOLATILE
+
+
+def test_a_script_gets_what_is_the_same_for_all_workers_of_the_pod() -> None:
+    assert pod_env({"PATH": "/bin", "NNODES": "1"}, START, LAYOUT) == {
+        "PATH": "/bin", "NNODES": "3", "NPROC_PER_NODE": "2", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "3",
+        "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "6", "MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "10070",
+        "JOB_RESTART_COUNT": "6", "TORCHELASTIC_RESTART_COUNT": "6", "TORCHELASTIC_MAX_RESTARTS": "3",
+        "TORCHELASTIC_RUN_ID": "ns/job", "ELASTIPOD_GENERATION": "7",
+    }  # fmt: skip
