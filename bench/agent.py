@@ -87,7 +87,7 @@ def _write(name: str, samples: Samples, load_1m: float, noise: list[float], vers
     write_json(RUN / f"{name}-runs.json", samples.as_json())
     print(f"\n{table(drawn)}\n\n{machine}; load {load_1m:.2f}; {RUN / name}.json")
     if max(noise) > NOISY:
-        print("WARNING: the machine was not quiet; measure again before these figures are quoted")
+        print("WARNING: the machine was not quiet; measure again before quoting these figures")
     return conclude(drawn)
 
 
@@ -105,7 +105,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--sides", type=_some_of(SIDES), default=list(SIDES), help=f"some of {','.join(SIDES)}")
     parser.add_argument("--parts", type=_some_of(PARTS), default=list(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument(
-        "--wait-for-quiet", type=float, default=30.0, help="seconds before each run at most, while others keep it busy"
+        "--wait-for-quiet",
+        type=float,
+        default=30.0,
+        help="maximum seconds to wait before each run while other processes use the machine",
     )
     return parser.parse_args()
 

@@ -63,7 +63,7 @@ def main() -> int:
     write_json(RUN / "checkpoint-runs.json", samples.as_json())
     print(table(rows))
     if noise > NOISY:
-        print("WARNING: the machine was not quiet; measure again before these figures are quoted")
+        print("WARNING: the machine was not quiet; measure again before quoting these figures")
     return conclude(rows)
 
 

@@ -68,7 +68,7 @@ async def _measure(chosen: list[str], sizes: Sizes, samples: Samples) -> None:
         for number in range(sizes.repeat if part in parts.ONCE else 1):
             folder = RUN / "operator" / part / str(number)
             folder.mkdir(parents=True)
-            print(f"{part}: bringing the control plane up", flush=True)
+            print(f"{part}: starting the control plane", flush=True)
             try:
                 async with load(folder, NODES) as it:
                     print(f"{part}: measuring", flush=True)
@@ -87,13 +87,13 @@ def _versions() -> dict[str, str]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.operator", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--jobs", type=int, default=100, help="jobs of the fleet (default: 100; the whole: 1000)")
-    parser.add_argument("--pods", type=int, default=1000, help="pods of the fleet (default: 1000; the whole: 10000)")
+    parser.add_argument("--jobs", type=int, default=100, help="jobs of the fleet (default: 100; with --whole: 1000)")
+    parser.add_argument("--pods", type=int, default=1000, help="pods of the fleet (default: 1000; with --whole: 10000)")
     parser.add_argument(
         "--starts",
         type=_numbers,
         default=(64, 1000),
-        help="agents that start at once (default: 64,1000; the whole: 64,1000,4000)",
+        help="agents that start at once (default: 64,1000; with --whole: 64,1000,4000)",
     )
     parser.add_argument(
         "--restart", type=int, default=1000, help="pods of the job whose pods are recreated (default: 1000)"
@@ -102,14 +102,14 @@ def _options() -> argparse.Namespace:
         "--churn",
         type=float,
         default=WHOLE.churn,
-        help="events a second in motion (default: 1; each takes some 30 calls)",
+        help="events per second in the minute of events (default: 1; each takes about 30 calls)",
     )
     parser.add_argument("--repeat", type=int, default=5, help="runs of each part (default: 5)")
     parser.add_argument("--parts", type=_parts, default=list(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument(
         "--whole",
         action="store_true",
-        help="the sizes for which figures are quoted, whatever else is said; some two hours",
+        help="the sizes of published figures, overriding other options; about two hours",
     )
     options = parser.parse_args()
     if options.whole:

@@ -1,1 +1,1 @@
-"""`make demo`: an elastic job on a local cluster, shown while it runs, then judged."""
+"""`make demo`: an elastic job on a local cluster, shown while it runs, then checked."""

@@ -16,7 +16,7 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker process. pid: as this machine counts, not the pod; rank: global."""
+    """One worker process. pid: in the namespace of this machine, not of the pod; rank: global."""
 
     pid: int
     rank: int
@@ -52,7 +52,7 @@ def _ranked_processes(pod_uid: str, proc: Path) -> Iterator[tuple[int, int]]:
                 continue
             rank = worker_rank(parse_environ((entry / "environ").read_bytes()))
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended meanwhile
+            continue  # it has ended
         if rank is not None:
             yield int(entry.name), rank
 
@@ -76,7 +76,7 @@ def kill_worker(pod_uid: str) -> tuple[Worker, float]:
     worker = workers[-1]
     handle = os.pidfd_open(worker.pid)
     try:
-        # The handle is on this process for good; that it is still the worker is looked at once more.
+        # The handle is bound to this process; check once more that it is still the worker.
         if worker not in workers_of(pod_uid):
             raise LocalClusterError(f"worker {worker.rank} (pid {worker.pid}) ended before it could be killed")
         at = time.time()

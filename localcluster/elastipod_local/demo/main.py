@@ -31,11 +31,11 @@ DONE, FAILED, UNSUPPORTED, INTERRUPTED = 0, 1, 2, 130
 
 
 class Interrupted(BaseException):
-    """SIGINT or SIGTERM arrived; no `except Exception` may hold it up."""
+    """SIGINT or SIGTERM arrived; no `except Exception` may catch it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; give 0 when all was shown, 1 when not, 2 where it cannot run at all, 130 when interrupted."""
+    """Run the demo; give 0 if everything was shown, 1 if not, 2 if it cannot run here, 130 if interrupted."""
     parser = argparse.ArgumentParser(
         prog="make demo",
         usage='make demo [ARGS="--keep"]',
@@ -56,15 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _require_machine() -> None:
-    """Raise UnsupportedError with one sentence where nodes cannot be made."""
+    """Raise UnsupportedError with one sentence if nodes cannot be created."""
     if sys.platform != "linux":
         raise UnsupportedError(
-            f"the demo makes Kubernetes nodes out of Linux namespaces, and this is {sys.platform}; "
+            f"the demo creates Kubernetes nodes from Linux namespaces, and this is {sys.platform}; "
             "run it on a Linux machine or in a Linux virtual machine, as root"
         )
     if not is_root():
         raise UnsupportedError(
-            "the demo makes Kubernetes nodes out of Linux namespaces, which needs root; run it as root: sudo make demo"
+            "the demo creates Kubernetes nodes from Linux namespaces, which needs root; run it as root: sudo make demo"
         )
 
 
@@ -93,12 +93,12 @@ def _run(root: Path, *, keep: bool) -> int:
     if result:
         print(f"\n{result.summary}")
         for sentence in result.shortcomings:
-            print(f"not as it should be: {sentence}", file=sys.stderr)
+            print(f"not shown: {sentence}", file=sys.stderr)
     return status
 
 
 def _take_down(cluster: Cluster, *, keep: bool) -> None:
-    """Take the cluster down, not to be interrupted; or say how to use it."""
+    """Take the cluster down without interruption, or say how to use it."""
     if keep and cluster.is_running():
         print(f"\nThe cluster is up: export KUBECONFIG={cluster.kubeconfig}")
         print(f"Take it down with: elastipod local down --name {cluster.name}")

@@ -1,7 +1,7 @@
-"""What happened in a run of the demo, computed from what was written down: history, sample logs, marks, audit.
+"""The report of a demo run, computed from its records: history, sample logs, marks, audit.
 
-Everything here is a pure function of those records, so that a figure in a report can be followed back to its lines.
-All times that go in are Unix seconds of one machine's clock; all that come out count from the job's creation.
+Everything here is a pure function of those records, so every figure in a report can be traced to its source.
+Input times are Unix seconds of one machine's clock; output times count from the job's creation.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class HistoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that the demo did to the cluster, at a moment in Unix seconds."""
+    """An action of the demo on the cluster, with its time in Unix seconds."""
 
     name: str
     at: float
@@ -75,10 +75,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of generation. gap_s: last old step to first new step; None where the new one made no step.
+    """One change of generation. gap_s: last old step to first new step; None if the new one made no step.
 
-    steps_repeated: steps of the old generation that the new one had to make again. detection_s: from the mark of the
-    kill to the moment when the operator knew; None for a resize, or without such a mark.
+    steps_repeated: steps of the old generation that the new one repeated. detection_s: from the mark of the kill to the
+    operator's detection; None for a resize, or without such a mark.
     """
 
     entry: HistoryEntry
@@ -89,7 +89,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All that was written down about one run; `created_at` is the job's creation."""
+    """All records of one run; `created_at` is the job's creation."""
 
     created_at: float
     history: tuple[HistoryEntry, ...]
@@ -105,7 +105,7 @@ KILL_MARK = "worker killed"
 
 
 def parse_history(entries: Sequence[Mapping[str, Any]]) -> tuple[HistoryEntry, ...]:
-    """Read the annotation's JSON list. Raises KeyError or ValueError when it is not as the contract says."""
+    """Read the annotation's JSON list. Raises KeyError or ValueError if it violates the contract."""
     return tuple(
         HistoryEntry(
             generation=int(entry["generation"]),
@@ -170,7 +170,7 @@ def _detection_s(entry: HistoryEntry, marks: Sequence[Mark]) -> float | None:
 
 
 def spans(run: Run) -> tuple[Span, ...]:
-    """Give the phases from the job's creation to its last step, without holes and without overlap."""
+    """Give the phases from the job's creation to its last step, without gaps or overlaps."""
     stages = [
         (entry, generation)
         for entry in run.history
@@ -202,7 +202,7 @@ def _span(run: Run, phase: JobPhase, start: float, end: float, size: int) -> Spa
 
 
 def sizes(run: Run) -> tuple[int, ...]:
-    """Give the sizes that trained, one after the other; a recovery at the same size is no new one."""
+    """Give the sizes that trained, in order; a recovery at the same size adds none."""
     trained = {generation.number for generation in run.generations if generation.steps}
     return tuple(size for size, _ in groupby(entry.size for entry in run.history if entry.generation in trained))
 
@@ -265,7 +265,7 @@ def _recovery(change: Change) -> Json:
 
 
 def _size_history(phases: Sequence[Span]) -> list[Json]:
-    """Give each moment at which the number of training replicas changed; 0 where nothing trains."""
+    """Give each moment at which the number of training replicas changed; 0 if nothing trains."""
     moments: list[tuple[float, int]] = []
     for span in phases:
         trains = span.phase in (JobPhase.TRAINING, JobPhase.DRAINING)
@@ -277,11 +277,11 @@ def _size_history(phases: Sequence[Span]) -> list[Json]:
 
 
 EXPECTED_SIZES = [2, 4, 2, 4, 2, 4]
-REPEATED_MAX = 2  # steps after a crash: one that memory does not hold yet, and one that was under way
+REPEATED_MAX = 2  # steps after a crash: one that is not in memory yet, and one in progress
 
 
 def shortcomings(report: Mapping[str, Any], *, state: str, audit_exit: int) -> list[str]:
-    """Say in sentences what the run was meant to show and did not; empty when all held.
+    """Say in sentences what the run should have shown but did not; empty if everything was shown.
 
     state: the job's last condition; audit_exit: exit status of `elastipod audit`.
     """

@@ -28,7 +28,7 @@ SCALE_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What `elastipod audit --json` answered: its exit status, its report, and the sentence where it gave none."""
+    """The result of `elastipod audit --json`: its exit status, its report, or its error message."""
 
     exit_status: int
     report: Mapping[str, Any]
@@ -37,7 +37,7 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """How a run ended: the report as written, what it failed to show, and its summary for people."""
+    """How a run ended: the report, what it failed to show, and a summary for users."""
 
     report: Json
     shortcomings: Sequence[str]
@@ -92,7 +92,7 @@ def write_result(
 
 
 def title(report: Mapping[str, Any]) -> str:
-    """Give the picture's title: the sizes, and what went wrong on the way."""
+    """Give the picture's title: the sizes and the faults."""
     sizes = " → ".join(map(str, report["sizes"]))
     recovered = len(report["recoveries"])
     crashes = f", {recovered} recovery" if recovered == 1 else f", {recovered} recoveries" if recovered else ""
@@ -102,7 +102,7 @@ def title(report: Mapping[str, Any]) -> str:
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """Give the changes of a run as a table for people, one line each, in the order of time."""
+    """Give the changes of a run as a text table, one line each, in order."""
     rows = [("generation", "replicas", "cause", "detected after", "training gap", "steps repeated")]
     found = sorted([*report["resizes"], *report["recoveries"]], key=lambda change: change["generation"])
     rows += [
@@ -123,7 +123,7 @@ def table(report: Mapping[str, Any]) -> str:
 
 
 def queue_lines(report: Mapping[str, Any]) -> list[str]:
-    """Tell the second act in sentences."""
+    """Describe the second act in sentences."""
     urgent, shrink = report["newcomer"], report["given_up"]
     if not urgent["steps"] or urgent["quota_after_s"] is None or shrink is None:
         return []
@@ -159,7 +159,7 @@ def versions() -> dict[str, str | None]:
 
 
 def machine() -> dict[str, Any]:
-    """Give what the machine is that the figures come from."""
+    """Describe the machine of the figures."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpus": len(os.sched_getaffinity(0)),
@@ -181,7 +181,7 @@ DIAGNOSTICS = {
 
 
 def collect_diagnostics(kubectl: Callable[..., str], folder: Path) -> Path:
-    """Write what the cluster can say about a failure below `folder`; give where. What cannot be asked is said there."""
+    """Write diagnostics of a failure below `folder` and give the path. Failed queries are noted there."""
     target = folder / "failure"
     target.mkdir(parents=True, exist_ok=True)
     for name, arguments in DIAGNOSTICS.items():

@@ -1,4 +1,4 @@
-"""What the workers of one job wrote into their sample logs, put together generation by generation.
+"""The sample logs of the workers of one job, merged by generation.
 
 Only the logs show when a step was really made; conditions and Events show when the operator noticed.
 """
@@ -20,7 +20,7 @@ LOG_NAME = re.compile(r"gen-\d{6}-rank-\d{5}\.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step of the job. at: Unix seconds when its last rank had made it; loss: mean over the ranks."""
+    """One optimizer step of the job. at: Unix seconds at which its last rank completed it; loss: mean over the ranks."""
 
     number: int
     at: float
@@ -29,10 +29,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One run of the workers between two starts, as its logs tell it.
+    """One run of the workers between two starts, according to its logs.
 
-    resumed_step: the last step that its checkpoint held, 0 at the beginning. drained_at: Unix seconds when its last rank
-    had stopped for an elastic event, None when it was not drained.
+    resumed_step: the last step in its checkpoint, 0 at the beginning. drained_at: Unix seconds at which its last rank
+    stopped for an elastic event, None if it was not drained.
     """
 
     number: int
@@ -54,16 +54,16 @@ class Generation:
 
 
 def read_run(folder: Path) -> tuple[Generation, ...]:
-    """Read every rank's log below `folder`; give the generations in order, none while nothing was written."""
+    """Read every rank's log below `folder`; give the generations in order."""
     return generations(parse_log(path.read_bytes()) for path in sorted(folder.glob("gen-*-rank-*.jsonl")))
 
 
 def find_logs(shared: Path, job: str) -> Path | None:
     """Give the folder below `shared` with the sample logs of a job, None before a worker has made the first one.
 
-    As in the examples, all that a job writes lies in a folder of its name.
+    As in the examples, a job writes everything into a folder of its name.
     """
-    for folder, _, names in os.walk(shared):  # which folders checkpoints come and go in does not matter to it
+    for folder, _, names in os.walk(shared):  # unaffected by folders of checkpoints that come and go
         found = Path(folder)
         if job in found.relative_to(shared).parts and any(LOG_NAME.fullmatch(name) for name in names):
             return found
@@ -71,13 +71,13 @@ def find_logs(shared: Path, job: str) -> Path | None:
 
 
 def parse_log(content: bytes) -> list[Line]:
-    """Give the lines of one log. A last line that a kill has torn (no newline yet) was never finished and is left out."""
+    """Give the lines of one log. An incomplete last line (without a newline), as after a kill, is ignored."""
     whole = content[: content.rfind(b"\n") + 1]
     return [json.loads(line) for line in whole.splitlines() if line.strip()]
 
 
 def generations(logs: Iterable[Sequence[Line]]) -> tuple[Generation, ...]:
-    """Put the ranks' logs together; give the generations in order. Logs without a start line are left out."""
+    """Merge the ranks' logs; give the generations in order. Logs without a start line are ignored."""
     ranks: defaultdict[int, list[Sequence[Line]]] = defaultdict(list)
     for log in logs:
         if log and log[0]["kind"] == "start":

@@ -1,4 +1,4 @@
-"""What the demo does, step by step: the ways of a user, helm, kubectl, and nodes and jobs that come and go."""
+"""The steps of the demo. It only uses what a user has: helm, kubectl, nodes and jobs."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ QUEUE = "examples/lm/queue.yaml"
 CLUSTER_MANIFESTS = ("examples/storage.yaml", QUEUE)
 JOB = "examples/lm/job.yaml"
 URGENT_JOB = "examples/lm/job-urgent.yaml"
-NODES = NodeOptions(cpus=1)  # room for one of the examples' replicas each, whatever the machine has
+NODES = NodeOptions(cpus=1)  # room for one replica of an example each, on any machine
 STEPS = 13
-TRAIN_S = 8.0  # how long each size is left to train, so that it can be seen
+TRAIN_S = 8.0  # how long each size trains, so that it is visible
 UNSAVED_STEPS = 5  # steps since the last durable checkpoint when the worker is killed
 INSTALL_DEADLINE_S = 120
 START_DEADLINE_S = 120
@@ -47,7 +47,7 @@ END_DEADLINE_S = 240
 
 @dataclass(frozen=True, slots=True)
 class ExampleJob:
-    """An example that is applied: its file, and its name as the manifest gives it."""
+    """An example: its file, and its name in the manifest."""
 
     file: Path
     name: str
@@ -59,7 +59,7 @@ class ExampleJob:
 
 @dataclass(slots=True)
 class DemoLog:
-    """What the demo itself writes down: when it applied the jobs, what it did to the cluster, and its own seconds."""
+    """The demo's own records: when it applied the jobs, its actions on the cluster, and the duration of its steps."""
 
     created_at: dict[str, float] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
@@ -70,7 +70,7 @@ class DemoLog:
 
 
 class Demo:
-    """One run, step by step. Each step either gets where it says or raises with what it saw instead."""
+    """One run, step by step. Each step reaches its goal or raises with what it observed instead."""
 
     def __init__(self, root: Path, view: View) -> None:
         self._root = root
@@ -83,21 +83,21 @@ class Demo:
 
     @property
     def cluster(self) -> Cluster:
-        """The demo's cluster, whether it is up or not."""
+        """The demo's cluster, even if it is not running."""
         return self._cluster
 
     def run(self) -> DemoResult:
-        """Do all steps; give how the run ended. Raises LocalClusterError where one does not get there."""
+        """Run all steps; give the result. Raises LocalClusterError if a step fails."""
         with self._step("build", "fetch or build missing programs and images"):
             self._build()
-        with self._step("cluster", "start a Kubernetes cluster: 2 nodes, and Kueue, which shares out quota"):
+        with self._step("cluster", "start a Kubernetes cluster: 2 nodes, and Kueue for quota"):
             self._start_cluster()
-        with self._step("install", f"install the operator; {QUEUE} makes a queue with quota for 4 replicas"):
+        with self._step("install", f"install the operator; {QUEUE} creates a queue with quota for 4 replicas"):
             self._install()
         with self._watching(self._job) as watcher:
             self._view.act("Act 1: nodes come and go, and a worker dies")
             self._act_one(watcher)
-            self._view.act("Act 2: an urgent job needs the room")
+            self._view.act("Act 2: an urgent job needs the capacity")
             urgent = self._act_two(watcher)
             with self._step("complete", "wait until the job completes"):
                 snapshot = _wait_for_end(watcher, END_DEADLINE_S)
@@ -116,13 +116,13 @@ class Demo:
             self._drain()
             self._train_at_size(watcher, 2, RESIZE_DEADLINE_S)
         with self._step(
-            "crash", "kill one worker with SIGKILL; the job resumes from the last step, which is kept in memory"
+            "crash", "kill one worker with SIGKILL; the job resumes from the last step, which is in memory"
         ):
             self._crash(watcher)
 
     def _act_two(self, watcher: Watcher) -> JobSnapshot:
-        """Give the urgent job as it was at its end."""
-        with self._step("return", "uncordon these 2 nodes; the job grows to 4, all that its queue has"):
+        """Give the urgent job at its end."""
+        with self._step("return", "uncordon these 2 nodes; the job grows to 4, the quota of its queue"):
             self._log.mark("2 nodes returned")
             self._cluster.kubectl("uncordon", *self._added)
             self._train_at_size(watcher, 4, RESIZE_DEADLINE_S)
@@ -198,7 +198,7 @@ class Demo:
         return uid
 
     def _train_at_size(self, watcher: Watcher, size: int, deadline_s: float) -> None:
-        """Wait until the job trains at this size, and then has trained at it long enough to be seen."""
+        """Wait until the job trains at this size, and has trained long enough to be visible."""
         what = _wait_for_size(watcher, size, deadline_s)
         until = time.time() + TRAIN_S
         watcher.wait_for(lambda snapshot: snapshot.at >= until, what, deadline_s=TRAIN_S + 30)
@@ -239,7 +239,7 @@ class Demo:
 
     @contextmanager
     def _step(self, name: str, title: str) -> Iterator[None]:
-        """Say what begins and note how long it takes; an error names the step."""
+        """Announce a step and record its duration; an error names the step."""
         self._number += 1
         self._view.step(self._number, STEPS, title)
         began = time.monotonic()
@@ -253,7 +253,7 @@ class Demo:
 
 
 def _wait_for_size(watcher: Watcher, size: int, deadline_s: float) -> str:
-    """Wait until a job trains at this size; give that in words."""
+    """Wait until a job trains at this size; give its description."""
     what = f"training with {size} replicas"
     watcher.wait_for(lambda snapshot: snapshot.training_size == size, what, deadline_s=deadline_s)
     return what

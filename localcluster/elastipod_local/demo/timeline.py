@@ -34,18 +34,18 @@ STYLE = {
     "axes.labelcolor": INK,
     "xtick.color": INK,
     "ytick.color": INK,
-    "svg.fonttype": "path",  # looks the same wherever it is shown
+    "svg.fonttype": "path",  # looks the same in every viewer
     "svg.hashsalt": "elastipod",  # the same run gives the same file
 }
-SHORT_SPAN = 0.004  # of the whole time: a gap thinner than this is drawn this wide, so that it can be seen
+SHORT_SPAN = 0.004  # of the whole time: a shorter gap is drawn this wide, so that it is visible
 
-NOTE_WIDTH = 0.115  # of the whole time: as wide as a note can get
+NOTE_WIDTH = 0.115  # of the whole time: the maximum width of a note
 NOTE_HEIGHT = 0.27  # of the replicas' axis below the notes: two lines
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What happened and why, shown above the moment it began (seconds since the job's creation)."""
+    """What happened and why, shown above its start (seconds since the job's creation)."""
 
     at_s: float
     text: str
@@ -68,7 +68,7 @@ class UrgentTrack:
 class Timeline:
     """What the picture shows; all times are seconds since the job's creation.
 
-    losses: (seconds, loss) in order, one sequence for each generation: no line is drawn over the pause between two.
+    losses: (seconds, loss) in order, one sequence for each generation: no line crosses the pause between two.
     """
 
     title: str
@@ -99,7 +99,7 @@ def _cause(change: Change) -> str:
 
 
 def _urgent_track(run: Run, urgent: UrgentRun, phases: Sequence[Span]) -> UrgentTrack:
-    """Stack the urgent job on the replicas that train beside it. It waits from the moment their number has shrunk to that."""
+    """Stack the urgent job on the replicas that train beside it. It waits from the moment when their number has shrunk."""
     shown = urgent_spans(run, urgent)
     begin, end = shown[0].start_s, shown[-1].end_s
     floor = max((p.size for p in phases if p.start_s < end and p.end_s > begin), default=0)
@@ -171,8 +171,8 @@ def _draw_urgent(axes: Axes, urgent: UrgentTrack) -> None:
 def note_places(moments: Sequence[float], end: float, width: float) -> list[tuple[float, int]]:
     """Give for each note where its text begins and its level, 0 the lowest.
 
-    A text of this width stands right of its moment, or left of it where it would leave the picture at `end`. Of two
-    whose texts would touch, the earlier stands higher, so that no line runs through a text below it.
+    A text of this width is right of its moment, or left of it if it would exceed the picture at `end`. Of two texts that
+    would touch, the earlier one is higher, so that no line crosses a text below it.
     """
     begins = [moment if moment + width <= end else moment - width for moment in moments]
     levels: list[int] = []

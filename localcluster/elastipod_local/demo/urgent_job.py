@@ -1,6 +1,6 @@
-"""The demo's second act, computed from what was written down: an urgent job arrives in the elastic job's queue and leaves.
+"""The report of the demo's second act: an urgent job arrives in the elastic job's queue and completes.
 
-As in `report`, everything is a pure function of those records, and moments count from the elastic job's creation.
+As in `report`, everything is a pure function of the records, and times count from the elastic job's creation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PREEMPTED = "Preempted"  # as Kueue names it, and the operator after it
 
 @dataclass(frozen=True, slots=True)
 class UrgentRun:
-    """The urgent job's stay. run: its own, which begins when it was applied; state: its last condition.
+    """The urgent job. run: its own, which begins when it was applied; state: its last condition.
 
     audit and audit_exit: what `elastipod audit --json` found in its sample logs. events: those of the elastic job
     and its Workloads.
@@ -113,7 +113,7 @@ def _urgent_job(run: Run, urgent: UrgentRun) -> Json:
 
 
 def _given_up(run: Run, urgent: UrgentRun, change: Change) -> Json:
-    """kueue_said: why Kueue took the quota back; quoted: whether an Event of the job repeats it."""
+    """kueue_said: Kueue's reason for the eviction; quoted: whether an Event of the job repeats it."""
     before = [g.steps[-1].at for g in run.generations if g.number < change.entry.generation and g.steps]
     reason = next((event.message for event in reversed(urgent.events) if _is_eviction(event)), "")
     return {
@@ -154,7 +154,7 @@ def _grown_back(urgent: UrgentRun, change: Change) -> Json:
 
 
 def queue_shortcomings(report: Mapping[str, Any]) -> list[str]:
-    """Say in sentences what the second act was meant to show and did not; empty when all held."""
+    """Say in sentences what the second act should have shown but did not; empty if everything was shown."""
     urgent, shrink = report["newcomer"], report["given_up"]
     meanwhile, growth = report["meanwhile"], report["grown_back"]
     problems = _urgent_job_problems(urgent)
@@ -187,7 +187,7 @@ def _shrink_problems(shrink: Mapping[str, Any]) -> list[str]:
     if shrink["cause"] != PREEMPTED:
         problems.append(f"the elastic job shrank because of {shrink['cause']}, not {PREEMPTED}")
     if not shrink["kueue_said"]:
-        problems.append("no Event of Kueue says why it took the increments' quota back")
+        problems.append("no Event of Kueue says why it evicted the increments")
     elif not shrink["quoted"]:
         problems.append(f"no Event of the elastic job quotes Kueue's reason: {shrink['kueue_said']}")
     return problems
@@ -210,5 +210,5 @@ def _meanwhile_problems(
             f"the elastic job trained with {meanwhile['sizes']} replicas beside {job}, not with {shrink['to']}"
         )
     if meanwhile["recoveries"]:
-        problems.append(f"the elastic job had to recover {meanwhile['recoveries']} times during the stay of {job}")
+        problems.append(f"the elastic job had to recover {meanwhile['recoveries']} times while {job} was there")
     return problems

@@ -21,7 +21,7 @@ EXPLAINED = frozenset({"Suspended", "Faulted", "Failed"})  # states whose reason
 
 
 class View(Protocol):
-    """Where the demo says what it does. Called from two threads."""
+    """The output of the demo. Called from two threads."""
 
     def act(self, title: str) -> None: ...
     def step(self, number: int, count: int, title: str) -> None: ...
@@ -37,7 +37,7 @@ def make_view() -> View:
 
 
 def status_line(snapshot: JobSnapshot) -> str:
-    """Give job, size, step, loss and rate as one line; the parts that are not known yet are left out."""
+    """Give job, size, step, loss and rate as one line; unknown parts are left out."""
     parts = [snapshot.job, size_text(snapshot.size), snapshot.state]
     if snapshot.state in EXPLAINED:
         parts.append(snapshot.message)
@@ -60,7 +60,7 @@ def size_text(size: str) -> str:
 
 
 class PlainView:
-    """One line for each step, detail and Event as it comes, and a status line every two seconds."""
+    """One line for each step, detail and Event, and a status line every two seconds."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -85,7 +85,7 @@ class PlainView:
         self._print(f"  {job}  {text}")
 
     def close(self) -> None:
-        """Nothing to put back."""
+        """Nothing to restore."""
 
     def _print(self, text: str) -> None:
         with self._lock:
@@ -94,7 +94,7 @@ class PlainView:
 
 @dataclass(slots=True)
 class _Step:
-    """A line of the list; a heading has not begun."""
+    """A line of the list; a heading has no start time."""
 
     title: str
     began: float | None = None
@@ -137,7 +137,7 @@ class LiveView:
             self._events.append(f"{time.monotonic() - self._began:6.1f} s  {job}  {text}")
 
     def close(self) -> None:
-        """Leave the last screen standing and give the terminal back."""
+        """Keep the last screen and release the terminal."""
         with self._lock:
             self._end_step()
         self._live.stop()

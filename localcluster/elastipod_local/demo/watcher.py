@@ -1,4 +1,4 @@
-"""Looking at the job while the demo runs: its size, state, Events and progress, and waiting for them to become so."""
+"""Watches the job while the demo runs: its size, state, Events and progress, and waits for them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ENDED = frozenset({"Completed", "Failed"})
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the training is, from the newest lines of a rank's sample log; rates are over the last seconds.
+    """The progress of the training, from the newest lines of a rank's sample log; rates cover the last seconds.
 
-    unsaved_steps: those since the newest durable checkpoint, which only memory holds.
+    unsaved_steps: steps since the newest durable checkpoint, which are only in memory.
     """
 
     generation: int
@@ -38,7 +38,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """What a Kubernetes Event said. kind: of the object that it is about."""
+    """A Kubernetes Event. kind: that of the object that it concerns."""
 
     kind: str
     reason: str
@@ -50,7 +50,7 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """The job as it was seen at one moment. size: running/target/max as the operator prints it."""
+    """The observed job at one moment. size: running/target/max as the operator prints it."""
 
     job: str = "the job"
     at: float = 0.0
@@ -81,7 +81,7 @@ class JobSnapshot:
 
 
 class Kubectl(Protocol):
-    """The one thing that is asked of a cluster here."""
+    """The only interface to the cluster that is needed here."""
 
     def __call__(self, *arguments: str, timeout_s: float) -> str: ...
 
@@ -162,7 +162,7 @@ class _EventLog:
 
 
 class Watcher:
-    """Looks at one job every two seconds in a thread of its own while it is entered as a context.
+    """Observes one job every two seconds in its own thread, as a context manager.
 
     on_event gets the Events of the job itself; those of its Workloads are only kept, in `events`.
     """
@@ -200,7 +200,7 @@ class Watcher:
 
     @property
     def snapshot(self) -> JobSnapshot:
-        """What was seen last."""
+        """The last observation."""
         return self._snapshot
 
     @property
@@ -211,10 +211,10 @@ class Watcher:
     def wait_for(
         self, holds: Callable[[JobSnapshot], bool], what: str, *, deadline_s: float, may_end: bool = False
     ) -> JobSnapshot:
-        """Wait until `holds` of what is seen, and give that.
+        """Wait until `holds` is true for an observation, and give it.
 
-        Raises LocalClusterError with what was seen last after deadline_s, and at once when the job has ended
-        without it (unless may_end).
+        Raises LocalClusterError with the last observation after deadline_s, and at once if the job has ended
+        before (unless may_end).
         """
         end = time.monotonic() + deadline_s
         with self._changed:
@@ -263,11 +263,11 @@ class Watcher:
             self._changed.notify_all()
 
     def _fetch(self) -> tuple[list[Mapping[str, Any]], str]:
-        """Give the job and its Events; an API server that does not answer for a moment is problem, not the end."""
+        """Give the job and its Events. An API server that does not answer is only a problem to show."""
         try:
             answer = self._kubectl("get", "hyperpodpytorchjobs,events", "--output=json", timeout_s=20)
         except LocalClusterError as error:
-            return [], f"kubectl could not look: {error}"
+            return [], f"kubectl failed: {error}"
         with suppress(json.JSONDecodeError):
             return json.loads(answer)["items"], ""
-        return [], "kubectl answered something that is no JSON"
+        return [], "kubectl did not print JSON"
