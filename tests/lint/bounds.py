@@ -27,7 +27,7 @@ OTHER = frozenset(
             "agents.status.MAX_EXCESS",
         ),
         *("api.base.MAX_COUNT", "api.base.MAX_INT32", "api.crd.MAX_JSON_BYTES", "clock.MAX_SLEW"),
-        *("core.avoided_nodes.MAX_KEPT", "core.faults.MAX_FAULTY_REPLICAS", "core.health.MAX_GENERATION"),
+        *("core.avoided_nodes.MAX_KEPT", "core.faults.MAX_FAULTY_REPLICAS", "core.replica.MAX_GENERATION"),
         *(
             "core.payback.MAX_PACES",
             "core.pod_runs.MAX_READABLE_RUNS",

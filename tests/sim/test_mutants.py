@@ -39,9 +39,9 @@ from elastipod_operator.core import (
     transition,
 )
 from elastipod_operator.core.actions import DeletePod, Plan, StartWorkers
-from elastipod_operator.core.health import Replica
 from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import Record, RestartMode
+from elastipod_operator.core.replica import Replica, Replicas
 from elastipod_operator.core.snapshot import AgentState
 from elastipod_operator.kube import first_seen, job_annotations, observed_job, store
 
@@ -101,7 +101,7 @@ def start_below_the_minimum(patch: pytest.MonkeyPatch) -> None:
 def take_a_lost_pod_back(patch: pytest.MonkeyPatch) -> None:
     real = health.assess
 
-    def assess(seen: Any) -> health.Replicas:
+    def assess(seen: Any) -> Replicas:
         record = seen.job.record
         forgetful = replace(seen, job=replace(seen.job, record=replace(record, lost=()))) if record else seen
         return real(forgetful)
@@ -224,7 +224,7 @@ def start_the_workers_of_spares(patch: pytest.MonkeyPatch) -> None:
 def forget_the_labels_and_the_history(patch: pytest.MonkeyPatch) -> None:
     real = initial_record._first_record
 
-    def first(seen: Any, view: health.Replicas) -> Record:
+    def first(seen: Any, view: Replicas) -> Record:
         return replace(
             real(seen, view), generation=max((r.agent.generation or 0 for r in view.by_id.values()), default=0)
         )

@@ -7,10 +7,10 @@ from datetime import datetime
 
 from .actions import Action, JobEvent
 from .grant import Grant
-from .health import Replicas
 from .history import HistoryEntry
 from .quota import Quota
 from .record import Record
+from .replica import Replicas
 from .snapshot import Policy, Snapshot
 
 

@@ -9,10 +9,11 @@ from datetime import datetime, timedelta
 from ..api.models import CleanPodPolicy
 from .actions import Action, DeleteJob, DeletePod, JobEvent, SetFinalizer, ShutDownAgent, StopWorkers
 from .context import Context, PlanDraft
-from .health import Health, Replica, Replicas, drain_grace
+from .health import drain_grace
 from .pod_removal import remove
 from .reasons import AnyReason, Reason, as_reason
 from .record import Record
+from .replica import Health, Replica, Replicas
 from .snapshot import AgentState, Snapshot
 from .time_order import earliest
 

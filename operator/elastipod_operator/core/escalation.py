@@ -7,11 +7,11 @@ from datetime import datetime
 
 from .actions import Action, JobEvent
 from .avoided_nodes import count_node_fault
-from .health import Health, Replicas
 from .incarnations import record_incarnations
 from .pod_removal import remove
 from .reasons import NO_REASON, AnyReason, Reason, ReasonAndMessage
 from .record import Record, RestartMode, RestartWindow, Transition, TransitionKind
+from .replica import Health, Replicas
 from .snapshot import Policy
 from .time_order import earliest
 from .wording import counted

@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from .health import Health, Replica, Replicas
 from .names import PodId
 from .quoted_output import quote_output
 from .reasons import AnyReason, Reason, ReasonAndMessage, as_reason
 from .record import FaultyReplica, Record
+from .replica import Health, Replica, Replicas
 from .silence import SILENCE_LIMIT
 from .snapshot import AgentState
 

@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from .backoff import backoff
 from .context import Context
 from .grant import Grant
-from .health import Health, Replica, Replicas
 from .planned_change import begin
 from .ranks import count_trainable
 from .reasons import Reason
 from .record import Record, TransitionKind
+from .replica import Health, Replica, Replicas
 from .snapshot import Policy
 from .time_order import earliest
 from .wording import counted

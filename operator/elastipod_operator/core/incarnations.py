@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from .health import Replicas
 from .names import PodId, Slot
 from .record import Record
+from .replica import Replicas
 
 
 def record_incarnations(record: Record, pods: Iterable[PodId]) -> Record:

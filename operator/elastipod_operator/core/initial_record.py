@@ -7,9 +7,10 @@ from dataclasses import replace
 from .backoff import longest_wait
 from .clock_skew import without_future_times
 from .faults import STOP_TIME
-from .health import Replicas, assess
+from .health import assess
 from .reasons import Reason
 from .record import RECORD_LOST, Record, Transition, TransitionKind
+from .replica import Replicas
 from .snapshot import Snapshot
 
 

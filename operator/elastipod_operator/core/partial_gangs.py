@@ -12,12 +12,12 @@ from .actions import JobEvent
 from .backoff import backoff, jitter
 from .context import Context
 from .grant import Grant
-from .health import Replicas
 from .incarnations import record_incarnations
 from .names import Slot
 from .ranks import count_trainable, count_within_limits
 from .reasons import Reason
 from .record import PartialGang, Record
+from .replica import Replicas
 from .slots import is_placed, spare_slots
 from .time_order import earliest
 from .wording import counted

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from .health import Replicas
 from .record import Record, ResizeStatistics
+from .replica import Replicas
 from .snapshot import Policy
 from .time_order import latest
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from .health import Health, Replica, Replicas
 from .record import SUSPENDED_BY_USER, PhaseTimes, Record, TransitionKind
+from .replica import Health, Replica, Replicas
 from .snapshot import Snapshot
 
 MILLISECOND = timedelta(milliseconds=1)

@@ -15,7 +15,7 @@ from .context import Context, PlanDraft
 from .deadlines import accepted, next_deadline, overdue
 from .ending import finish, plan_deletion, plan_end
 from .grant import Grant
-from .health import Replicas, assess
+from .health import assess
 from .incarnations import record_incarnations
 from .initial_record import current_record, without_empty_record
 from .phase_accounting import account_phases, next_phase_change
@@ -24,6 +24,7 @@ from .pod_supply import supply
 from .quota import Quota, adopt_queue, apply_quota, must_request_again
 from .quota_requests import with_quota_requests, with_quota_returns
 from .record import Record
+from .replica import Replicas
 from .running import running
 from .snapshot import Snapshot
 from .spec_edits import note_ceiling, take_edits
@@ -42,7 +43,7 @@ def plan(snapshot: Snapshot) -> Plan:
     record = adopt_queue(record, snapshot)
     grant, quota = apply_quota(snapshot, record)
 
-    # 3. Assess each pod: it can train, or it is disrupted, silent or lost (health, silence).
+    # 3. Assess each pod: it can train, or it is disrupted, silent or lost (health, replica, silence).
     replicas = assess(snapshot, grant.quota_lost if grant is not None else {})
 
     # 4. End the pods of a job that is being deleted, and return its quota (ending, quota_requests, pod_listing).

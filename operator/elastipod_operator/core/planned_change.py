@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 
 from .context import Context
 from .faults import STOP_TIME
-from .health import Health, Replica
 from .payback import record_step_time
 from .ranks import count_trainable
 from .reasons import AnyReason, Reason, ReasonAndMessage
 from .record import SUSPENDED_BY_USER, Record, Transition, TransitionKind
+from .replica import Health, Replica
 from .snapshot import AgentState
 from .wording import counted, share
 

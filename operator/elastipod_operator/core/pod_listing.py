@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 
 from .actions import Action, ListPods
 from .context import Context, PlanDraft
-from .health import Health, Replicas
 from .record import Record
+from .replica import Health, Replicas
 from .snapshot import Snapshot
 from .time_order import earliest
 

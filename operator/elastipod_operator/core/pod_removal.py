@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from .actions import Action, DeletePod, ShutDownAgent
-from .health import Health, Replica, Replicas
 from .names import PodId, Slot
 from .record import Record
+from .replica import Health, Replica, Replicas
 from .silence import AGENT_ENDED
 from .snapshot import AgentState
 

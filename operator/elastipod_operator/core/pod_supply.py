@@ -10,7 +10,6 @@ from .avoided_nodes import avoided
 from .backoff import doubled
 from .context import Context, PlanDraft
 from .grant import Grant
-from .health import Health, Replica, Replicas
 from .incarnations import newest_incarnations
 from .names import PodId, Slot
 from .partial_gangs import restrict_slots
@@ -20,6 +19,7 @@ from .pod_removal import remove, remove_unwanted
 from .quota_requests import slots_backing_off
 from .ranks import count_trainable
 from .record import Record, TransitionKind
+from .replica import Health, Replica, Replicas
 from .slots import base_first, is_placed, spare_slots, wanted_slots
 from .snapshot import Policy
 from .time_order import earliest, latest

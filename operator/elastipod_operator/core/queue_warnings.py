@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from .health import Health, Replica, Replicas
 from .queue_facts import ClusterQueueFact, QueueFact
 from .quota import Quota, is_on
 from .reasons import AnyReason, Reason
+from .replica import Health, Replica, Replicas
 from .snapshot import ObservedJob, ObservedWorkload, Policy, Snapshot
 
 # How long the pods of an evicted Workload may take to end after the time for a checkpoint.

@@ -25,13 +25,13 @@ from .actions import (
 from .backoff import backoff
 from .context import PlanDraft
 from .ending import deletion_due_at
-from .health import Health, Replica, Replicas
 from .names import Slot
 from .payback import growth_hold
 from .pod_removal import remove
 from .quota import Quota, QuotaRequest, effective_quota_requests, filled, fits, is_on, replacements_awaited_until
 from .reasons import Reason
 from .record import Record, RequeueBackoff
+from .replica import Health, Replica, Replicas
 from .snapshot import ObservedWorkload, Policy, Snapshot
 from .time_order import earliest, latest
 from .wording import counted

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from .grant import Grant
-from .health import Replica
 from .names import PodId
 from .record import Record
+from .replica import Replica
 
 
 def rank_order(candidates: list[Replica], record: Record, grant: Grant) -> list[Replica]:

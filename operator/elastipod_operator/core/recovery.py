@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 
 from .backoff import backoff
 from .faults import PROOF_OF_LIFE, STOP_TIME, Fault
-from .health import Replicas
 from .record import Record, RestartMode, RestartWindow, Transition, TransitionKind
+from .replica import Replicas
 from .snapshot import AgentState, Policy
 
 MINIMUM_RESTART = {False: RestartMode.IN_PROCESS, True: RestartMode.PROCESSES}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .faults import AGENT_RESTARTED, first_line, gone_text, is_port_taken, unprovoked_end
-from .health import CONTAINER_RESTARTED, POD_FAILED, Health, Replica
 from .names import PodId
 from .reasons import AnyReason, Reason
 from .record import FaultyReplica, Record, TransitionKind
 from .recovery import uncounted
+from .replica import CONTAINER_RESTARTED, POD_FAILED, Health, Replica
 from .silence import AGENT_ENDED
 
 OWN_ENDS = frozenset({POD_FAILED, AGENT_ENDED, CONTAINER_RESTARTED, AGENT_RESTARTED})

@@ -12,12 +12,12 @@ from .ending import finish
 from .escalation import close_window, next_window_end
 from .faults import answers_count_from, find_fault, start_limit
 from .growth import growth_window
-from .health import Replica
 from .partial_gangs import follow_partial_gang, next_gang_check
 from .payback import record_resize_pause
 from .planned_change import awaits_start, planned_change
 from .reasons import Reason
 from .record import Record
+from .replica import Replica
 from .snapshot import AgentState
 from .stopping import hard_stop, runs_this_generation
 from .time_order import earliest

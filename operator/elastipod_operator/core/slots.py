@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 
 from .context import Context
 from .grant import Grant
-from .health import Health, Replica, Replicas
 from .names import Slot
 from .ranks import base_minimum
 from .record import Record, TransitionKind
+from .replica import Health, Replica, Replicas
 
 
 def wanted_slots(grant: Grant, record: Record, replicas: Replicas) -> list[Slot]:

@@ -9,9 +9,9 @@ from typing import Any
 from ..api.job_status import RUNNING, SELECTOR
 from .grant import Grant
 from .growth import possible_size
-from .health import Replicas
 from .names import LABEL_JOB, PodId, master_port
 from .record import Record, TransitionKind
+from .replica import Replicas
 from .snapshot import Snapshot
 
 

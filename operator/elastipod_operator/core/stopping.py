@@ -7,11 +7,11 @@ from datetime import datetime, timedelta
 
 from .actions import Action, StopWorkers
 from .context import Context
-from .health import MAX_GENERATION, Health, Replica
 from .names import PodId
 from .pod_removal import remove
 from .record import Record, RestartMode, TransitionKind
 from .recovery import widen_restart
+from .replica import MAX_GENERATION, Health, Replica
 from .root_cause import attribute_to_outside, attribute_to_own_end
 from .snapshot import AgentState, Policy
 from .time_order import earliest

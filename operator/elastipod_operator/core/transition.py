@@ -11,7 +11,7 @@ from .ending import finish
 from .escalation import check_budgets
 from .faults import STOP_TIME, Fault, find_fault
 from .growth import CAUSE, growth_failed, mark_interrupted_growth, warm
-from .health import AGENT_EXPECTED, Health, Replica
+from .health import AGENT_EXPECTED
 from .history import HistoryEntry
 from .incarnations import record_incarnations
 from .partial_gangs import follow_partial_gang, next_gang_check
@@ -22,6 +22,7 @@ from .ranks import usable
 from .reasons import Reason
 from .record import RECORD_LOST, SUSPENDED_BY_USER, Record, Transition, TransitionKind
 from .recovery import begin_recovery
+from .replica import Health, Replica
 from .snapshot import Policy
 from .spec_edits import recreate_all_pods
 from .stopping import RECHECK_AFTER, is_hard_stop_due, stop_members

@@ -10,10 +10,11 @@ from typing import Any
 from elastipod_operator.core.actions import Plan
 from elastipod_operator.core.context import Context
 from elastipod_operator.core.grant import Grant, grant_all
-from elastipod_operator.core.health import Replicas, assess
+from elastipod_operator.core.health import assess
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.reasons import OpenReason
 from elastipod_operator.core.record import SUSPENDED_BY_USER, Record, Transition, TransitionKind
+from elastipod_operator.core.replica import Replicas
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.snapshot import (
     AgentState,

@@ -26,9 +26,10 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod, DeletePod, Plan, StartWorkers
-from elastipod_operator.core.health import Health, assess
+from elastipod_operator.core.health import assess
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
+from elastipod_operator.core.replica import Health
 from elastipod_operator.core.snapshot import (
     AgentState,
     ContainerState,

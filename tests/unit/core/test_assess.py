@@ -24,9 +24,10 @@ from tests.unit.core.builders import (
     trains,
 )
 
-from elastipod_operator.core.health import Health, Replica, Replicas, assess
+from elastipod_operator.core.health import assess
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.record import Record
+from elastipod_operator.core.replica import Health, Replica, Replicas
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod
 
 Seen = tuple[ObservedPod, ObservedAgent | None]

@@ -51,10 +51,11 @@ from elastipod_operator.core.growth import (
     warm,
     warming_until,
 )
-from elastipod_operator.core.health import Replicas, assess
+from elastipod_operator.core.health import assess
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import FaultyReplica, NodeFaults, Record, RestartMode, RestartWindow, TransitionKind
+from elastipod_operator.core.replica import Replicas
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Policy
 

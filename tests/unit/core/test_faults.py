@@ -26,10 +26,11 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.core.backoff import jitter
 from elastipod_operator.core.faults import Fault, failure_text, find_fault
-from elastipod_operator.core.health import Replicas, assess
+from elastipod_operator.core.health import assess
 from elastipod_operator.core.reasons import OpenReason, Reason
 from elastipod_operator.core.record import FaultyReplica, Record, RestartMode, RestartWindow, Transition, TransitionKind
 from elastipod_operator.core.recovery import begin_recovery, requested_restart, widen_restart
+from elastipod_operator.core.replica import Replicas
 from elastipod_operator.core.root_cause import attribute_to_outside
 from elastipod_operator.core.snapshot import AgentState, Failure, ObservedAgent, ObservedNode, ObservedPod
 

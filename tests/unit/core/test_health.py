@@ -24,8 +24,9 @@ from tests.unit.core.builders import (
     transition,
 )
 
-from elastipod_operator.core.health import Health, assess
+from elastipod_operator.core.health import assess
 from elastipod_operator.core.record import TransitionKind
+from elastipod_operator.core.replica import Health
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod, Snapshot
 
 NOT_READY = ObservedNode(name="node-0", ready=False, not_ready_since=NOW - seconds(10))

@@ -25,7 +25,7 @@ from tests.unit.core.builders import (
 from elastipod_operator.core.actions import JobEvent
 from elastipod_operator.core.backoff import jitter
 from elastipod_operator.core.grant import grant_all
-from elastipod_operator.core.health import Replicas, assess
+from elastipod_operator.core.health import assess
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.partial_gangs import (
     PlacedPods,
@@ -35,6 +35,7 @@ from elastipod_operator.core.partial_gangs import (
     restrict_slots,
 )
 from elastipod_operator.core.record import PartialGang, Record, TransitionKind
+from elastipod_operator.core.replica import Replicas
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Policy
 

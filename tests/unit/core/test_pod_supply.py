@@ -27,13 +27,14 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.core.actions import Action, CreatePod, DeletePod, ShutDownAgent
 from elastipod_operator.core.grant import grant_all
-from elastipod_operator.core.health import Replicas, assess
+from elastipod_operator.core.health import assess
 from elastipod_operator.core.incarnations import newest_incarnations, record_incarnations
 from elastipod_operator.core.names import PodId, Slot
 from elastipod_operator.core.pod_removal import remove
 from elastipod_operator.core.pod_supply import CreationLimits, supply_pods
 from elastipod_operator.core.ranks import count_trainable, rank_order, usable
 from elastipod_operator.core.record import Record
+from elastipod_operator.core.replica import Replicas
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.slots import wanted_slots
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod, Policy, SpecLimits

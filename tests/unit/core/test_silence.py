@@ -23,9 +23,10 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod
-from elastipod_operator.core.health import Health, Replica, assess
+from elastipod_operator.core.health import assess
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import TransitionKind
+from elastipod_operator.core.replica import Health, Replica
 from elastipod_operator.core.silence import ENDED_LIMIT, UNDECIDED_LIMIT
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, Snapshot
 

@@ -27,9 +27,10 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.core.actions import DeletePod, StartWorkers, StopWorkers
 from elastipod_operator.core.faults import START_LIMIT, STARTS_TRIED
-from elastipod_operator.core.health import MAX_GENERATION, Health, assess
+from elastipod_operator.core.health import assess
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, RestartMode, TransitionKind
+from elastipod_operator.core.replica import MAX_GENERATION, Health
 from elastipod_operator.core.snapshot import AgentState, Failure, ObservedAgent
 
 TAKEN = "EADDRINUSE: master port 10010 is in use on this host"

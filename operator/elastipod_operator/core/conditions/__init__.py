@@ -10,10 +10,10 @@ from typing import Any
 from ..actions import JobEvent
 from ..context import Context
 from ..grant import Grant
-from ..health import Replicas
 from ..quota import Quota
 from ..reasons import AnyReason, Reason, as_reason, writes_event_when_reported
 from ..record import Record
+from ..replica import Replicas
 from ..snapshot import Condition, Snapshot
 from ..status_fields import size_text, status_fields
 from ..time_order import earliest

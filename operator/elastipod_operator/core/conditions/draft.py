@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ..health import Replica
 from ..reasons import AnyReason
+from ..replica import Replica
 from ..snapshot import NOT_CONSIDERED
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from ..context import Context
-from ..health import Health, Replicas
 from ..reasons import Reason
 from ..record import Record
+from ..replica import Health, Replicas
 from ..snapshot import NOT_CONSIDERED, ObservedPod
 from ..time_order import earliest
 from ..wording import counted

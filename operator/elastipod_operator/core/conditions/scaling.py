@@ -6,12 +6,12 @@ from datetime import datetime
 
 from ..context import Context
 from ..growth import growth_due
-from ..health import Health
 from ..payback import growth_hold
 from ..quota import Quota
 from ..quota_requests import increments_requested_from
 from ..reasons import Reason
 from ..record import Record
+from ..replica import Health
 from ..slots import wanted_slots
 from ..snapshot import Policy, Snapshot
 from ..wording import counted

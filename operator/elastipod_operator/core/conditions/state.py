@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 
 from ..context import Context
 from ..grant import Grant
-from ..health import Health, Replicas
 from ..ranks import base_minimum
 from ..reasons import Reason
 from ..record import Record, TransitionKind
+from ..replica import Health, Replicas
 from ..snapshot import AgentState
 from ..wording import counted, share, training
 from .draft import ConditionDraft, first_problem, time_of_day

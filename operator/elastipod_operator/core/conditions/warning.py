@@ -7,12 +7,12 @@ from datetime import datetime
 from ..context import Context
 from ..ending import blocked_deletion
 from ..escalation import NO_PROGRESS_LIMIT, does_not_progress
-from ..health import Replicas
 from ..queue_warnings import Warnings, overdue_evictions, queue_warnings
 from ..quota import Quota
 from ..quota_requests import quota_returned_until
 from ..reasons import AnyReason, Reason
 from ..record import Record
+from ..replica import Replicas
 from ..snapshot import Policy, Snapshot
 from ..wording import counted
 from .draft import ConditionDraft, time_of_day
