@@ -68,9 +68,9 @@ PARTS = {
         package="elastipod_operator.core",
         tests=("tests/unit/core",),
         tests_left_out=(
-            "tests/unit/core/test_any_observation.py",
-            "tests/unit/core/test_scale.py",
-            "tests/unit/core/test_status_fields.py",
+            "tests/unit/core/test_plan_any_snapshot.py",
+            "tests/unit/core/test_plan_scale.py",
+            "tests/unit/core/test_spec_fields.py",
         ),
         smallest="elastipod_operator.core.backoff",
         sample=0,
@@ -83,7 +83,7 @@ PARTS = {
             "tests/unit/kube",
             "tests/unit/operator_shell",
             "tests/unit/queues",
-            "tests/unit/core/test_status_fields.py",  # each field of a spec in the policy
+            "tests/unit/core/test_spec_fields.py",  # each field of a spec in the policy
         ),
         tests_left_out=("tests/unit/kube/test_fuzz.py",),
         smallest="elastipod_operator.metrics",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.core.builders import acts, job, observed, policy, transition
-from tests.unit.core.test_scale import calls_in
+from tests.unit.core.test_plan_scale import calls_in
 
 from elastipod_operator.core.actions import CreatePod
 from elastipod_operator.core.caches import LimitedCache

@@ -1,201 +1,242 @@
-"""Every field of the resource decides something, and a test is named that proves what."""
+"""The fields of the status beside its conditions: sizes, members and the status of scaling."""
 
 from __future__ import annotations
 
-import copy
-from dataclasses import fields
-from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from tests.fields import DOCUMENT, ROOT, SPEC, STATUS, UNWRITTEN, document, leaves, status_names
-from tests.unit.core.builders import pid, pod, trains
+from tests.unit.core.builders import (
+    NOW,
+    granted,
+    job,
+    observed,
+    pid,
+    pod,
+    policy,
+    ready,
+    running,
+    seconds,
+    trains,
+    transition,
+)
+from tests.unit.core.conditions.reports import ENDED, FULL, RESIZING, RUN, STARTS, Seen, unschedulable
 
-from elastipod_operator.agents.command_builder import CommandBuilder
-from elastipod_operator.agents.status_cache import Address, AgentStatusCache
-from elastipod_operator.api import JobSpec
-from elastipod_operator.api.models import CleanPodPolicy
-from elastipod_operator.core.actions import StartWorkers
-from elastipod_operator.core.snapshot import ObservedAgent, ObservedJob
-from elastipod_operator.kube.job_keys import JobKeys
-from elastipod_operator.kube.job_policy import policy_of
-from elastipod_operator.kube.pods import pod_manifest
+from elastipod_operator.api.job_status import RUNNING, SELECTOR
+from elastipod_operator.core.health import assess
+from elastipod_operator.core.names import PodId
+from elastipod_operator.core.plan import plan
+from elastipod_operator.core.record import (
+    FaultyReplica,
+    Record,
+    RestartWindow,
+    TransitionKind,
+)
+from elastipod_operator.core.snapshot import ObservedAgent, Snapshot, SpecLimits
+from elastipod_operator.core.status_fields import size_text, status_fields
 
-CONTAINERS = [{"name": "train", "image": "train:1"}, {"name": "other", "image": "other:1"}]
-RULE = {"name": "loss", "logPattern": "loss=([0-9.]+)"}
-PLAIN: dict[str, Any] = {
-    "nprocPerNode": "2",
-    "replicaSpecs": [
-        {"name": "workers", "replicas": 2, "maxReplicas": 8, "template": {"spec": {"containers": CONTAINERS}}}
+
+@pytest.mark.parametrize(
+    ("record", "pods", "size"),
+    [
+        pytest.param(trains(running_since=None), RUN, "0/2/4", id="not all run"),
+        pytest.param(trains(3), [*RUN], "3/3/4", id="those on record"),
+        pytest.param(
+            trains(), [*RUN, *((pod(n), ready()) for n in (2, 3, 4))], "2/4/4", id="as many as are ready and allowed"
+        ),
+        pytest.param(trains(transition=transition(target_size=3)), RUN, "0/3/4", id="the goal of a change"),
+        pytest.param(ENDED, RUN, "0/0/4", id="after the end"),
     ],
-    "elasticPolicy": {"minReplicas": 2, "maxReplicas": 8},
-    "runPolicy": {"logMonitoringConfiguration": [RULE], "restartPolicy": {}},
-    "elastipod": {"backoff": {}},
-}
-# Another value than the usual one for each field.
-OTHERS: dict[str, Any] = {
-    "nprocPerNode": "4",
-    "replicas": 4,
-    "replicaSpecs[].name": "pods",
-    "replicaSpecs[].replicas": 3,
-    "replicaSpecs[].maxReplicas": 6,
-    "replicaSpecs[].spares": 1,
-    "replicaSpecs[].template": {"spec": {"containers": [{"name": "train", "image": "train:2"}]}},
-    "elasticPolicy.minReplicas": 1,
-    "elasticPolicy.maxReplicas": 6,
-    "elasticPolicy.replicaIncrementStep": 2,
-    "elasticPolicy.replicaDiscreteValues": [2, 8],
-    "elasticPolicy.scalingTimeoutInSeconds": 7,
-    "elasticPolicy.gracefulShutdownTimeoutInSeconds": 7,
-    "elasticPolicy.faultyScaleDownTimeoutInSeconds": 7,
-    "runPolicy.activeDeadlineSeconds": 7,
-    "runPolicy.startupDeadlineSeconds": 7,
-    "runPolicy.faultDeadlineSeconds": 7,
-    "runPolicy.cleanPodPolicy": "None",
-    "runPolicy.jobMaxRetryCount": 7,
-    "runPolicy.suspend": True,
-    "runPolicy.ttlSecondsAfterFinished": 7,
-    "runPolicy.logMonitoringConfiguration[].name": "speed",
-    "runPolicy.logMonitoringConfiguration[].logPattern": "speed=([0-9.]+)",
-    "runPolicy.logMonitoringConfiguration[].expectedStartCutOffInSeconds": 7,
-    "runPolicy.logMonitoringConfiguration[].expectedRecurringFrequencyInSeconds": 7,
-    "runPolicy.logMonitoringConfiguration[].stopPattern": "done",
-    "runPolicy.logMonitoringConfiguration[].metricThreshold": 7.5,
-    "runPolicy.logMonitoringConfiguration[].operator": "gt",
-    "runPolicy.logMonitoringConfiguration[].metricEvaluationDataPoints": 7,
-    "runPolicy.logMonitoringConfiguration[].faultOnMatch": True,
-    "runPolicy.restartPolicy.evalPeriodSeconds": 7,
-    "runPolicy.restartPolicy.numRestartBeforeFullJobRestart": 7,
-    "runPolicy.restartPolicy.maxFullJobRestarts": 7,
-    "runPolicy.restartPolicy.maxNumRepeatOffendersToAvoid": 7,
-    "runPolicy.restartPolicy.scaleUpSnoozeTimeInSeconds": 7,
-    "elastipod.minStableSeconds": 7,
-    "elastipod.backoff.baseSeconds": 7,
-    "elastipod.backoff.maxSeconds": 7,
-    "elastipod.payback": "Off",
-    "elastipod.recovery": "Process",
-    "elastipod.authentication": "Off",
-    "elastipod.gracefulShutdownTimeoutInSeconds": 7,
-    "elastipod.agentPort": 7777,
-    "elastipod.container": "other",
-}
-CHANGES_NOTHING = {"runPolicy.workloadMode": "Custom"}
-LATER = timedelta(seconds=7)
-# What these values are to the core: a time or a budget that is taken for another one is another wish.
-WISHES: dict[str, tuple[str, object]] = {
-    "elasticPolicy.scalingTimeoutInSeconds": ("scaling_timeout", LATER),
-    "elasticPolicy.gracefulShutdownTimeoutInSeconds": ("graceful_timeout", LATER),
-    "elasticPolicy.faultyScaleDownTimeoutInSeconds": ("faulty_timeout", LATER),
-    "runPolicy.activeDeadlineSeconds": ("active_deadline", LATER),
-    "runPolicy.startupDeadlineSeconds": ("startup_deadline", LATER),
-    "runPolicy.faultDeadlineSeconds": ("fault_deadline", LATER),
-    "runPolicy.cleanPodPolicy": ("clean_pods", CleanPodPolicy.NONE),
-    "runPolicy.jobMaxRetryCount": ("max_retries", 7),
-    "runPolicy.suspend": ("suspend", True),
-    "runPolicy.ttlSecondsAfterFinished": ("ttl", LATER),
-    "runPolicy.restartPolicy.evalPeriodSeconds": ("eval_period", LATER),
-    "runPolicy.restartPolicy.numRestartBeforeFullJobRestart": ("restarts_before_full", 7),
-    "runPolicy.restartPolicy.maxFullJobRestarts": ("max_full_restarts", 7),
-    "runPolicy.restartPolicy.maxNumRepeatOffendersToAvoid": ("max_offenders", 7),
-    "runPolicy.restartPolicy.scaleUpSnoozeTimeInSeconds": ("snooze", LATER),
-    "elastipod.minStableSeconds": ("min_stable", LATER),
-    "elastipod.backoff.baseSeconds": ("backoff_base", LATER),
-    "elastipod.backoff.maxSeconds": ("backoff_max", LATER),
-    "elastipod.payback": ("payback", False),
-    "elastipod.recovery": ("new_processes", True),
-    "elastipod.authentication": ("has_key", False),
-    "elastipod.gracefulShutdownTimeoutInSeconds": ("graceful_timeout", LATER),
-    "elastipod.agentPort": ("agent_port", 7777),
-    "elastipod.container": ("container", "other"),
-}
+)
+def test_size(record: Record, pods: list[Seen], size: str) -> None:
+    snapshot = observed(job(record), pods)
+    assert size_text(snapshot, record, assess(snapshot), granted(snapshot)) == size
 
 
-class NoStatuses:
-    """Agents that were never heard."""
-
-    def fact(self, pod_uid: str) -> ObservedAgent:
-        return ObservedAgent()
-
-    def progress(self, pod_uids: object) -> dict[str, Any]:
-        return {}
-
-    def worker_data(self, pod_uids: object) -> list[Any]:
-        return []
+def test_the_size_of_a_job_that_cannot_be_used() -> None:
+    snapshot = observed(replace(job(trains()), policy=None, spec_error="no"), RUN)
+    assert size_text(snapshot, trains(), assess(snapshot), granted(snapshot)) == "2/2/0"
 
 
-def outcome(spec: dict[str, Any]) -> tuple[object, ...]:
-    """Give all that follows from a spec: what the core decides by, the pods, what agents are told, and the token."""
-    policy = policy_of(JobSpec.model_validate(spec))
-    fact = ObservedJob(
-        namespace="team",
-        name="job",
-        uid="uid",
-        created_at=datetime(2026, 1, 1, tzinfo=UTC),
-        policy=policy,
-        has_finalizer=True,
+def status(record: Record, wishes: Any = FULL, *pods: Seen) -> dict[str, Any]:
+    snapshot = observed(job(record, wishes), pods)
+    return status_fields(snapshot, record, assess(snapshot), granted(snapshot))
+
+
+def test_the_status_of_a_new_job_of_one_size() -> None:
+    assert status(STARTS) == {
+        "startTime": "2026-03-01T11:00:00Z", "restartCount": 0,
+        "restartStatus": {"currentEvalPeriod": 0, "fullJobRestartCount": 0, "restartCount": 0},
+    }  # fmt: skip
+
+
+def test_the_whole_status() -> None:
+    faulty_replicas = (
+        FaultyReplica(pid(1), 1, "node-b"),
+        FaultyReplica(pid(0), 0, "node-b"),
+        FaultyReplica(pid(7), -1, ""),
+        FaultyReplica(pid(2), 2, "node-a"),
     )
-    first = pid(0, spec=spec["replicaSpecs"][0]["name"])
-    manifest = pod_manifest(fact, spec, policy, first, 2)
-    one = pod(first)
-    commands = CommandBuilder(
-        spec,
-        {one.name: one},
-        trains(members=(first,)),
-        cast(AgentStatusCache, NoStatuses()),
-        lambda p: Address("uid", p.ip, policy.agent_port),
+    record = trains(
+        generation=3,
+        restarts=4,
+        window=RestartWindow(1, NOW, 2, 3),
+        faulty_replicas=faulty_replicas,
+        is_full_restart=True,
+        ended_at=NOW,
+        resize_failures=5,
+        resized_at=NOW - seconds(9),
+        recovered_at=NOW - seconds(8),
+        shrank_after_fault=True,
     )
-    order = commands.build(StartWorkers(one.name, 0))
-    assert order is not None
-    return policy, manifest, order.body, order.address, JobKeys((b"0123456789abcdef",)).of(fact)
+    assert status(record, policy(2, 4), *RUN) == {
+        "startTime": "2026-03-01T11:00:00Z", "completionTime": "2026-03-01T12:00:00Z", "restartCount": 4,
+        "masterAddr": "10.0.0.0", "masterPort": "10030",
+        "restartStatus": {"currentEvalPeriod": 1, "fullJobRestartCount": 3, "restartCount": 2},
+        "latestFaultyPodInstanceList": {
+            "restartType": "JLR", "faultyInstanceIdList": ["node-a", "node-b"],
+            "faultyPodList": ["job-workers-1", "job-workers-0", "job-workers-7", "job-workers-2"],
+            "faultyRankList": ["1", "0", "2"],
+        },
+        "elasticScalingStatus": {
+            "targetReplicas": {"workers": 2, "Running": 2}, "podsScaled": True,
+            "isFaultyPodScaleDown": True, "consecutiveScalingFailures": 5,
+            "lastScalingTime": "2026-03-01T11:59:51Z", "lastRestartTime": "2026-03-01T11:59:52Z", "lastUpdated": "2026-03-01T12:00:00Z",
+        },
+        "elasticWorkloadRef": {"selector": "HPJob=job"},
+    }  # fmt: skip
 
 
-def changed(path: str, value: object) -> dict[str, Any]:
-    spec = copy.deepcopy(PLAIN)
-    place: Any = spec
-    *way, last = path.split(".")
-    for name in way:
-        place = place[name[:-2]][0] if name.endswith("[]") else place[name]
-    place[last] = value
-    return spec
-
-
-@pytest.mark.parametrize("path", OTHERS)
-def test_every_field_changes_what_is_decided_or_done(path: str) -> None:
-    assert outcome(changed(path, OTHERS[path])) != outcome(PLAIN)
-
-
-@pytest.mark.parametrize("path", WISHES)
-def test_each_wish_is_taken_for_what_it_is_and_for_nothing_else(path: str) -> None:
-    plain, other = (policy_of(JobSpec.model_validate(spec)) for spec in (PLAIN, changed(path, OTHERS[path])))
-    differs = {
-        f.name: getattr(other, f.name) for f in fields(other) if getattr(other, f.name) != getattr(plain, f.name)
+def test_the_base_spec_is_the_first_to_be_wanted() -> None:
+    two = policy(2, 6, specs=(SpecLimits("base", 2), SpecLimits("extra", 4)))
+    wanted = {
+        target_size: status(Record(transition=transition(TransitionKind.START, target_size=target_size)), two)[
+            "elasticScalingStatus"
+        ]["targetReplicas"]
+        for target_size in (1, 2, 5, 9)
     }
-    assert differs == dict([WISHES[path]])
+    assert [(t["base"], t["extra"]) for t in wanted.values()] == [(1, 0), (2, 0), (2, 3), (2, 4)]
+    members = (PodId("base", 0, 0), PodId("extra", 0, 0))
+    missing = status(trains(members=members), two, (pod(members[0]), running()))
+    assert missing["elasticScalingStatus"]["podsScaled"] is False
 
 
-@pytest.mark.parametrize("path", CHANGES_NOTHING)
-def test_what_is_accepted_and_changes_nothing(path: str) -> None:
-    assert outcome(changed(path, CHANGES_NOTHING[path])) == outcome(PLAIN)
-    assert "Accepted for compatibility" in (ROOT / "docs/api-reference.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("snapshot", "size"),
+    [
+        pytest.param(observed(job(trains()), RUN), "2/2/4", id="nothing more is there"),
+        pytest.param(observed(job(trains()), [*RUN, (pod(2), ready())]), "2/3/4", id="one more is ready"),
+        pytest.param(observed(job(RESIZING), RUN), "0/2/4", id="in transit nobody trains"),
+        pytest.param(observed(job(trains(outcome="Completed", ended_at=NOW))), "0/0/4", id="at the end"),
+    ],
+)
+def test_the_size_is_running_target_and_maximum(snapshot: Snapshot, size: str) -> None:
+    assert plan(snapshot).size == size
 
 
-def test_what_does_not_do_what_it_seems_to_is_said() -> None:
-    policy = policy_of(JobSpec.model_validate(changed("elastipod.recovery", "InMemory")))
-    assert [text for text in policy.warnings if "spec.elastipod.recovery InMemory takes effect only if" in text]
-    assert not policy_of(JobSpec.model_validate(PLAIN)).warnings
+def test_the_status_holds_only_fields_that_clients_know() -> None:
+    from elastipod_operator.api.job_status import JobStatus
+
+    record = trains(
+        3, generation=7, recovered_at=NOW, resized_at=NOW, restarts=2, members=(pid(0), pid(1), pid(0, 0, "x"))
+    )
+    members = [(pod(member), running(7)) for member in record.members]
+    status = plan(observed(job(record), members)).status
+    known = JobStatus.model_validate(status)
+    assert set(status) <= set(known.model_dump(by_alias=True))
+    assert (status["restartCount"], status["masterAddr"], status["masterPort"]) == (2, "10.0.0.0", "10070")
+    assert status["elasticScalingStatus"]["targetReplicas"] == {"workers": 2, "x": 1, RUNNING: 3}
 
 
-def test_no_field_is_left_out() -> None:
-    fields = set(leaves(JobSpec))
-    assert fields == SPEC.keys() == OTHERS.keys() | CHANGES_NOTHING.keys()
-    assert set(status_names()) == {*STATUS, *UNWRITTEN}
+TWO_SPECS = policy(2, 6, specs=(SpecLimits("base", 2), SpecLimits("extra", 4)))
+BASE = (pid(0, spec="base"), pid(1, spec="base"))
+EXTRA = (pid(0, spec="extra"), pid(1, spec="extra"))
 
 
-@pytest.mark.parametrize("test", sorted({test for tests in (*SPEC.values(), *STATUS.values()) for test in tests}))
-def test_the_proofs_exist(test: str) -> None:
-    path, _, function = test.partition("::")
-    assert f"def {function}(" in (ROOT / path).read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("record", "targets", "running_now"),
+    [
+        pytest.param(trains(members=BASE), {"base": 2, "extra": 0}, 2, id="who trains"),
+        pytest.param(trains(members=(*BASE, *EXTRA)), {"base": 2, "extra": 2}, 4, id="of both specs"),
+        pytest.param(
+            trains(members=BASE, transition=transition(target_size=5)),
+            {"base": 2, "extra": 3},
+            2,
+            id="who is waited for",
+        ),
+        pytest.param(
+            Record(transition=transition(TransitionKind.START, target_size=2)),
+            {"base": 2, "extra": 0},
+            0,
+            id="before the first training",
+        ),
+        pytest.param(
+            trains(members=(), transition=transition(TransitionKind.RECOVERY, target_size=4, from_size=4)),
+            {"base": 2, "extra": 2},
+            4,
+            id="while all pods are recreated an autoscaler must not see the job vanish",
+        ),
+        pytest.param(
+            trains(members=(*BASE, *EXTRA), transition=transition(TransitionKind.SUSPEND, target_size=0)),
+            {"base": 0, "extra": 0},
+            0,
+            id="nobody while it is suspended",
+        ),
+        pytest.param(
+            trains(members=BASE, outcome="Failed", ended_at=NOW), {"base": 0, "extra": 0}, 0, id="nor after the end"
+        ),
+    ],
+)
+def test_target_replicas(record: Record, targets: dict[str, int], running_now: int) -> None:
+    status = plan(observed(job(record, TWO_SPECS), [(pod(m), running()) for m in record.members])).status
+    assert status["elasticScalingStatus"]["targetReplicas"] == {**targets, RUNNING: running_now}
+    assert status["elasticWorkloadRef"] == {SELECTOR: "HPJob=job"}
 
 
-def test_the_document_is_current() -> None:
-    assert DOCUMENT.read_text(encoding="utf-8") == document(), "run python -m tests.fields"
+@pytest.mark.parametrize(
+    ("pods", "scaled"),
+    [
+        pytest.param([*RUN, (pod(2), ready())], False, id="one is missing"),
+        pytest.param([*RUN, (pod(2), ready()), unschedulable(3)], True, id="all exist, if not ready"),
+        pytest.param(
+            [*RUN, (pod(2), ready()), (pod(3, kill_at=NOW), ready())], False, id="one that goes does not count"
+        ),
+        pytest.param([*RUN, *((pod(n), ready()) for n in range(2, 6))], True, id="more than that"),
+    ],
+)
+def test_pods_are_scaled_when_those_of_the_target_exist(
+    pods: list[tuple[object, ObservedAgent | None]], scaled: bool
+) -> None:
+    record = trains(transition=transition(target_size=4))
+    status = plan(observed(job(record), pods)).status  # type: ignore[arg-type]
+    assert status["elasticScalingStatus"]["podsScaled"] is scaled
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "size", "was", "told"),
+    [
+        pytest.param(TransitionKind.RECOVERY, 3, 2, False, True, id="a fault took one"),
+        pytest.param(TransitionKind.RECOVERY, 2, 2, True, True, id="a fault that took none changes nothing"),
+        pytest.param(TransitionKind.RESIZE, 3, 2, True, False, id="a planned shrink"),
+        pytest.param(TransitionKind.RESIZE, 2, 3, True, False, id="a growth"),
+    ],
+)
+def test_a_shrink_after_a_fault_is_told_from_others(
+    kind: TransitionKind, before: int, size: int, was: bool, told: bool
+) -> None:
+    changing = transition(kind, began_s=100, target_size=size, from_size=before, graceful=False, is_budget_checked=True)
+    record = trains(before, transition=changing, shrank_after_fault=was)
+    todo = plan(observed(job(record), [(pod(n), ready(1)) for n in range(size)]))
+    assert len(todo.record.members) == size
+    assert todo.record.shrank_after_fault is told
+    assert todo.status["elasticScalingStatus"]["isFaultyPodScaleDown"] is told
+
+
+def test_the_time_of_the_scaling_status_is_that_of_its_last_change() -> None:
+    snapshot = observed(job(trains()), [*RUN, unschedulable(2), unschedulable(3)])
+    first = plan(snapshot).status["elasticScalingStatus"]
+    assert first["lastUpdated"] == "2026-03-01T12:00:00Z"
+    later = replace(snapshot, now=NOW + seconds(60), job=replace(snapshot.job, scaling=first))
+    assert plan(later).status["elasticScalingStatus"] == first
+    changed = replace(later, job=replace(later.job, record=trains(resize_failures=1)))
+    assert plan(changed).status["elasticScalingStatus"]["lastUpdated"] == "2026-03-01T12:01:00Z"

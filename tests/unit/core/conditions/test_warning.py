@@ -1,0 +1,67 @@
+"""Condition Warning: what deserves attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.unit.core.builders import (
+    job,
+    observed,
+    pod,
+    policy,
+    running,
+    trains,
+)
+from tests.unit.core.conditions.reports import RUN, report, sentence, told
+
+from elastipod_operator.core.plan import plan
+from elastipod_operator.core.record import (
+    Record,
+)
+from elastipod_operator.core.sizes import Sizes
+
+
+@pytest.mark.parametrize(
+    ("record", "changes", "wishes", "reasons"),
+    [
+        pytest.param(
+            trains(stalled_recoveries=3),
+            {"pending_edits": ("a",)},
+            policy(warnings=("w",)),
+            ["NoProgress", "EditsPending", "SpecWarning"],
+            id="the most pressing",
+        ),
+        pytest.param(
+            trains(stalled_recoveries=2),
+            {"pending_edits": ("a",)},
+            policy(warnings=("w",)),
+            ["EditsPending", "SpecWarning"],
+            id="then edits",
+        ),
+        pytest.param(trains(), {}, policy(warnings=("v", "w")), ["SpecWarning"], id="then the spec"),
+        pytest.param(trains(), {}, policy(sizes=Sizes((2,), 2, ("w",))), ["SpecWarning"], id="or its sizes"),
+        pytest.param(trains(), {}, policy(), [], id="nothing"),
+    ],
+)
+def test_what_deserves_attention(record: Record, changes: dict[str, Any], wishes: Any, reasons: list[str]) -> None:
+    snapshot = observed(job(record, wishes, **changes), RUN)
+    assert [r for kind, _, r in told(snapshot) if kind == "Warning"] == reasons[:1]
+    assert [n.reason for n in report(snapshot).events] == reasons, "an Event each"
+    written = replace(snapshot, job=replace(snapshot.job, conditions=report(snapshot).conditions))
+    assert report(written).events == (), "and only once"
+
+
+def test_all_warnings_are_told_in_one_sentence() -> None:
+    wishes = policy(sizes=Sizes((2, 3), 2, ("first",)), warnings=("second",))
+    assert sentence(observed(job(trains(), wishes), RUN), "Warning") == "first; second"
+
+
+def test_agents_that_tell_more_than_is_taken_are_named() -> None:
+    agents = [(pod(n), running(refused_answer="its workers leave 70000 bytes" if n else "")) for n in range(4)]
+    told = plan(observed(job(trains(4), policy(2, 4)), agents))
+    warning = next(c for c in told.conditions if c.type == "Warning")
+    assert warning.reason == "AnswerRefused"
+    assert warning.message == f"the agent of pod {pod(1).name} (and of 2 more pods): its workers leave 70000 bytes"
+    assert [note.reason for note in told.events if note.warning] == ["AnswerRefused"]

@@ -1,0 +1,109 @@
+"""A node as the operator reads it from the API server: what drives pods off it, and who tolerates that."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from tests.unit.core.builders import seconds
+from tests.unit.kube.bodies import job_body, node_body
+
+from elastipod_operator.core.names import ANNOTATION_APPLIED
+from elastipod_operator.kube.applied import encode_applied
+from elastipod_operator.kube.observed_node import disruption_of, observe_node, tolerations_of
+
+NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("body", "disrupted"),
+    [
+        pytest.param(node_body(), "", id="a healthy node"),
+        pytest.param(node_body(unschedulable=True), "", id="a cordoned one"),
+        pytest.param(node_body(taints=[{"key": "team", "effect": "NoSchedule"}]), "", id="a taint that keeps newcomers off"),
+        pytest.param(node_body(taints=[{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]), "",
+                     id="the node controller's own taint is judged by the agents"),
+        pytest.param(node_body(taints=[{"key": "maintenance", "effect": "NoExecute"}]), "taint maintenance:NoExecute", id="NoExecute"),
+        pytest.param(node_body(taints=[{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]),
+                     "taint karpenter.sh/disrupted:NoSchedule", id="an announced end"),
+        pytest.param(node_body(taints=[{"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}]),
+                     "taint aws-node-termination-handler/spot-itn:NoSchedule", id="a Spot notice"),
+        pytest.param(node_body(labels={"sagemaker.amazonaws.com/node-health-status": "UnschedulablePendingReplacement"}),
+                     "label sagemaker.amazonaws.com/node-health-status=UnschedulablePendingReplacement", id="a health label"),
+        pytest.param(node_body(labels={"sagemaker.amazonaws.com/node-health-status": "Schedulable"}), "", id="a good health label"),
+    ],
+)  # fmt: skip
+def test_what_drives_pods_off_a_node(body: dict[str, Any], disrupted: str) -> None:
+    assert observe_node(body, None, NOW).disruption == disrupted
+
+
+def test_a_notice_of_spot_counts_from_its_first_sight() -> None:
+    """Whatever clock dated the taint."""
+    now = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    notice = {
+        "key": "aws-node-termination-handler/spot-itn",
+        "effect": "NoSchedule",
+        "timeAdded": "2026-03-01T09:00:00Z",
+    }
+    first = observe_node(node_body(taints=[notice]), None, now)
+    assert first.leaves_at == now + timedelta(seconds=120)
+    later = observe_node(node_body(taints=[notice], unschedulable=True), first, now + timedelta(seconds=50))
+    assert later.leaves_at == first.leaves_at
+    assert observe_node(node_body(), later, now).leaves_at is None
+    other = {"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}
+    assert observe_node(node_body(taints=[other]), None, now).leaves_at is None
+
+
+def test_a_node_is_not_ready_since_it_was_first_seen_so() -> None:
+    first = observe_node(node_body(ready="Unknown"), None, NOW)
+    assert (first.ready, first.not_ready_since) == (False, NOW)
+    assert observe_node(node_body(ready="False"), first, NOW + seconds(60)).not_ready_since == NOW
+    back = observe_node(node_body(), first, NOW + seconds(60))
+    assert (back.ready, back.not_ready_since) == (True, None)
+    assert observe_node(node_body(ready="Unknown"), back, NOW + seconds(90)).not_ready_since == NOW + seconds(90)
+
+
+def test_out_of_service_is_read_and_is_no_drain() -> None:
+    fact = observe_node(
+        node_body(taints=[{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]), None, NOW
+    )
+    assert (fact.out_of_service, fact.disruption) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("toleration", "stays"),
+    [
+        pytest.param({"operator": "Exists"}, True, id="everything"),
+        pytest.param({"key": "maintenance", "operator": "Exists"}, True, id="the key"),
+        pytest.param({"key": "maintenance", "value": "x"}, True, id="key and value"),
+        pytest.param({"key": "maintenance", "value": "y"}, False, id="another value"),
+        pytest.param({"key": "other", "operator": "Exists"}, False, id="another key"),
+        pytest.param({"operator": "Exists", "effect": "NoSchedule"}, False, id="another effect"),
+        pytest.param({"operator": "Exists", "tolerationSeconds": 300}, False, id="for a while only"),
+    ],
+)
+def test_who_tolerates_a_taint_may_stay(toleration: dict[str, Any], stays: bool) -> None:
+    disruption = disruption_of(node_body(taints=[{"key": "maintenance", "value": "x", "effect": "NoExecute"}]))
+    assert (disruption.reason_for([toleration]) == "") is stays
+
+
+def test_only_what_every_template_tolerates_counts() -> None:
+    always, never = {"operator": "Exists"}, {"key": "x"}
+    templates = [{"spec": {"tolerations": [always, never]}}, {"spec": {"tolerations": [always]}}]
+    spec = {"replicaSpecs": [{"name": f"s{n}", "template": template} for n, template in enumerate(templates)]}
+    assert tolerations_of(job_body(spec)) == [always]
+    assert tolerations_of({"metadata": {}, "spec": {"replicaSpecs": []}}) == []
+
+
+def test_a_toleration_that_was_edited_in_or_out_is_none_of_the_pods_that_run() -> None:
+    """They were made from the template as it was taken up."""
+    always = {"operator": "Exists"}
+    before = {
+        "replicaSpecs": [{"name": "workers", "template": {"spec": {"tolerations": [always]}}}],
+        "nprocPerNode": "auto",
+    }
+    after = {**before, "replicaSpecs": [{"name": "workers", "template": {"spec": {}}}]}
+    for taken_up, edited, counts in ((before, after, [always]), (after, before, [])):
+        body = job_body(edited, annotations={ANNOTATION_APPLIED: encode_applied(taken_up)})
+        assert tolerations_of(body) == counts
