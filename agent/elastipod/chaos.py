@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from elastipod.local_worker import store_generation
+
 CHAOS_ENV = "ELASTIPOD_CHAOS"
 COLLECTIVE_DELAY_S = 0.002  # from a gradient to the fault "inside the collective", which has begun by then
 
@@ -58,13 +60,15 @@ class ChaosError(Exception):
 class PlannedFault:
     """One fault. step: the step in work, or after a moment between generations, the one that would be next; None: any.
 
-    rank: global, None: any. seconds: of "slow". once: a file that is made when the fault happens; while it exists, it does not.
+    rank: global, None: any. from_generation: the first one in which it may happen. seconds: of "slow". once: a file that is made,
+    with the number of the process, when the fault happens; while it exists, it does not.
     """
 
     kind: FaultKind
     at: Moment
     rank: int | None = None
     step: int | None = None
+    from_generation: int = 0
     seconds: float = 0.05
     once: str = ""
 
@@ -92,7 +96,8 @@ def is_planned(at: Moment) -> bool:
 def reached(at: Moment, *, rank: int, step: int) -> None:
     """Pass a moment: what is planned for it happens now. Raises ChaosError for the kind "raise"."""
     for fault in _faults():
-        if fault.at is at and fault.rank in (None, rank) and fault.step in (None, step) and _is_first(fault):
+        is_here = fault.at is at and fault.rank in (None, rank) and fault.step in (None, step)
+        if is_here and store_generation() >= fault.from_generation and _is_first(fault):
             _faults().remove(fault)
             if at is Moment.COLLECTIVE:
                 threading.Timer(COLLECTIVE_DELAY_S, _happen, (fault, rank, step)).start()
@@ -119,9 +124,11 @@ def _is_first(fault: PlannedFault) -> bool:
     if not fault.once:
         return True
     try:
-        os.close(os.open(fault.once, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        descriptor = os.open(fault.once, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     except FileExistsError:
         return False
+    os.write(descriptor, str(os.getpid()).encode())
+    os.close(descriptor)
     return True
 
 

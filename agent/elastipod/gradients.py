@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,25 @@ if TYPE_CHECKING:
 
     from elastipod.data import Batch, MicroBatch
     from elastipod.torch_compat import FSDPModule
+
+
+_observers: list[Callable[[float], None]] = []
+
+
+def observe_reduced_gradients(observer: Callable[[float], None]) -> Callable[[], None]:
+    """Call ``observer`` whenever a script's own reduction announces its gradients; give a function that ends it."""
+    _observers.append(observer)
+    return lambda: _observers.remove(observer)
+
+
+def announce_reduced_gradients(divisor: float) -> None:
+    """Say that the parameters' gradients are now the sum over all ranks' own ones, divided by ``divisor``.
+
+    For scripts that reduce gradients themselves, so that they are checked in the first step after a change of the world as those
+    of DDP are. Call it before anything else is done to the gradients, such as clipping.
+    """
+    for observer in tuple(_observers):
+        observer(divisor)
 
 
 def accumulate(model: nn.Module, batch: Batch, size: int | None = None) -> Iterator[MicroBatch]:

@@ -5,10 +5,11 @@ Public names that moved between torch 2.4 and today, and the few private ones th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DistributedDataParallel
@@ -44,6 +45,11 @@ def abort_groups() -> None:
     abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
     if abort is not None and dist.is_initialized():
         abort()
+
+
+def run_after_backward(action: Callable[[], None]) -> None:
+    """Run ``action`` at the end of the backward pass that is under way, after what was queued so before."""
+    torch.autograd.Variable._execution_engine.queue_callback(action)
 
 
 def detach_reducer(model: nn.Module) -> None:

@@ -12,13 +12,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 from tests.agent_client import free_port
 from tests.e2e.inmemory_agents import AgentSocket
+from tests.e2e.inmemory_slots import Ended, Resize, Slot, is_stopped, kill
 from tests.e2e.torch_fork_server import ForkedTestWorker, TorchForkServer
 
 from elastipod.chaos import CHAOS_ENV, PlannedFault
@@ -28,39 +28,7 @@ from elastipod.worker_file import WORKER_FILE_ENV, EventLevel, WorkerFile
 WORKER = Path(__file__).with_name("inmemory_worker.py")
 MAX_SLOTS = 8
 POLL_S = 0.002
-
-
-@dataclass(frozen=True, slots=True)
-class Resize:
-    """A planned change: once a step is reached, the job goes to another size."""
-
-    after_step: int
-    size: int
-
-
-@dataclass(slots=True)
-class Slot:
-    """One pod: its process, and what its agent knows of it. run: the last one that the process was released into."""
-
-    number: int
-    process: ForkedTestWorker
-    file: WorkerFile
-    run: int
-    is_at_barrier: bool = False
-    num_processes: int = 1
-    reported_at: tuple[int, float] = (0, 0.0)
-
-
-@dataclass(slots=True)
-class Ended:
-    """How a job ended. gaps: from what began each change to the first step after it, in seconds, by kind of the change."""
-
-    generations: int
-    processes: int
-    members: tuple[int, ...]
-    faults: int = 0
-    is_complete: bool = False
-    log: list[str] = field(default_factory=list)
+RETURN_S = 20.0  # as --inprocess-timeout
 
 
 class InMemoryJob:
@@ -97,6 +65,7 @@ class InMemoryJob:
         self._since = 0.0
         self._reported: str | None = None
         self._socket = folder / "agent.sock"
+        self._trained: set[int] = set()  # processes that have completed a step
 
     # -- the operator --------------------------------------------------------------------------------------------
 
@@ -115,7 +84,7 @@ class InMemoryJob:
                     self._changed.wait(POLL_S)
         finally:
             for slot in self._slots.values():
-                slot.process.kill()
+                kill(slot)
             for slot in self._slots.values():
                 slot.process.wait(20)
             with self._changed:
@@ -125,9 +94,10 @@ class InMemoryJob:
             thread.join()
             server.server_close()
         processes = sum(slot.num_processes for slot in self._slots.values())
-        return Ended(self._run, processes, self._members, self._num_faults, is_complete, self.log)
+        return Ended(self._run, processes, self._members, self._num_faults, self._lost_copies, is_complete, self.log)
 
     _is_closed = False
+    _lost_copies = 0
 
     def _look(self) -> bool:
         """Do what is due; True when the job is complete."""
@@ -174,12 +144,17 @@ class InMemoryJob:
                 return
         late = [n for n in (*wanted, *self._members) if not self._is_back(self._slots[n])]
         if late:
-            if self._since and time.monotonic() - self._since > self._hang_s:
+            if self._since and time.monotonic() - self._since > RETURN_S:
                 for number in set(late):
                     self._note(f"slot {number} does not come back: killed")
-                    self._slots[number].process.kill()
+                    kill(self._slots[number])
                 self._since = time.monotonic()
             return
+        if self._trained and not any(
+            slot.process.pid in self._trained for slot in self._slots.values() if slot.process.poll() is None
+        ):
+            self._lost_copies += 1
+            self._trained.clear()
         self._run += 1
         self._members, self._is_running, self._is_draining = wanted, True, False
         self._since = time.monotonic()
@@ -197,24 +172,25 @@ class InMemoryJob:
         return slot.is_at_barrier or (slot.number not in range(self._size) and slot.process.poll() is not None)
 
     def _kill_hung(self, members: Sequence[Slot]) -> None:
-        """Kill the members that are stopped, and the one that others wait for: with no way to tell, who reports least."""
+        """Kill the members that are stopped, and those that hang on purpose once nobody gets on."""
         now = time.monotonic()
         for slot in members:
-            if slot.process.poll() is None and _is_stopped(slot.process.pid):
+            if slot.process.poll() is None and is_stopped(slot.process.pid):
                 if now - slot.reported_at[1] > self._hang_s / 4:
-                    slot.process.kill()
+                    kill(slot)
                 continue
             count = slot.file.num_reports(slot.number)
             if count != slot.reported_at[0]:
                 slot.reported_at = (count, now)
+                self._trained.add(slot.process.pid)
         alive = [slot for slot in members if slot.process.poll() is None]
         if alive and all(now - slot.reported_at[1] > self._hang_s for slot in alive):
-            hung = [slot for slot in alive if (self.folder / f"hangs-{slot.number}").exists()] or alive
-            for slot in hung:
-                self._note(f"slot {slot.number} hangs: killed")
-                (self.folder / f"hangs-{slot.number}").unlink(missing_ok=True)
-                slot.process.kill()
-                slot.reported_at = (slot.reported_at[0], now)
+            hanging = {path.read_text() for path in self.folder.glob("fault-*")}
+            for slot in alive:
+                if str(slot.process.pid) in hanging:
+                    self._note(f"slot {slot.number} hangs: killed")
+                    slot.reported_at = (slot.reported_at[0], now)
+                    kill(slot)
 
     def _step(self, members: Sequence[Slot]) -> int:
         known = [slot.file.progress(slot.number) for slot in members]
@@ -311,10 +287,3 @@ class InMemoryJob:
 
     def _until(self, condition: Callable[[], bool], wait_s: float) -> bool:
         return self._changed.wait_for(lambda: condition() or self._is_closed, wait_s) and not self._is_closed
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    except psutil.NoSuchProcess:
-        return False

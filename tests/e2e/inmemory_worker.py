@@ -15,18 +15,22 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 import elastipod
 from elastipod.in_memory.members import digest_of
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.e2e import inmemory_mutants
 
 SAMPLES, FEATURES = 96, 8
 
 
 @dataclass(frozen=True)
 class Options:
-    """What one run trains. is_exact: in a fixed order of sums, so that worlds of all sizes give the same bits."""
+    """What one run trains. is_exact: in a fixed order of sums, so that worlds of all sizes give the same bits.
+    mutant: a mistake of `inmemory_mutants` that is in force in generation 2.
+    """
 
     folder: str
     steps: int = 24
@@ -34,6 +38,7 @@ class Options:
     step_s: float = 0.01
     checkpoint_every: int = 0
     is_exact: bool = True
+    mutant: str = ""
 
 
 def build() -> dict[str, object]:
@@ -58,11 +63,13 @@ def train(options: Options) -> None:
     )
     state = elastipod.State(
         build,
-        wrap=DistributedDataParallel,
+        wrap=inmemory_mutants.wrap,
         checkpoints=folder / "checkpoints" if options.checkpoint_every else None,
         checkpoint_every=options.checkpoint_every,
         sample_log=folder / "samples",
     )
+    if options.mutant:
+        inmemory_mutants.plant(options.mutant, state)
     generation = 0
     for step in state.steps(plan, grain=1):
         if state.generation != generation:

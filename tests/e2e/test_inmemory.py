@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import os
-import re
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.inmemory_job import WORKER, Ended, InMemoryJob, Resize
+from tests.e2e.inmemory_job import WORKER, InMemoryJob
+from tests.e2e.inmemory_mutants import MUTANTS
+from tests.e2e.inmemory_schedules import KINDS_AT, Played, draw
+from tests.e2e.inmemory_slots import Resize
 from tests.e2e.torch_fork_server import TorchForkServer
+from tests.long_runs import LongRun
 
 from elastipod.audit.log_reader import read_logs
-from elastipod.audit.report import AuditReport, audit
+from elastipod.audit.report import audit
 from elastipod.chaos import FaultKind, Moment, PlannedFault
 
-LIMIT_S = 60.0
-JOINED = re.compile(r"pid (\d+) generation (\d+) rank (\d+) of (\d+) after step (\d+)")
+LIMIT_S = 120.0
 
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[TorchForkServer]:
-    server = TorchForkServer({**os.environ, "OMP_NUM_THREADS": "1"})
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # each lost connection is told with a long trace otherwise
+    server = TorchForkServer({**os.environ, "OMP_NUM_THREADS": "1", **quiet})
     yield server
     server.close()
 
@@ -37,28 +42,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1"}
     subprocess.run(command, check=True, env=environment, timeout=200, stdout=subprocess.DEVNULL)
     return (folder / "final-single").read_text()
-
-
-class Played:
-    """A job that has ended, and what its ranks left."""
-
-    def __init__(self, folder: Path, ended: Ended) -> None:
-        self.folder, self.ended = folder, ended
-        assert ended.is_complete, f"the job did not end:\n{self.told()}"
-        self.finals = {path.read_text() for path in folder.glob("final-*")}
-        self.report: AuditReport = audit(read_logs(folder / "samples"))
-
-    def told(self) -> str:
-        """All that happened, for a failing test."""
-        outputs = sorted(self.folder.glob("output-*"))
-        return "\n".join(
-            [*self.ended.log, *(f"-- {path.name}\n{path.read_text('utf-8', 'replace')}" for path in outputs)]
-        )
-
-    def joined(self, generation: int) -> dict[int, tuple[int, int, int]]:
-        """Give, by rank, the pid, the world size and the step with which a generation began."""
-        found = (tuple(map(int, match)) for match in JOINED.findall(self.told()))
-        return {rank: (pid, size, step) for pid, number, rank, size, step in found if number == generation}
 
 
 @pytest.fixture
@@ -95,3 +78,86 @@ def test_planned_changes_keep_processes_and_repeat_no_step(play: Any, undisturbe
     assert job.ended.processes == 4
     assert not any(job.report.steps_repeated.values()), job.told()
     assert (job.finals, job.report.exact) == ({undisturbed}, True), job.told()
+
+
+@pytest.mark.parametrize(("mutant", "sentence"), MUTANTS.items(), ids=list(MUTANTS))
+def test_a_mistake_of_a_change_is_seen_before_it_counts(play: Any, mutant: str, sentence: str) -> None:
+    options = {"mutant": mutant, "is_exact": False, "checkpoint_every": 100}
+    job = play(size=2, resizes=[Resize(5, 3)], options=options)
+    told = job.told()
+    assert "StateDiffersError" in told, told
+    assert sentence in told, told
+    steps = {
+        step for generation in range(2, job.ended.generations + 1) for _, _, step in job.joined(generation).values()
+    }
+    assert min(steps) >= 5, f"it begins at the planned change, {told}"
+    assert max(steps) - min(steps) <= 1, f"and the job goes on from the last complete step: {told}"
+    assert len(job.finals) == 1, "all ranks end with the same weights"
+    assert job.report.exact, told
+
+
+@pytest.mark.parametrize("launcher", [(), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")])
+def test_the_example_runs_without_an_agent(launcher: tuple[str, ...], tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "examples" / "in_memory" / "train.py"
+    folders = [f"--checkpoint-dir={tmp_path / 'checkpoints'}", f"--sample-log-dir={tmp_path / 'samples'}"]
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    command = [sys.executable, *launcher, str(script), *folders, "--epochs=2"]
+    ended = subprocess.run(command, env=environment, timeout=200, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "done: 48 steps" in ended.stdout
+    assert audit(read_logs(tmp_path / "samples")).exact
+
+
+def check_schedule(seed: int, folder: Path, servers: TorchForkServer, expected: str) -> Played:
+    """Play what a seed says, and check that the job ends as if nothing had happened."""
+    folder.mkdir()
+    schedule = draw(seed)
+    job = InMemoryJob(folder, servers, size=schedule.size, resizes=schedule.resizes, faults=schedule.faults, hang_s=2.0)
+    played = Played(folder, job.run(LIMIT_S))
+    what = f"seed {seed}: {schedule}\n{played.told()}"
+    assert played.finals == {expected}, what
+    assert played.report.exact, f"{played.report}\n{what}"
+    if not played.ended.lost_copies:
+        repeated = sum(played.report.steps_repeated.values())
+        assert repeated <= played.ended.faults, f"{repeated} steps repeated after {played.ended.faults} faults\n{what}"
+    return played
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_whatever_happens_the_job_ends_as_if_nothing_had(
+    part: int, tmp_path: Path, servers: TorchForkServer, undisturbed: str
+) -> None:
+    played = [
+        check_schedule(seed, tmp_path / str(seed), servers, undisturbed) for seed in range(5 * part, 5 * part + 5)
+    ]
+    assert any(each.is_in_memory for each in played)
+
+
+@pytest.mark.long("inmemory")
+@pytest.mark.timeout(4 * 3600)
+def test_many_schedules_end_as_if_nothing_had_happened(
+    tmp_path: Path, servers: TorchForkServer, undisturbed: str, long_run: LongRun
+) -> None:
+    total = int(os.environ.get("ELASTIPOD_SCHEDULES", "500"))
+    table: Counter[str] = Counter()
+    kept = lost = in_memory = 0
+    for seed in range(long_run.seed, long_run.seed + total):
+        folder = tmp_path / str(seed)
+        played = check_schedule(seed, folder, servers, undisturbed)
+        table.update(played.happened())
+        lost += bool(played.ended.lost_copies)
+        kept += not played.ended.lost_copies
+        in_memory += played.is_in_memory and not played.ended.lost_copies
+        long_run.count(
+            schedules=seed + 1 - long_run.seed, kept_a_copy=kept, ended_in_memory=in_memory, lost_last_copy=lost
+        )
+        long_run.detail(moments_and_kinds=dict(sorted(table.items())))
+        shutil.rmtree(folder)
+    assert in_memory >= 0.95 * kept
+    if total >= 500:
+        assert min(table[f"{at} x {kind}"] for at, kind in KINDS_AT) >= 10, table

@@ -36,9 +36,14 @@ def restore_random_state(text: str) -> None:
         numpy.random.set_state(state["numpy"])
 
 
+def rank_seed(step: int, rank: int) -> int:
+    """Return the seed of a rank's generators at a step."""
+    return (step * 0x9E3779B97F4A7C15 + rank * 0xC2B2AE3D27D4EB4F + 1) % (1 << 63)
+
+
 def seed_new_rank(step: int, rank: int) -> None:
     """Seed the generators of a rank that the saving run did not have, from the step and the rank alone."""
-    seed = (step * 0x9E3779B97F4A7C15 + rank * 0xC2B2AE3D27D4EB4F + 1) % (1 << 63)
+    seed = rank_seed(step, rank)
     random.seed(seed)
     torch.manual_seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None and hasattr(numpy, "random"):

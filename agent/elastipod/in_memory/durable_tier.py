@@ -53,10 +53,6 @@ class DurableTier:
         }
         self._manager: CheckpointManager | None = None
 
-    def open(self) -> None:
-        """Begin a generation, whose process group is there."""
-        self._manager = CheckpointManager(self._directory, keep=self._keep)
-
     def load(self) -> Resume | None:
         """Load the newest checkpoint of any tier into the members; None when there is none."""
         return self._opened().load_latest(**self._live)
@@ -67,10 +63,6 @@ class DurableTier:
         save = manager.save if waits else manager.save_async
         save(step, **self._live, extra=extra, sample_log=log)
 
-    def claim(self) -> None:
-        """Claim the directory for this generation: no older one can commit from now on."""
-        self._opened().claim()
-
     def close(self, error: BaseException | None) -> None:
         """End a generation. error: what ended it; then no save in progress is awaited."""
         if self._manager is not None:
@@ -78,5 +70,7 @@ class DurableTier:
             manager.__exit__(type(error) if error else None, error, None)
 
     def _opened(self) -> CheckpointManager:
-        assert self._manager is not None, "a generation begins with open()"
+        """Give the generation's manager; made at its first use, because a generation in memory may need none."""
+        if self._manager is None:
+            self._manager = CheckpointManager(self._directory, keep=self._keep)
         return self._manager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -18,13 +17,15 @@ from elastipod.audit.sample_log import SampleLog
 from elastipod.checkpoint.rng import seed_new_rank
 from elastipod.data import Batch, ElasticBatches
 from elastipod.elastic_event import elastic_event_detected
+from elastipod.errors import StateDiffersError
 from elastipod.in_memory.apply_step import OptimizerWatch, apply_gradients
 from elastipod.in_memory.chaos_hooks import ChaosHooks
 from elastipod.in_memory.durable_tier import DurableTier
 from elastipod.in_memory.elastic_step import ElasticStep
 from elastipod.in_memory.exchange import all_texts
 from elastipod.in_memory.members import Members
-from elastipod.in_memory.memory_state import MemoryState, WorldLost, lost_world
+from elastipod.in_memory.memory_state import MemoryState, WorldLost, compare_replicas, lost_world
+from elastipod.in_memory.notary import Notary
 from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.process_groups import ProcessGroups, WorldNotBuilt
 from elastipod.in_memory.world_life import WorldLife, Wrap
@@ -65,6 +66,7 @@ class State:
         keep: int = 2,
         sample_log: str | os.PathLike[str] | None = None,
         seed: int = 0,
+        checks_changes: bool = True,
         backend: str | None = None,
         timeout: timedelta | None = None,
     ) -> None:
@@ -76,7 +78,8 @@ class State:
         there; by default optimizers, schedules and averaged models, with the GradScaler if there is one. checkpoints: folder or
         address for `CheckpointManager`, for a new start and when memory holds no whole state; saved every ``checkpoint_every``
         steps and at the end, ``keep`` are kept. sample_log: folder for `SampleLog`. seed: of the random numbers, which follow
-        from it, the step and the rank alone. backend, timeout: as for init_process_group.
+        from it, the step and the rank alone. checks_changes: compare gradients, data and replicas in the first step of each
+        generation (`elastipod.in_memory.notary`). backend, timeout: as for init_process_group.
         Raises TypeError when ``build`` gives something else.
         """
         self._members = Members(build())
@@ -89,13 +92,14 @@ class State:
         self._durable, self._checkpoint_every = durable, checkpoint_every
         self._sample_log, self._log_of_generation = sample_log, None
         self._seed = seed
+        self._checks_changes, self._is_first_step, self._notary = checks_changes, False, None
         self._optimizers = OptimizerWatch(self._members)
         self._chaos = ChaosHooks(self._members.model)
         self._started = 0.0
-        self._loss = math.nan
         self._has_finished = False
 
     _log_of_generation: SampleLog | None
+    _notary: Notary | None
 
     # -- what a script uses --------------------------------------------------------------------------------------
 
@@ -137,11 +141,13 @@ class State:
         `ElasticBatches.iterate`. Raises StateDiffersError when this rank's state differs from its replicas'.
         """
         world = self._world
+        # Before the first world is joined: that may fail too, and what this rank was filled with may be the last copy then.
+        self._announce()
         try:
             while True:
                 try:
                     world.join(plan, self._open_log)
-                    self._announce()
+                    self._is_first_step = True
                     assert world.plan is not None
                     place = RankInWorld(self.rank, self.world_size, tuple(local_sizes))
                     self._has_finished = yield from self._train(world.plan, place, grain)
@@ -160,7 +166,9 @@ class State:
         """Begin a step: no gradients are left of another one, and its random numbers follow from its number."""
         self._started = time.monotonic()
         self._members.zero_grad()
-        seed_new_rank(batch.step + (self._seed << 40), self.rank)
+        seed_new_rank(self._random_step(batch), self.rank)
+        if self._is_first_step and self._checks_changes:
+            self._notary = Notary(self._members.model, self.model, seed=batch.step)
         # Logged before any gradient is given away: a step that counts has the samples of all ranks, even if a rank dies in it. The audit
         # leaves out what a generation has logged beyond the step that the next one resumed at.
         if self._log_of_generation is not None:
@@ -172,18 +180,40 @@ class State:
         """The gradients of a step are there and good: apply them."""
         batch = step.batch
         chaos.reached(chaos.Moment.BEFORE_APPLY, rank=self.rank, step=batch.step)
+        self._check_gradients(batch)
         if not self._optimizers.has_run:
             (self._apply or _apply_to_members)(self)
         self._memory.commit()
         self._optimizers.has_run = False
-        if step.loss is not None:
-            self._loss = step.loss
+        if self._is_first_step:
+            if self._checks_changes:
+                compare_replicas(self._members, self._world.donor, f"after step {batch.step}, the first of this world,")
+            self._is_first_step = False
         samples_per_s = batch.global_size / max(1e-9, time.monotonic() - self._started)
         report(batch.step, batch.samples_seen, step.loss, samples_per_s)
 
     def is_world_lost(self, error: BaseException) -> bool:
         """Whether an exception is that of a collective whose peer is gone, from which this process can recover."""
         return self._world.is_lost_to(error)
+
+    def _check_gradients(self, batch: Batch) -> None:
+        """In the first step of a world, raise StateDiffersError on every rank when something is wrong. Nothing is applied then."""
+        notary, self._notary = self._notary, None
+        if notary is None:
+            return
+        notary.close()
+        assert self._world.plan is not None
+        problems = notary.problems(batch, self._world.plan, self._random_step(batch))
+        if not problems:
+            return
+        if not self._optimizers.has_run:
+            self._save(self.completed, waits=True)  # of the last complete step, which new processes resume from
+        raise StateDiffersError(
+            f"step {batch.step}, the first of generation {self.generation}, does not count: {'; '.join(problems)}"
+        )
+
+    def _random_step(self, batch: Batch) -> int:
+        return batch.step + (self._seed << 40)
 
     # -- generations ---------------------------------------------------------------------------------------------
 
@@ -237,6 +267,9 @@ class State:
         if self._log_of_generation is not None:
             self._log_of_generation.close()
             self._log_of_generation = None
+        if self._notary is not None:
+            self._notary.close()
+            self._notary = None
         self._world.leave(error, is_torn=self._optimizers.has_run)
         self._optimizers.has_run = False
 

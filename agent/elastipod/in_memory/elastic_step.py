@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Protocol
 
 from elastipod.data import Batch
+from elastipod.errors import ElastipodError
 
 
 class StepOwner(Protocol):
@@ -44,7 +45,7 @@ class ElasticStep:
             try:
                 self._state.commit_step(self)
                 self.is_done = True
-            except RuntimeError as raised:
+            except (RuntimeError, ElastipodError) as raised:
                 if not self._state.is_world_lost(raised):
                     raise
                 self.lost_to = raised

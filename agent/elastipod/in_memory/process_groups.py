@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -21,6 +23,7 @@ log = logging.getLogger(__name__)
 
 TRY_S = 2.0  # one try to connect all ranks, once all have arrived at the store
 MAX_TRIES = 5
+FIRST_POLL_S, LAST_POLL_S = 0.002, 0.2  # between looks at a key of the store, and at the agent's word
 _OK, _FAILED = "ok", "failed"
 
 
@@ -37,22 +40,22 @@ class ProcessGroups:
         self._store: Any = None
         self._former_store: Any = None
 
-    def connect(self, place: WorldPlace) -> None:
-        """Build the default process group of a generation. Raises WorldNotBuilt.
+    def connect(self, place: WorldPlace, is_over: Callable[[], bool]) -> None:
+        """Build the default process group of a generation. Raises WorldNotBuilt, also as soon as the generation is over.
 
         Every rank reports its arrival at the store before any connects, so a slow rank costs no try. The first verdict on a try
         counts for all ranks: they train in the same group, or try again under another name together.
         """
         limit = LIMITS[Phase.CONNECTING]
         assert limit is not None
-        deadline = time.monotonic() + limit.total_seconds()
+        wait = _Wait(time.monotonic() + limit.total_seconds(), is_over)
         try:
-            self._store = self._open_store(place, deadline)
+            self._store = self._open_store(place, wait)
             for number in range(MAX_TRIES):
-                if self._try(dist.PrefixStore(f"try/{number}", self._store), place, deadline):  # type: ignore[attr-defined]
+                if self._try(dist.PrefixStore(f"try/{number}", self._store), place, wait):  # type: ignore[attr-defined]
                     self._former_store = None  # every rank that read it is here
                     return
-                if time.monotonic() >= deadline:
+                if wait.is_at_end:
                     break
         except (RuntimeError, TimeoutError) as error:  # torch's store errors are RuntimeErrors
             raise WorldNotBuilt(
@@ -74,21 +77,27 @@ class ProcessGroups:
         # The server of a store that this process hosts stays until the next world is built: others may be reading it.
         self._former_store, self._store = self._store or self._former_store, None
 
-    def _open_store(self, place: WorldPlace, deadline: float) -> Any:
-        store = dist.TCPStore(  # type: ignore[attr-defined]  # public, though torch does not mark it so
-            place.address,
-            place.port,
-            is_master=place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
-            timeout=_left(deadline),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
-        return dist.PrefixStore(f"elastipod/world/{place.generation}", store)  # type: ignore[attr-defined]
+    def _open_store(self, place: WorldPlace, wait: _Wait) -> Any:
+        while True:
+            try:
+                store = dist.TCPStore(  # type: ignore[attr-defined]  # public, though torch does not mark it so
+                    place.address,
+                    place.port,
+                    is_master=place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+                    timeout=wait.slice(TRY_S),
+                    wait_for_workers=False,
+                    multi_tenant=True,
+                )
+            except RuntimeError:
+                if wait.is_at_end:  # its host may only be late
+                    raise
+            else:
+                return dist.PrefixStore(f"elastipod/world/{place.generation}", store)  # type: ignore[attr-defined]
 
-    def _try(self, store: Any, place: WorldPlace, deadline: float) -> bool:
+    def _try(self, store: Any, place: WorldPlace, wait: _Wait) -> bool:
         if store.add("arrived", 1) == place.world_size:
             store.set("all-arrived", "1")
-        store.wait(["all-arrived"], _left(deadline))
+        wait.for_key(store, "all-arrived")
         try:
             dist.init_process_group(
                 self._backend,
@@ -103,7 +112,7 @@ class ProcessGroups:
             own = _FAILED
         if own:
             store.compare_set("verdict", "", own)
-        if _verdict(store, deadline) == _OK:
+        if _verdict(store, wait) == _OK:
             return True
         with suppress(RuntimeError):  # half a group
             if dist.is_initialized():
@@ -111,17 +120,39 @@ class ProcessGroups:
         return False
 
 
-def _verdict(store: Any, deadline: float) -> str:
+class _Wait:
+    """Waits for keys of a store, with few calls, and sees meanwhile that the generation is over."""
+
+    def __init__(self, deadline: float, is_over: Callable[[], bool]) -> None:
+        self._deadline, self._is_over = deadline, is_over
+
+    @property
+    def is_at_end(self) -> bool:
+        return self._is_over() or time.monotonic() >= self._deadline
+
+    def slice(self, most_s: float) -> timedelta:
+        """Give the time of one wait."""
+        return timedelta(seconds=min(most_s, max(0.05, self._deadline - time.monotonic())))
+
+    def for_key(self, store: Any, key: str, limit_s: float = math.inf) -> bool:
+        """Return once the key is there; False at the limit. Raises TimeoutError at the deadline or when the generation is over."""
+        until = time.monotonic() + limit_s
+        pause_s = FIRST_POLL_S
+        while not store.check([key]):
+            if self.is_at_end:
+                raise TimeoutError(f"not all ranks have come ({key})")
+            if time.monotonic() >= until:
+                return False
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_POLL_S)
+        return True
+
+
+def _verdict(store: Any, wait: _Wait) -> str:
     """Wait for the verdict on a try. A rank that waits longer than the others may take for it gives it itself."""
-    try:
-        store.wait(["verdict"], min(_left(deadline), timedelta(seconds=2 * TRY_S)))
-    except RuntimeError:
+    if not wait.for_key(store, "verdict", 2 * TRY_S):
         store.compare_set("verdict", "", _FAILED)
     return str(store.get("verdict").decode())
-
-
-def _left(deadline: float) -> timedelta:
-    return timedelta(seconds=max(0.05, deadline - time.monotonic()))
 
 
 def _first_line(error: BaseException) -> str:

@@ -51,6 +51,7 @@ class WorldLife:
         self.place = SINGLE
         self.model: nn.Module = memory.members.model
         self.plan: ElasticBatches | None = None
+        self.donor = 0  # the rank whose state the others are compared with
         self.durable = durable
         self._limit = limit
         self._groups = groups
@@ -86,7 +87,7 @@ class WorldLife:
         assert resume is not None, "a new start has a donor"
         self._pass(chaos.Moment.FILLING)
         memory.fill(resume, [each.offer for each in offers], self._limit.progress)
-        donor = resume.donors[0][0]
+        self.donor = donor = resume.donors[0][0]
         self._agree_on_position(plan, resume.step, donor)
         self._wrap_model()
         memory.finish_filling()
@@ -115,6 +116,8 @@ class WorldLife:
         """End for good. Unless the training has finished, nothing is waited for: the agent must learn of the end at once."""
         if self.durable is not None:
             self.durable.close(None if has_finished else WorldLost("the process ends"))
+        detach_reducer(self.model)
+        self.model = self.memory.members.model
         if self._has_groups:
             self._groups.leave()
 
@@ -156,7 +159,8 @@ class WorldLife:
                 "a process group exists already: elastipod.State builds one for every generation; leave init_process_group out"
             )
         self._has_groups = True
-        self._groups.connect(self.place)
+        link = self.link
+        self._groups.connect(self.place, lambda: link is not None and link.is_over)
 
     def _start_anew(self, world_size: int, plan: ElasticBatches) -> list[RankOffer]:
         """Load the newest checkpoint on every rank, or take the state that rank 0 has built; give the offers that this makes."""

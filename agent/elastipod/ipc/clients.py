@@ -129,15 +129,17 @@ class InProcessRestartSocketClient:
     def keep(self, kind: str) -> bool:
         """Announce that this rank's process can live on when its run ends; False from an agent that cannot keep it.
 
-        kind: "replicated" when every rank holds the whole state, "sharded" when it holds a part. Raises HyperPodIPCException when
+        kind: "replicated" when every rank holds the whole state, "sharded" when it holds a part. Call it before a process group is
+        built: it sets the variables with which torch leaves this process alone when a peer dies. Raises HyperPodIPCException when
         the agent cannot be reached.
         """
         try:
-            self._connections.call("keep", kind=kind)
+            answer = self._connections.call("keep", kind=kind)
         except HyperPodIPCException as error:
             if _UNKNOWN_CALL in str(error):
                 return False
             raise
+        os.environ.update({str(name): str(value) for name, value in answer.get("env", {}).items()})
         return True
 
     def close(self) -> None:

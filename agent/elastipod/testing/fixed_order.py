@@ -24,7 +24,7 @@ from torch import nn
 
 from elastipod.collectives import all_gather_json
 from elastipod.data import Batch, MicroBatch
-from elastipod.gradients import gradient_sync
+from elastipod.gradients import announce_reduced_gradients, gradient_sync
 from elastipod.rank_in_world import RankInWorld
 from elastipod.torch_compat import DTensor
 
@@ -103,6 +103,7 @@ def fixed_order_passes(model: nn.Module, batch: Batch, grain: int) -> Iterator[M
         tree.append([_gradient(parameter) for parameter in parameters])
     for parameter, value in zip(parameters, _sum_over_all_ranks(tree, parameters), strict=True):
         parameter.grad = value
+    announce_reduced_gradients(1.0)
 
 
 def exact_sum(values: Iterable[float]) -> float:

@@ -1,0 +1,187 @@
+"""The notary: the first step after every change of the world is checked before it counts.
+
+Compared are, over all ranks: samples of each gradient with a float64 sum of the ranks' own gradients, the samples of data that were
+trained with those that the plan has, the random state with the one that the step and the rank imply, and, after the step, the
+digests of all replicas. Later steps cost nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from elastipod.checkpoint.rng import rank_seed
+from elastipod.data import Batch, ElasticBatches
+from elastipod.gradients import observe_reduced_gradients
+from elastipod.in_memory.exchange import all_texts
+from elastipod.in_memory.memory_state import lost_world
+from elastipod.rank_ranges import format_ranks
+from elastipod.torch_compat import DistributedDataParallel, run_after_backward
+
+SAMPLED_TENSORS = 4096
+SAMPLES_PER_TENSOR = 4
+MAX_COUNTED = 1 << 16  # samples of a global batch that are looked at one by one
+ROUNDINGS = 64  # of the gradients' type, that a reduction may differ by
+COMPRESSED = 0.05  # what a communication hook may differ by, since it may compress
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """Elements of one parameter."""
+
+    name: str
+    parameter: nn.Parameter
+    elements: torch.Tensor
+
+
+class Notary:
+    """Watches one step on one rank. Begun before the passes of the step; `problems` is asked before its gradients are applied."""
+
+    def __init__(self, model: nn.Module, wrapped: nn.Module, *, seed: int) -> None:
+        """model: without its wrapper. seed: the same on all ranks; it chooses the elements."""
+        self._ddp = wrapped if isinstance(wrapped, DistributedDataParallel) else None
+        self._sampled = _sample(model, seed)
+        self._own = [torch.zeros(len(each.elements), dtype=torch.float64) for each in self._sampled]
+        self._reduced: list[torch.Tensor] | None = None
+        self._divisor = 0.0
+        self._is_queued = False
+        self._random = _digest(torch.get_rng_state())
+        self._handles = [
+            each.parameter.register_hook(self._hook(at))  # type: ignore[no-untyped-call]
+            for at, each in enumerate(self._sampled)
+        ]
+        self._stop_observing = observe_reduced_gradients(self._announced)
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._stop_observing()
+
+    def problems(self, batch: Batch, plan: ElasticBatches, random_step: int) -> list[str]:
+        """Give what is wrong, the same on every rank; nothing when all is well. Collective. Raises WorldLost.
+
+        random_step: the step that random states are derived from.
+        """
+        facts = {
+            "step": batch.step,
+            "count": len(batch.indices),
+            "sum": _sum(batch.indices) if batch.global_size <= MAX_COUNTED else 0,
+            "random": self._random,
+        }
+        with lost_world("the first step after the change could not be checked"):
+            told = [json.loads(text) for text in all_texts(json.dumps(facts))]
+            found = [*_wrong_data(told, batch, plan), *_wrong_random(told, random_step)]
+            own = "" if self._reduced is None else self._wrong_gradient()
+            wrong = [text if own_is_there else "" for text, own_is_there in _split(all_texts(own or "-"))]
+        for sentence in sorted({each for each in wrong if each}):
+            found.append(f"{sentence} on {format_ranks([rank for rank, each in enumerate(wrong) if each == sentence])}")
+        return found
+
+    def _wrong_gradient(self) -> str:
+        """Name the first parameter whose reduced gradient is not that of all ranks; empty if there is none. Collective."""
+        assert self._reduced is not None
+        own = torch.cat(self._own)
+        total, size = own.clone(), own.abs()
+        if dist.is_initialized():
+            parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+            dist.all_gather(parts, own)
+            total, size = torch.stack(parts).sum(0), torch.stack(parts).abs().sum(0)
+        expected, size = total / self._divisor, size / self._divisor
+        start = 0
+        for each, reduced in zip(self._sampled, self._reduced, strict=True):
+            stop = start + len(reduced)
+            allowed = self._tolerance(each.parameter) * size[start:stop] + torch.finfo(torch.float32).tiny
+            bad = (reduced - expected[start:stop]).abs() > allowed
+            if bool((bad & reduced.isfinite()).any()):
+                return f"the reduced gradient of {each.name} is not the mean over all ranks' samples"
+            start = stop
+        return ""
+
+    def _tolerance(self, parameter: nn.Parameter) -> float:
+        if self._ddp is not None and getattr(self._ddp, "_comm_hooks", None):
+            return COMPRESSED
+        return ROUNDINGS * torch.finfo(parameter.dtype).eps
+
+    def _hook(self, at: int) -> Callable[[torch.Tensor], None]:
+        def note(gradient: torch.Tensor) -> None:
+            if gradient.is_sparse:
+                return
+            self._own[at] += gradient.detach().flatten()[self._sampled[at].elements].double().cpu()
+            if self._ddp is not None and not self._is_queued:
+                self._is_queued = True
+                # DDP ends its reduction in a callback of its own, which is queued in this backward pass; one queued from
+                # a callback runs after it.
+                run_after_backward(lambda: run_after_backward(self._reduced_by_ddp))
+
+        return note
+
+    def _reduced_by_ddp(self) -> None:
+        self._is_queued = False
+        self._read(float(dist.get_world_size()))
+
+    def _announced(self, divisor: float) -> None:
+        self._ddp = None  # whoever announces reduces by itself; DDP has only passed gradients through
+        self._read(divisor)
+
+    def _read(self, divisor: float) -> None:
+        self._divisor = divisor
+        self._reduced = [
+            torch.zeros(len(each.elements), dtype=torch.float64)
+            if each.parameter.grad is None
+            else each.parameter.grad.detach().flatten()[each.elements].double().cpu()
+            for each in self._sampled
+        ]
+
+
+def _sample(model: nn.Module, seed: int) -> list[_Sampled]:
+    generator = torch.Generator().manual_seed(seed)
+    named = [(name, each) for name, each in model.named_parameters() if each.requires_grad and each.numel()]
+    stride = -(-len(named) // SAMPLED_TENSORS) or 1
+    return [
+        _Sampled(name, each, torch.randint(each.numel(), (SAMPLES_PER_TENSOR,), generator=generator).to(each.device))
+        for name, each in named[::stride]
+    ]
+
+
+def _wrong_data(told: list[dict[str, Any]], batch: Batch, plan: ElasticBatches) -> list[str]:
+    steps = [each["step"] for each in told]
+    if len(set(steps)) > 1:
+        return [f"the ranks are at different steps: {steps}"]
+    whole = plan.batch(batch.step, 0, 1).indices
+    is_same = sum(each["count"] for each in told) == len(whole)
+    if is_same and batch.global_size <= MAX_COUNTED:
+        is_same = sum(each["sum"] for each in told) % _MODULUS == _sum(whole)
+    return [] if is_same else [f"the ranks' samples together are not the batch of step {batch.step}"]
+
+
+def _wrong_random(told: list[dict[str, Any]], random_step: int) -> list[str]:
+    wrong = [
+        rank
+        for rank, each in enumerate(told)
+        if each["random"] != _digest(torch.Generator().manual_seed(rank_seed(random_step, rank)).get_state())
+    ]
+    return [f"the random state is not that of its step on {format_ranks(wrong)}"] if wrong else []
+
+
+_MODULUS = 1 << 61
+
+
+def _sum(indices: Sequence[int]) -> int:
+    """Give a number that does not depend on the order of the samples, and differs when one is another."""
+    return sum((index + 1) * 0x9E3779B97F4A7C15 ^ (index * index) for index in indices) % _MODULUS
+
+
+def _split(texts: list[str]) -> list[tuple[str, bool]]:
+    return [(text, text != "-") for text in texts]
+
+
+def _digest(state: torch.Tensor) -> str:
+    return hashlib.sha256(bytes(state.tolist())).hexdigest()

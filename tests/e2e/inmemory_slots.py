@@ -1,0 +1,57 @@
+"""The pods of a test's job in memory, what may be planned for them, and how a job ended."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import psutil
+from tests.e2e.torch_fork_server import ForkedTestWorker
+
+from elastipod.worker_file import WorkerFile
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """A planned change: once a step is reached, the job goes to another size."""
+
+    after_step: int
+    size: int
+
+
+@dataclass(slots=True)
+class Slot:
+    """One pod: its process, and what its agent knows of it. run: the last one that the process was released into."""
+
+    number: int
+    process: ForkedTestWorker
+    file: WorkerFile
+    run: int
+    is_at_barrier: bool = False
+    num_processes: int = 1
+    reported_at: tuple[int, float] = (0, 0.0)
+
+
+@dataclass(slots=True)
+class Ended:
+    """How a job ended. lost_copies: generations that began when no process was left that had trained."""
+
+    generations: int
+    processes: int
+    members: tuple[int, ...]
+    faults: int = 0
+    lost_copies: int = 0
+    is_complete: bool = False
+    log: list[str] = field(default_factory=list)
+
+
+def kill(slot: Slot) -> None:
+    with suppress(ProcessLookupError):  # it has ended just now, and the fork server has not said so yet
+        slot.process.kill()
+
+
+def is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False

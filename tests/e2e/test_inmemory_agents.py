@@ -1,0 +1,92 @@
+"""Recovery and resize in memory with real agents, the test playing the operator."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.agent_client import free_port, until
+from tests.e2e.agent_process import AgentProcess
+from tests.e2e.inmemory_job import WORKER
+from tests.e2e.inmemory_schedules import JOINED
+from tests.e2e.test_agent_process import RunAgent, run_agent  # noqa: F401 a fixture
+
+from elastipod.audit.log_reader import read_logs
+from elastipod.audit.report import audit
+
+# The worker's file is run under its own path, so that it finds what lies beside it.
+RUN_WORKER = f"import runpy, sys; sys.path.insert(0, {str(WORKER.parents[2])!r}); runpy.run_path({str(WORKER)!r}, run_name='__main__')"
+
+
+class Agents:
+    """Agents of one job; each has one rank."""
+
+    def __init__(self, agents: list[AgentProcess]) -> None:
+        self.agents = agents
+
+    def start(self, generation: int, size: int) -> None:
+        port = free_port()
+        for rank, agent in enumerate(self.agents[:size]):
+            assert agent.start(generation, rank=rank, nnodes=size, master_port=port) == (200, None)
+
+    def joined(self, generation: int) -> dict[int, tuple[int, int]]:
+        """Give, by rank, the pid and the step with which a generation began."""
+        printed = "".join(agent.printed() for agent in self.agents)
+        found = (tuple(map(int, match)) for match in JOINED.findall(printed))
+        return {rank: (pid, step) for pid, number, rank, _, step in found if number == generation}
+
+    def until_joined(self, generation: int, size: int) -> dict[int, tuple[int, int]]:
+        until(lambda: len(self.joined(generation)) == size, f"{size} ranks in generation {generation}", 90)
+        return self.joined(generation)
+
+
+@pytest.fixture
+def agents(run_agent: RunAgent, tmp_path: Path) -> Any:  # noqa: F811
+    """Make agents whose workers train for a while."""
+
+    def make(num: int, *arguments: str, **options: Any) -> Agents:
+        told = json.dumps({"folder": str(tmp_path), "steps": 80, "step_s": 0.05, **options})
+        env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        made = [run_agent(RUN_WORKER, *arguments, script_args=(told,), env=env, is_warm=True) for _ in range(num)]
+        return Agents(made)
+
+    return make
+
+
+@pytest.mark.parametrize("arguments", [(), ("--inprocess-restart",)], ids=["plain", "in-process restart"])
+def test_a_killed_worker_is_replaced_and_a_resize_keeps_processes(
+    arguments: tuple[str, ...], agents: Any, tmp_path: Path
+) -> None:
+    job = agents(2, *arguments)
+    job.start(1, 2)
+    first = job.until_joined(1, 2)
+    time.sleep(0.5)  # some steps
+    os.kill(first[1][0], signal.SIGKILL)
+    job.agents[1].until("faulted")
+    for agent in job.agents:
+        agent.stop(1, restart_mode="ipr")
+    for agent in job.agents:
+        agent.until("ready", 90)
+    job.start(2, 2)
+    second = job.until_joined(2, 2)
+    assert second[0][0] == first[0][0], "the survivor kept its process"
+    assert second[1][0] != first[1][0]
+    assert second[0][1] == second[1][1] > 0, "both go on after a step that is in memory"
+
+    for agent in job.agents:
+        agent.drain(2, timeout=60)
+    for agent in job.agents:
+        agent.until("ready", 90)
+    job.start(3, 1)
+    third = job.until_joined(3, 1)
+    assert third[0][0] == first[0][0]
+    assert third[0][1] >= second[0][1]
+    job.agents[0].until("completed", 90)
+    report = audit(read_logs(tmp_path / "samples"))
+    assert report.exact, report
+    assert sum(report.steps_repeated.values()) <= 1, "one crash, and a planned change"

@@ -1,0 +1,91 @@
+"""The members of a state: taken apart into tensors and values, put together in another process, compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from elastipod.in_memory.apply_step import apply_gradients
+from elastipod.in_memory.members import Content, Members, as_bytes, digest_of
+
+
+def build(seed: int = 0) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=50)
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "ema": AveragedModel(model)}
+
+
+def trained(steps: int, seed: int = 0) -> Members:
+    members = Members(build(seed))
+    train(members, steps)
+    return members
+
+
+def train(members: Members, steps: int) -> None:
+    for step in range(steps):
+        members.zero_grad()
+        members.model(torch.full((4, 3), float(step)) + torch.eye(4, 3)).square().sum().backward()
+        apply_gradients(members)
+
+
+@pytest.mark.parametrize("steps_of_receiver", [0, 2])
+def test_a_rank_that_takes_over_the_state_goes_on_with_the_same_bits(steps_of_receiver: int) -> None:
+    donor, receiver = trained(3), trained(steps_of_receiver, seed=1)
+    assert digest_of(receiver.digests()) != digest_of(donor.digests())
+    receiver.load(donor.content().copied())
+    assert receiver.digests() == donor.digests()
+    for members in (donor, receiver):
+        train(members, 2)
+    assert receiver.digests() == donor.digests()
+    assert torch.equal(next(receiver["ema"].parameters()), next(donor["ema"].parameters()))
+
+
+def test_a_copy_is_not_changed_by_later_steps() -> None:
+    members = trained(2)
+    before, image = members.digests(), members.content().copied()
+    train(members, 1)
+    assert members.digests() != before
+    members.load(image)
+    assert members.digests() == before
+
+
+def test_a_digest_sees_every_tensor_and_value_but_not_buffers() -> None:
+    members = trained(2)
+    before = members.digests()
+    next(members.model.buffers()).add_(1)
+    assert members.digests() == before, "replicas may differ in their buffers"
+    members["optimizer"].param_groups[0]["lr"] *= 2
+    assert [key for key, value in members.digests().items() if value != before[key]] == ["optimizer"]
+    next(iter(members["optimizer"].state.values()))["exp_avg"].view(-1)[0] += 1
+    changed = [key for key, value in members.digests().items() if value != before[key]]
+    assert changed == ["optimizer", "optimizer.state.0.exp_avg"]
+
+
+@pytest.mark.parametrize(
+    ("built", "said"),
+    [
+        pytest.param(None, "gives a NoneType", id="nothing"),
+        pytest.param({"net": nn.Linear(1, 1)}, 'under the name "model"', id="no model"),
+        pytest.param((nn.Linear(1, 1), object()), "optimizer is a object", id="a member without state"),
+    ],
+)
+def test_what_is_no_state_is_refused(built: object, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        Members(built)
+
+
+def test_a_state_of_other_members_is_refused() -> None:
+    members = trained(0)
+    with pytest.raises(ValueError, match="this script builds"):
+        members.load(Content({}, "{}"))
+
+
+def test_bytes_of_a_transposed_tensor_are_those_of_its_elements_in_order() -> None:
+    tensor = torch.arange(6.0).view(2, 3).t()
+    assert as_bytes(tensor).view(torch.float32).tolist() == [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]
