@@ -57,3 +57,31 @@ def test_a_clients_text_is_shown_short_and_printable_and_its_query_and_body_are_
     assert line.isprintable()
     assert len(line) < 700
     assert "secret" not in line
+
+
+def test_what_a_call_and_a_refusal_say(lines: Lines) -> None:
+    calls = lines.calls("debug")
+    calls.answered(Request("GET", "/a b", {}), Response(404, {"detail": "there\tis none"}))
+    calls.answered(Request("POST", "/stop", {}), Response(200))
+    calls.refused(401, "no\x1btoken")
+    assert [line.partition(" INFO ")[2] for line in lines] == [
+        'call job=team/job method=GET path="/a b" status=404 detail="there?is none"',
+        "call job=team/job method=POST path=/stop status=200",
+        "call refused job=team/job status=401 why=no?token",
+    ]
+
+
+def test_refusals_are_hidden_for_a_whole_period_and_then_counted_anew(lines: Lines) -> None:
+    calls = lines.calls("info")
+    for _ in range(BURST + 3):
+        calls.answered(Request("GET", "/x", {}), Response(404))
+    lines.now += PERIOD_S - 0.001
+    calls.refused(401, "no token")
+    assert len(lines) == BURST
+    lines.now += 0.001
+    calls.refused(401, "no token")
+    assert len(lines) == BURST + 2
+    assert lines[-2].endswith("INFO more calls were refused than are shown job=team/job hidden=4")
+    lines.now += PERIOD_S
+    calls.refused(401, "no token")
+    assert len(lines) == BURST + 3, "none was hidden meanwhile"
