@@ -176,7 +176,7 @@ def _new_pods_when_a_worker_asks(job: JobRun, cluster: Cluster) -> None:
     assert (latest["restartType"], latest["faultyRankList"]) == ("JLR", ["1"])
     entry = job.history()[-1]
     assert (entry["generation"], entry["kind"], entry["to"]) == (2, "recovery", 2)
-    assert "a worker asked for a job-level restart" in job.events()["FullJobRestart"]
+    assert "a worker requested a job-level restart" in job.events()["FullJobRestart"]
 
 
 def _a_bad_node_is_left(job: JobRun, cluster: Cluster) -> None:
