@@ -169,7 +169,9 @@ def test_what_is_wrong_with_a_queue_is_told_until_it_is_mended(team: Team) -> No
     )
     team.until(lambda: all(text in team.warning("warned") for text in wanted), "the warnings", "warned")
     stop(team, "HoldAndDrain")
-    stopped = f"ClusterQueue {team.namespace} admits nothing more, and running jobs are evicted (stopPolicy HoldAndDrain)"
+    stopped = (
+        f"ClusterQueue {team.namespace} admits nothing more, and running jobs are evicted (stopPolicy HoldAndDrain)"
+    )
     team.until(lambda: stopped in team.warning("warned"), "the warning that it is stopped", "warned")
     team.until(lambda: "Stopped: " in team.warning("warned"), "Kueue's own words", "warned")
     told = {"PreemptionNever", "StrictFIFO", "QueueStopped"}

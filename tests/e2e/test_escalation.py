@@ -197,7 +197,7 @@ def _a_bad_node_is_left(job: JobRun, cluster: Cluster) -> None:
     latest = status["latestFaultyPodInstanceList"]
     assert (latest["restartType"], latest["faultyInstanceIdList"]) == ("JLR", [node])
     told = job.events()
-    assert f"node {node} was behind 2 faults" in told["NodeAvoided"]
+    assert f"node {node} had 2 faults" in told["NodeAvoided"]
     assert "more than numRestartBeforeFullJobRestart 1" in told["FullJobRestart"]
 
 

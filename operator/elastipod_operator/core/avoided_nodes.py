@@ -35,7 +35,7 @@ def count_node_fault(record: Record, policy: Policy, now: datetime) -> tuple[Rec
 
 def _note(node: str, record: Record, policy: Policy) -> JobEvent:
     times = next(o.times for o in record.node_faults if o.node == node)
-    text = f"node {node} was behind {times} faults; new pods avoid it for {policy.eval_period.total_seconds():g} s"
+    text = f"node {node} had {times} faults; new pods avoid it for {policy.eval_period.total_seconds():g} s"
     return JobEvent(Reason.NODE_AVOIDED, text, warning=True)
 
 

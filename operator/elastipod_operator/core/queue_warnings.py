@@ -69,7 +69,7 @@ def _late(workload: ObservedWorkload, snapshot: Snapshot, replicas: Replicas, qu
     since = f"{workload.evicted_at.astimezone(UTC):%H:%M:%S} UTC"
     text = f"Kueue has waited for the quota of Workload {workload.name} since {since} ({workload.eviction_reason})"
     if not pods:
-        return f"{text}; no pod uses it any more, and the operator retries to return it (see the operator's log)"
+        return f"{text}; no pod uses it any more, and the operator keeps trying to return it (see the operator's log)"
     more = f" and {len(pods) - NAMED_PODS} more" if len(pods) > NAMED_PODS else ""
     return f"{text}; it is blocked by {', '.join(_where(r, snapshot) for r in pods[:NAMED_PODS])}{more}"
 

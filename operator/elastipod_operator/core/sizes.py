@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
+from .wording import counted
+
 # Replicas and spares of one job together. Jobs of up to 10,000 pods are measured; the cost of a decision grows with them.
 MAX_REPLICAS = 16_384
 # Longer lists of sizes are abbreviated: those of the largest job would take half a megabyte.
@@ -83,7 +85,7 @@ def resolve(request: SizeRequest) -> Sizes:
     start = sizes.fit(wanted) or sizes.minimum
     if start != wanted:
         warnings.append(
-            f"the job starts at {start} replicas: {wanted} as written is not one of the allowed sizes {_shown(allowed)}"
+            f"the job starts at {counted(start, 'replica')}: {wanted} as written is not one of the allowed sizes {_shown(allowed)}"
         )
     return _under_ceiling(Sizes(allowed, start), request.ceiling, tuple(warnings))
 
@@ -111,11 +113,11 @@ def _maximum(request: SizeRequest, warnings: list[str]) -> int:
 def _check_number(replicas: int, field: str, spares: int) -> None:
     """Reject a job with too many pods. field: the one that sets the number of replicas."""
     if replicas > MAX_REPLICAS:
-        raise SizeError(f"{field} allows {replicas} replicas; a job has at most {MAX_REPLICAS}, so lower it")
+        raise SizeError(f"{field} allows {counted(replicas, 'replica')}; a job has at most {MAX_REPLICAS}, so lower it")
     if replicas + spares > MAX_REPLICAS:
         raise SizeError(
-            f"spec.replicaSpecs[].spares adds {spares} pods to {replicas} replicas; a job has at most {MAX_REPLICAS} pods, so lower "
-            f"it or {field}"
+            f"spec.replicaSpecs[].spares adds {counted(spares, 'pod')} to {counted(replicas, 'replica')}; a job has at most "
+            f"{MAX_REPLICAS} pods, so lower it or {field}"
         )
 
 

@@ -11,6 +11,7 @@ from .pod_removal import remove
 from .reasons import Reason
 from .record import Record
 from .stopping import RECHECK_AFTER
+from .wording import counted
 
 
 def note_ceiling(draft: PlanDraft, context: Context) -> PlanDraft:
@@ -22,8 +23,8 @@ def note_ceiling(draft: PlanDraft, context: Context) -> PlanDraft:
     if now:
         return draft
     text = (
-        f"spec.replicas was set from {before} to 0, which means no ceiling: the job may grow to {context.policy.sizes.maximum} "
-        "replicas; to stop it set spec.runPolicy.suspend to true"
+        f"spec.replicas was set from {before} to 0, which means no ceiling: the job may grow to "
+        f"{counted(context.policy.sizes.maximum, 'replica')}; to stop it, set spec.runPolicy.suspend to true"
     )
     return replace(draft, events=(*draft.events, JobEvent(Reason.SCALED_TO_ZERO, text, warning=True)))
 

@@ -54,7 +54,7 @@ def test_the_second_fault_is_told() -> None:
     booked = plan(observed(job(record, AVOID), [(pod(0), faulted()), (pod(1), running())]))
     then = plan(observed(job(booked.record, AVOID), [(pod(0), ready(1)), (pod(1), ready(1))]))
     assert "NodeAvoided" in [n.reason for n in then.events]
-    assert any("node node-0 was behind 2 faults" in n.message for n in then.events)
+    assert any("node node-0 had 2 faults" in n.message for n in then.events)
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,7 @@ def test_a_node_that_is_avoided_now_is_told_with_the_end_and_with_the_restart() 
         node_faults=(NodeFaults("a", 1, NOW),),
         retries=9,
     )
-    told = JobEvent(Reason.NODE_AVOIDED, "node a was behind 2 faults; new pods avoid it for 600 s", warning=True)
+    told = JobEvent(Reason.NODE_AVOIDED, "node a had 2 faults; new pods avoid it for 600 s", warning=True)
     assert weighed(record, replace(PERIOD, max_retries=0)).events == (told,)
     assert weighed(record).events == (told,)
     restarts = weighed(replace(record, window=RestartWindow(0, NOW, 1, 0)), replace(PERIOD, restarts_before_full=0))

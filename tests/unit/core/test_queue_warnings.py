@@ -231,7 +231,7 @@ def test_quota_that_could_not_be_given_back_is_an_alarm_too() -> None:
     for one in (what, other):
         assert warning(one)[0] == "EvictionOverdue"
         assert (
-            "; no pod uses it any more, and the operator retries to return it (see the operator's log)"
+            "; no pod uses it any more, and the operator keeps trying to return it (see the operator's log)"
             in warning(one)[1]
         )
 
