@@ -32,6 +32,10 @@ BLINDNESS = {
 }
 # What may keep a pod from being drained before it is killed.
 DELAYS = HINDRANCES | {"freeze_node", "cut_node", "part_nodes", "kill_node", "lose_rack", "delete_node"}
+# After these, writes of an operator that stood still may come late, and invariants about who may write do not hold.
+LATE_WRITERS = frozenset({"operator_stands_still", "second_operator"})
+# What keeps an operator from giving quota back in time.
+QUOTA_HINDRANCES = frozenset(HINDRANCES | {"kueue_away"})
 # What ends an agent.
 ENDS_OF_PODS = {
     "delete_pod",
@@ -49,6 +53,7 @@ UNFENCED = {
 }
 # From one fault to the next that is not disturbed by it, and from a crash to the training after it.
 CALM_S, RECOVERED_S = 60.0, 35.0
+STARTED_S = 100.0  # a minute in which a start is not taken, and what it takes to replace the pod
 # A power loss shows at last when its node is found not ready; a slow watch adds to it.
 AFTERMATH_S = 600.0
 
@@ -76,6 +81,20 @@ def expect_notice(sim: Simulation, agent: SimAgent, within_s: float) -> None:
     generation = agent.generation
     if agent.works(generation) and all(e.what == "add_node" for e in sim.schedule.events[1:]):
         sim.kernel.after(within_s, lambda: sim.checker.must_notice(generation))
+
+
+def expect_start(sim: Simulation, event: Event) -> None:
+    """Where a crash and one member that hears no call are all that delays a start, and another node is free, the job trains again."""
+    others = [other.what for other in sim.schedule.events if other != event]
+    has_room = sim.schedule.nodes > (sim.schedule.policy or {}).get("maxReplicas", sim.schedule.nodes)
+    if others == ["crash_worker"] and has_room and event.seconds > STARTED_S:
+        generation = sim.checker.record.generation
+
+        def look() -> None:
+            sim.checker.must_have_recovered(generation)
+            sim.met["trains in spite of a member that hears no call"] += 1
+
+        sim.kernel.after(STARTED_S, look)
 
 
 def expect_recovery(sim: Simulation, agent: SimAgent, event: Event) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tests.sim import control_faults, node_faults, pod_faults, user_edits
 from tests.sim.events import Event
-from tests.sim.fault_targets import DELAYS, Fault
+from tests.sim.fault_targets import DELAYS, LATE_WRITERS, Fault
 from tests.sim.queue_faults import QUEUE_FAULTS
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def draw(rng: Random, until: float) -> Event:
 def inject(sim: Simulation, event: Event) -> None:
     """Let an event happen."""
     sim.cluster.may_be_late |= event.what in DELAYS
-    is_fenced = event.what not in ("operator_stands_still", "second_operator")
+    is_fenced = event.what not in LATE_WRITERS
     sim.cluster.is_fenced &= is_fenced
     if sim.server is not None:
         sim.server.watch.is_fenced &= is_fenced

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.sim.events import Event
-from tests.sim.fault_targets import Fault, a_node, expect_notice, hide, touch_node
+from tests.sim.fault_targets import Fault, a_node, expect_notice, expect_start, hide, touch_node
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
@@ -88,6 +88,8 @@ def temporary_node_fault(attribute: str, *, is_fault: bool) -> Fault:
         else:
             hide(sim, node, until)
         setattr(node, attribute, until)
+        if attribute == "deaf_until":
+            expect_start(sim, event)
         return f"{node.name} for {event.seconds:g} s"
 
     return fault

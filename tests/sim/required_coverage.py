@@ -111,6 +111,7 @@ FIELDS = {
     "refused pods": "told: PodsReady PodsRefused",
     "pods that may not be deleted": "told: Warning PodsNotDeleted",
     "what nobody may guess": "told: PodsReady OperatorCutOff",
+    "a start that nobody takes": "trains in spite of a member that hears no call",
 }
 """Field of the resource -> what shows that it decided something."""
 

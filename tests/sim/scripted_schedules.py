@@ -177,6 +177,9 @@ SCHEDULES: dict[str, Schedule] = {
         for at in (9.5, 11.0, 12.5)
     },
     "a member hears no call": _schedule(Event(99, "deafen_node", 1, 300), Event(100, "crash_worker", 0), nodes=5),
+    "a member stops for a start that it never hears": _schedule(
+        Event(100, "crash_worker", 0), Event(100.4, "deafen_node", 1, 300), nodes=5
+    ),
     "an agent claims an enormous generation": _schedule(Event(100, "agent_lies", 7 * 3, 12)),
     **{
         f"a tenant lets an agent tell data without end: {make.value}": _schedule(Event(100, "agent_lies", 7 * 8, 60), make=make)

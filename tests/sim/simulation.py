@@ -12,7 +12,7 @@ from tests.sim import faults, plain_workloads
 from tests.sim.cluster import Cluster
 from tests.sim.copied_annotations import copied_annotations
 from tests.sim.events import Event
-from tests.sim.fault_targets import BLINDNESS, HINDRANCES
+from tests.sim.fault_targets import BLINDNESS, QUOTA_HINDRANCES
 from tests.sim.invariants import InvariantChecker, Violation, lineage
 from tests.sim.kernel import Kernel
 from tests.sim.kueue_server import LOCAL_QUEUE, KueueServer, priority_label
@@ -88,9 +88,7 @@ class Simulation:
         """Put the job into its queue, beside the others."""
         if self.server is None:
             self.server = KueueServer(self.kernel, Random(self.schedule.seed + 1), queue.settings, self.say)
-            self.server.watch.is_hindered = any(
-                event.what in HINDRANCES | {"kueue_away"} for event in self.schedule.events
-            )
+            self.server.watch.is_hindered = any(event.what in QUOTA_HINDRANCES for event in self.schedule.events)
         self.cluster.tenant = self.server.tenant(self.name, queue.at, self.cluster)
         self.cluster.labels = {LABEL_QUEUE: LOCAL_QUEUE, **priority_label(queue.priority)}
         for at, rival in enumerate(queue.rivals):

@@ -15,6 +15,7 @@ import pytest
 from tests.long_runs import LongRun
 from tests.sim.conftest import DEFAULT_SCHEDULES, SEEDS_OF_A_TEST, all_seeds
 from tests.sim.events import Event
+from tests.sim.fault_targets import BLINDNESS, LATE_WRITERS, QUOTA_HINDRANCES
 from tests.sim.faults import FAULTS
 from tests.sim.queue_faults import QUEUE_FAULTS
 from tests.sim.random_schedules import Schedule, draw
@@ -58,6 +59,25 @@ def test_every_schedule_keeps_the_invariants_and_ends_well(
     if num_schedules >= DEFAULT_SCHEDULES:
         everything = _met_in_all_parts(shared_folder, seeds, met, math.ceil(num_schedules / SEEDS_OF_A_TEST))
         assert everything is None or not _missed(everything), "what never really happened proves nothing"
+
+
+@pytest.mark.parametrize(
+    ("excuse", "faults", "of_queues", "at_most"),
+    [
+        pytest.param("limits of time for giving quota back", QUOTA_HINDRANCES, True, 0.7, id="quota"),
+        pytest.param("who may write", LATE_WRITERS, False, 0.15, id="writers"),
+        pytest.param("how soon a lost node is seen", BLINDNESS, False, 0.35, id="blind operators"),
+    ],
+)
+def test_few_schedules_are_excused(
+    excuse: str, faults: frozenset[str], of_queues: bool, at_most: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fault that switches an invariant off for the rest of a schedule must leave it on in enough of them."""
+    drawn = [one for one in map(draw, range(DEFAULT_SCHEDULES)) if one.queue is not None or not of_queues]
+    excused = sum(any(event.what in faults for event in one.events) for one in drawn)
+    with capsys.disabled():
+        print(f"\n{excuse}: not checked in {excused} of {len(drawn)} schedules ({excused / len(drawn):.0%})")
+    assert excused / len(drawn) <= at_most
 
 
 def _met_in_all_parts(folder: Path, seeds: range, met: Counter[str], num_parts: int) -> Counter[str] | None:
