@@ -26,6 +26,10 @@ _HELP_WIDTH = 118
 _HELP_COLUMN = 34
 
 
+class BadUsage(ValueError):
+    """The command line or the environment is invalid; the sentence names the option."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:
     """The parsed command line. given: the options in order, each with its value, or None for a flag."""

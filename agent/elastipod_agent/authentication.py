@@ -21,7 +21,8 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-from elastipod_agent.server.http import Admission, Head, RequestRefused, admit_everybody
+from elastipod_agent.server.http import Admission, admit_everybody
+from elastipod_agent.server.http_messages import Head, RequestRefused
 
 KEY_ENV = "ELASTIPOD_KEY"
 TOKEN_ENV = "ELASTIPOD_TOKEN"  # noqa: S105  # the name of a variable

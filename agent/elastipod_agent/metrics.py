@@ -20,7 +20,8 @@ from typing import Any
 
 from elastipod_agent import __version__
 from elastipod_agent.core.states import AgentState
-from elastipod_agent.server.http import Request, Response
+from elastipod_agent.server.http import Request
+from elastipod_agent.server.http_messages import Response
 from elastipod_agent.status import Status
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

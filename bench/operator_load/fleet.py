@@ -25,7 +25,8 @@ from bench.operator_load.jobs import BARE_LABEL
 
 from elastipod_agent.authentication import Credentials, MacGuard
 from elastipod_agent.core.states import AgentState
-from elastipod_agent.server.http import Admission, Head, RequestRefused
+from elastipod_agent.server.http import Admission
+from elastipod_agent.server.http_messages import Head, RequestRefused
 from elastipod_operator.core.names import LABEL_JOB, LABEL_UID
 from elastipod_operator.kube.job_keys import JobKeys, key_secret_of, read_install_keys
 

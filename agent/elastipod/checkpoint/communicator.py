@@ -17,7 +17,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,7 +28,17 @@ from elastipod.checkpoint.gloo_collectives import ConnectionBroken, translated_e
 from elastipod.checkpoint.heartbeat import HeartbeatThread
 from elastipod.checkpoint.hierarchy import HierarchicalCollectives, Hierarchy
 from elastipod.checkpoint.rank_connections import RankConnections, training_collectives
-from elastipod.collectives import FAILED, capture_outcome, unwrap_outcome
+from elastipod.checkpoint.reductions import (
+    broadcast_result,
+    encode_answer,
+    first_value,
+    interrupted,
+    messages_by_receiver,
+    no_result,
+    reduced,
+    scatter_result,
+)
+from elastipod.collectives import capture_outcome, unwrap_outcome
 from elastipod.errors import CheckpointError
 from elastipod.rank_in_world import RankInWorld
 from elastipod.rank_ranges import format_ranks
@@ -83,12 +93,12 @@ class Communicator:
 
         Ranks may arrive as late as for a training step.
         """
-        gathered = [_encode(capture_outcome(produce))]
+        gathered = [encode_answer(capture_outcome(produce))]
         if self._training is not None:
             gathered = self._training.gather(gathered[0])
         value: R = unwrap_outcome(
             json.loads(
-                _broadcast_result(self._training, _reduced(gathered, combine) if gathered else None, self._hierarchy)
+                broadcast_result(self._training, reduced(gathered, combine) if gathered else None, self._hierarchy)
             )
         )
         return value
@@ -96,7 +106,7 @@ class Communicator:
     def training_broadcast(self, decide: Callable[[], T]) -> T:
         """As `broadcast`, for the training thread (see `training_all_reduce`)."""
         value: T = unwrap_outcome(
-            self.training_all_reduce(lambda: capture_outcome(decide) if self._rank == 0 else {}, _first_value)
+            self.training_all_reduce(lambda: capture_outcome(decide) if self._rank == 0 else {}, first_value)
         )
         return value
 
@@ -127,7 +137,7 @@ class Communicator:
         first rank that failed; an error of ``combine``, which must be quick, is raised on all ranks too. ``produce`` may take long:
         a thread sends heartbeats meanwhile. It must not use the communicator. Raises RanksLost, FencedError, CheckpointError.
         """
-        value: R = unwrap_outcome(json.loads(self._reduce_with_heartbeat(produce, combine, _broadcast_result)))
+        value: R = unwrap_outcome(json.loads(self._reduce_with_heartbeat(produce, combine, broadcast_result)))
         return value
 
     def on_every_rank(self, work: Callable[[], object]) -> None:
@@ -141,7 +151,7 @@ class Communicator:
     def broadcast(self, decide: Callable[[], T]) -> T:
         """Run ``decide``, which may take long, on rank 0 and return its value on every rank; as `all_reduce`."""
         value: T = unwrap_outcome(
-            self.all_reduce(lambda: capture_outcome(decide) if self._rank == 0 else {}, _first_value)
+            self.all_reduce(lambda: capture_outcome(decide) if self._rank == 0 else {}, first_value)
         )
         return value
 
@@ -151,7 +161,7 @@ class Communicator:
         Messages go by way of rank 0. Otherwise as `all_reduce`.
         """
         answer = unwrap_outcome(
-            json.loads(self._reduce_with_heartbeat(lambda: [*write().items()], _messages_by_receiver, _scatter_result))
+            json.loads(self._reduce_with_heartbeat(lambda: [*write().items()], messages_by_receiver, scatter_result))
         )
         return {int(sender): message for sender, message in answer}
 
@@ -220,13 +230,13 @@ class Communicator:
     ) -> bytes:
         """Carry out `all_reduce` and `all_to_all`: return what rank 0 sends to this rank."""
         if self._world_size == 1:
-            return distribute(None, _reduced([_encode(capture_outcome(produce))], combine), self._hierarchy)
+            return distribute(None, reduced([encode_answer(capture_outcome(produce))], combine), self._hierarchy)
         heartbeat = HeartbeatThread(lambda answer: self._heartbeat_round(answer, combine, distribute))
-        answer = capture_outcome(_interrupted)  # default: the others do not wait for an interrupted rank
+        answer = capture_outcome(interrupted)  # default: the others do not wait for an interrupted rank
         try:
             answer = capture_outcome(produce)
         finally:
-            heartbeat.set_answer(_encode(answer))
+            heartbeat.set_answer(encode_answer(answer))
             heartbeat.join()
         if isinstance(heartbeat.failure, ConnectionBroken):
             raise self._ranks_lost(heartbeat.failure) from heartbeat.failure
@@ -244,7 +254,7 @@ class Communicator:
         is_complete = collectives.broadcast(b"complete" if gathered and all(gathered) else b"")
         if not is_complete:
             return b""
-        return distribute(collectives, _reduced(gathered, combine) if gathered else None, self._hierarchy)
+        return distribute(collectives, reduced(gathered, combine) if gathered else None, self._hierarchy)
 
     def _ranks_lost(self, error: ConnectionBroken) -> RanksLost:
         """Close the connections, so that others notice, and find out which ranks are missing or what they reported."""
@@ -302,67 +312,6 @@ class _PendingBlock:
             self.work.wait()
         if self.on_block is not None:
             self.on_block(self.data)
-
-
-def no_result(_: list[Any]) -> None:
-    """Discard the values: for work that only has to be done everywhere, or fail everywhere."""
-
-
-def first_message(texts: list[str | None]) -> str | None:
-    """Return the first message of a rank, None if no rank has one."""
-    return next((each for each in texts if each is not None), None)
-
-
-def _reduced(gathered: Sequence[bytes], combine: Callable[[list[Any]], object]) -> dict[str, Any]:
-    """Return rank 0's result: the first failure of a rank, else what ``combine`` makes of the values."""
-    answers = [json.loads(each) for each in gathered]
-    failed = next(((rank, each) for rank, each in enumerate(answers) if "value" not in each), None)
-    if failed is None:
-        return capture_outcome(lambda: combine([each["value"] for each in answers]))
-    rank, answer = failed
-    return {kind: f"rank {rank}: {text}" if kind == FAILED else text for kind, text in answer.items()}
-
-
-def _broadcast_result(
-    collectives: HierarchicalCollectives | None, result: Mapping[str, Any] | None, _: Hierarchy
-) -> bytes:
-    data = _encode(result) if result is not None else b""
-    return collectives.broadcast(data) if collectives is not None else data
-
-
-def _scatter_result(
-    collectives: HierarchicalCollectives | None, result: Mapping[str, Any] | None, hierarchy: Hierarchy
-) -> bytes:
-    """Send each rank its messages; send a failure to all."""
-    parts: list[bytes] = []
-    if result is not None:
-        messages = result.get("value", {})
-        parts = [
-            _encode({"value": messages.get(rank, [])} if "value" in result else result)
-            for rank in range(hierarchy.world_size)
-        ]
-    return collectives.scatter(parts, hierarchy) if collectives is not None else parts[0]
-
-
-def _messages_by_receiver(written: list[list[Any]]) -> dict[int, list[Any]]:
-    """Return the messages for each rank, as (sender, message)."""
-    messages: dict[int, list[Any]] = {}
-    for sender, own in enumerate(written):
-        for to, message in own:
-            messages.setdefault(to, []).append((sender, message))
-    return messages
-
-
-def _encode(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
-def _first_value(values: list[T]) -> T:
-    return values[0]
-
-
-def _interrupted() -> None:
-    raise CheckpointError("it was interrupted")
 
 
 def _blocks(buffers: Iterable[Buffer]) -> Iterator[Buffer]:

@@ -9,7 +9,6 @@ Design: docs/design/checkpoints.md.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -26,14 +25,13 @@ import torch
 from elastipod.audit.moments import optimizer_norm
 from elastipod.checkpoint import drain
 from elastipod.checkpoint.communicator import Communicator
-from elastipod.checkpoint.directory_store import DirectoryStore
 from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.memory_directory import memory_root, open_memory_directory
 from elastipod.checkpoint.resume import Resume as Resume
 from elastipod.checkpoint.resumer import LiveObjects, Resumer
+from elastipod.checkpoint.save_arguments import open_store, plain_values, require_step
 from elastipod.checkpoint.saver import Save, Saver
 from elastipod.checkpoint.staging import Staging
-from elastipod.checkpoint.store import CheckpointStore
 from elastipod.checkpoint.training_state import Scheduler, TrainingState
 from elastipod.errors import CheckpointError, FencedError
 from elastipod.json_records import decode, encode
@@ -76,7 +74,7 @@ class CheckpointManager:
             raise ValueError(f"keep is {keep}; at least one checkpoint must stay")
         if keep_every is not None and keep_every < 1:
             raise ValueError(f"keep_every is {keep_every}; it is a number of steps, at least 1")
-        self._store = _open_store(directory, storage_options or {})
+        self._store = open_store(directory, storage_options or {})
         self._keep, self._keep_every = keep, keep_every
         self._wanted_generation = generation
         self._adopt = adopt
@@ -349,7 +347,7 @@ class CheckpointManager:
         *,
         is_durable: bool,
     ) -> None:
-        _require_step(step)
+        require_step(step)
         run = self._run()
         self._wait_for_previous()
         if self._save is None and not self._has_tried_to_load:
@@ -357,7 +355,7 @@ class CheckpointManager:
         staged = run.staging.copy(
             lambda: TrainingState(model, optimizer, scheduler, RankInWorld.current().rank),
             CheckpointId(step, run.generation),
-            lambda: _plain(extra or {}),
+            lambda: plain_values(extra or {}),
         )
         self._save = Save(staged, is_durable=is_durable, sample_log=sample_log, norm=norm)
         run.saver.start(self._save)
@@ -399,31 +397,3 @@ class _Running:
     comm: Communicator
     staging: Staging
     saver: Saver
-
-
-def _open_store(directory: str | os.PathLike[str], options: Mapping[str, Any]) -> CheckpointStore:
-    address = os.fspath(directory)
-    if "://" not in address:
-        return DirectoryStore(address)
-    if address.startswith("file://") and not options:
-        return DirectoryStore(address.removeprefix("file://"))
-    from elastipod.checkpoint.bucket_store import BucketStore
-
-    return BucketStore(address, options)
-
-
-def _require_step(step: int) -> None:
-    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-        raise ValueError(
-            f"step is {step!r}; it is the number of completed optimizer steps, a whole number of at least 0"
-        )
-
-
-def _plain(extra: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        values: dict[str, Any] = json.loads(json.dumps(dict(extra)))
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"extra must hold JSON values only (numbers, texts, lists, dictionaries): {error}"
-        ) from error
-    return values

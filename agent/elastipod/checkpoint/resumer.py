@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from elastipod.checkpoint.agent_report import report_checkpoint
-from elastipod.checkpoint.communicator import Communicator, first_message
+from elastipod.checkpoint.communicator import Communicator
 from elastipod.checkpoint.file_source import FileSource
 from elastipod.checkpoint.image_inventory import (
     ImageInfo,
@@ -26,6 +26,7 @@ from elastipod.checkpoint.load_plan import LoadPlan
 from elastipod.checkpoint.manifest import CheckpointId, DamagedCheckpoint, Manifest
 from elastipod.checkpoint.open_images import open_images
 from elastipod.checkpoint.optimizer_state import OPTIMIZER, describe_other_optimizer, state_to_fill
+from elastipod.checkpoint.reductions import first_message
 from elastipod.checkpoint.resume import Resume
 from elastipod.checkpoint.rng import restore_random_state, seed_new_rank
 from elastipod.checkpoint.staging import Staging

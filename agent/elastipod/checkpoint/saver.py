@@ -13,7 +13,8 @@ from elastipod.checkpoint.communicator import Communicator, RanksLost
 from elastipod.checkpoint.dcp_format import METADATA, rank_file_name, write_metadata, write_rank_file
 from elastipod.checkpoint.manifest import CheckpointId, FileRecord, Manifest
 from elastipod.checkpoint.process_exit import wait_at_exit
-from elastipod.checkpoint.staging import StagedState, Staging
+from elastipod.checkpoint.staged_state import StagedState
+from elastipod.checkpoint.staging import Staging
 from elastipod.checkpoint.store import CheckpointStore
 from elastipod.errors import CheckpointError, FencedError
 from elastipod.json_records import decode, encode

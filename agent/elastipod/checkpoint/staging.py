@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from elastipod.checkpoint.collective_planning import plan_across_ranks
-from elastipod.checkpoint.communicator import Communicator, RanksLost, first_message, no_result
+from elastipod.checkpoint.communicator import Communicator, RanksLost
 from elastipod.checkpoint.image import MappedImage
 from elastipod.checkpoint.image_copies import ImageCopies
 from elastipod.checkpoint.image_header import ImageHeader, image_name
 from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.memory_directory import SLOTS, MemoryDirectory
 from elastipod.checkpoint.memory_limits import MemoryDemand, MemoryLimit, find_shortage, memory_limits_of
+from elastipod.checkpoint.reductions import first_message, no_result
 from elastipod.checkpoint.save_plan import (
     Chunk,
     SavePlan,
 )
+from elastipod.checkpoint.staged_state import StagedState
 from elastipod.checkpoint.state_keys import check_same_keys
 from elastipod.checkpoint.training_state import TrainingState
 from elastipod.errors import CheckpointError
@@ -29,27 +30,6 @@ from elastipod.json_records import decode, encode
 from elastipod.rank_in_world import RankInWorld
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class StagedState:
-    """One rank's copy of the state at one step; valid until the save after the next."""
-
-    id: CheckpointId
-    plan: SavePlan
-    slot: int
-    image: MappedImage
-    boxes: Mapping[int, torch.Tensor]  # by number of the chunk
-    values: Mapping[str, str]
-    extra: Mapping[str, Any]
-
-    def tensors_to_write(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the chunks that this rank writes to durable storage."""
-        rank = RankInWorld.current().rank
-        return ((number, self.boxes[number]) for number in self.plan.written_by(rank))
-
-    def values_to_write(self) -> dict[str, str]:
-        return {key: self.values[key] for key in self.plan.values_of(RankInWorld.current().rank)}
 
 
 class Staging:

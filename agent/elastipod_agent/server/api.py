@@ -10,7 +10,8 @@ from http import HTTPStatus
 from elastipod_agent.agent import Agent
 from elastipod_agent.core.fences import CallDecision, CallVerdict
 from elastipod_agent.core.requests import BadBody, parse_start, parse_stop, parse_update
-from elastipod_agent.server.http import Request, Response
+from elastipod_agent.server.http import Request
+from elastipod_agent.server.http_messages import Response
 from elastipod_agent.server.peer_probe import PeerProber, parse_probe_target
 
 MAX_BODY_BYTES = 1024 * 1024

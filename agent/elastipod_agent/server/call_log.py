@@ -11,7 +11,8 @@ from http import HTTPStatus
 
 from elastipod_agent.log import EventLog
 from elastipod_agent.metrics import Metrics
-from elastipod_agent.server.http import Request, Response
+from elastipod_agent.server.http import Request
+from elastipod_agent.server.http_messages import Response
 
 BURST = 10  # refusals that are logged per PERIOD_S; the others are only counted
 PERIOD_S = 60.0

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elastipod_agent.settings import LogSettings
+from elastipod_agent.log_settings import LogSettings
 from elastipod_agent.workers.log_file import FilteredCopy, LogFile
 from elastipod_agent.workers.output_pump import OutputPump, OutputStream
 

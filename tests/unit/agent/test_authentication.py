@@ -23,7 +23,8 @@ from elastipod_agent.authentication import (
     signed,
     take_credentials,
 )
-from elastipod_agent.server.http import Admission, Head, RequestRefused
+from elastipod_agent.server.http import Admission
+from elastipod_agent.server.http_messages import Head, RequestRefused
 
 HELD = Credentials(key="f" * 64, token="abc", pod="job-workers-0")
 BODY = b'{"generation": 3}'

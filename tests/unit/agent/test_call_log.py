@@ -7,7 +7,8 @@ import pytest
 from elastipod_agent.log import EventLog
 from elastipod_agent.metrics import Metrics
 from elastipod_agent.server.call_log import BURST, PERIOD_S, CallLog
-from elastipod_agent.server.http import Request, Response
+from elastipod_agent.server.http import Request
+from elastipod_agent.server.http_messages import Response
 
 
 class Lines(list[str]):

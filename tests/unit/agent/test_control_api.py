@@ -15,7 +15,8 @@ from elastipod_agent.core.requests import StartRequest, StopRequest, UpdateReque
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.server import api as api_module
 from elastipod_agent.server.api import MAX_BODY_BYTES, MAX_START_BYTES, ControlApi, body_limit
-from elastipod_agent.server.http import Request, Response
+from elastipod_agent.server.http import Request
+from elastipod_agent.server.http_messages import Response
 from elastipod_agent.status import StatusStore
 
 START = {"rank": 1, "nnodes": 3, "faultCount": 2, "master_addr": "10.0.0.1", "master_port": 29500, "generation": 3}

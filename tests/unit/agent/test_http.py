@@ -14,17 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.patience import PATIENCE_S
 
-from elastipod_agent.server.http import (
-    MAX_HEAD_BYTES,
-    Admission,
-    Head,
-    HttpServer,
-    Request,
-    RequestRefused,
-    Response,
-    admit_everybody,
-    parse_head,
-)
+from elastipod_agent.server.http import MAX_HEAD_BYTES, Admission, HttpServer, Request, admit_everybody
+from elastipod_agent.server.http_messages import Head, RequestRefused, Response, parse_head
 
 LIMIT = 1000
 

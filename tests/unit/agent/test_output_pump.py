@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.nonempty import every
 
-from elastipod_agent.settings import parse_filters
+from elastipod_agent.log_settings import parse_filters
 from elastipod_agent.workers.log_file import FilteredCopy, LogFile
 from elastipod_agent.workers.output_pump import TAIL_BYTES, OutputPump, OutputStream
 from elastipod_agent.workers.worker_output import LineSplitter

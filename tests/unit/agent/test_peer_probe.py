@@ -14,7 +14,8 @@ from elastipod_agent.agent import Agent
 from elastipod_agent.core.requests import BadBody
 from elastipod_agent.server import peer_probe
 from elastipod_agent.server.api import ControlApi
-from elastipod_agent.server.http import Request, Response
+from elastipod_agent.server.http import Request
+from elastipod_agent.server.http_messages import Response
 from elastipod_agent.server.peer_probe import MAX_PROBES, PeerProber, ProbeTarget, parse_probe_target
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

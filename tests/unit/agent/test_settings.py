@@ -9,8 +9,9 @@ import pytest
 
 from elastipod_agent.arguments import parse
 from elastipod_agent.core.numa import Topology
+from elastipod_agent.log_settings import parse_stream_selection
 from elastipod_agent.main import foreign_agent
-from elastipod_agent.settings import BadUsage, Script, Settings, missing_script, parse_stream_selection, read_settings
+from elastipod_agent.settings import BadUsage, Script, Settings, missing_script, read_settings
 
 
 def read(*arguments: str, **environ: str) -> Settings:

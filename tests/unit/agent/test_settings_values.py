@@ -13,15 +13,8 @@ from typing import Any
 import pytest
 
 from elastipod_agent.arguments import parse
-from elastipod_agent.settings import (
-    BadUsage,
-    Script,
-    Settings,
-    StreamSelection,
-    parse_filters,
-    parse_stream_selection,
-    read_settings,
-)
+from elastipod_agent.log_settings import StreamSelection, parse_filters, parse_stream_selection
+from elastipod_agent.settings import BadUsage, Script, Settings, read_settings
 
 
 def read(*arguments: str, **environ: str) -> Settings:

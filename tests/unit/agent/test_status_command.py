@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from elastipod_agent import endpoint_file, status_command
+from elastipod_agent import endpoint_file, status_command, status_text
 from elastipod_agent.authentication import Credentials, MacGuard
 from elastipod_agent.endpoint_file import AgentEndpoint, find_agents, publish_endpoint
-from elastipod_agent.server.http import Admission, Head, RequestRefused, admit_everybody
-from elastipod_agent.status_command import AgentAddress, AmbiguousAgent, describe, find_agent
+from elastipod_agent.server.http import Admission, admit_everybody
+from elastipod_agent.server.http_messages import Head, RequestRefused
+from elastipod_agent.status_command import AmbiguousAgent, find_agent
+from elastipod_agent.status_text import AgentAddress, describe
 
 HERE = AgentEndpoint(os.getpid(), "0.0.0.0", 7000, "team/a")
 OTHER = AgentEndpoint(os.getpid(), "::", 7001, "")
@@ -89,7 +91,7 @@ def test_an_agent_of_another_make_tells_what_it_can() -> None:
     [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "119 min"), (7200, "2 h 0 min"), (200_000, "2 d 7 h")],
 )
 def test_spans_of_time(seconds: float, text: str) -> None:
-    assert status_command._span(seconds) == text
+    assert status_text._span(seconds) == text
 
 
 @pytest.mark.parametrize(

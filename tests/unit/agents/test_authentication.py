@@ -12,7 +12,8 @@ from aiohttp import web
 from tests.unit.agents.fake_agent import JOB, FakeAgent, serving, until
 
 from elastipod_agent import authentication as agent_side
-from elastipod_agent.server.http import HttpServer, Request, Response
+from elastipod_agent.server.http import HttpServer, Request
+from elastipod_agent.server.http_messages import Response
 from elastipod_operator.agents import authentication
 from elastipod_operator.agents.authentication import AuthenticationFailed, Authenticator, Authenticators, Credentials
 from elastipod_operator.agents.commands import Command, CommandSender

@@ -27,7 +27,7 @@ from bench.operator_load.timed_operator import read_times
 from tests.unit.core.builders import job
 
 from elastipod_agent.authentication import Credentials, challenge_in, signed
-from elastipod_agent.server.http import Head, RequestRefused
+from elastipod_agent.server.http_messages import Head, RequestRefused
 from elastipod_operator.core.names import LABEL_JOB, LABEL_UID
 from elastipod_operator.kube.job_keys import JobKeys, key_entries
 

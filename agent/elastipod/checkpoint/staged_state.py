@@ -1,0 +1,37 @@
+"""One rank's copy of the state in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elastipod.checkpoint.image import MappedImage
+from elastipod.checkpoint.manifest import CheckpointId
+from elastipod.checkpoint.save_plan import (
+    SavePlan,
+)
+from elastipod.rank_in_world import RankInWorld
+
+
+@dataclass(frozen=True, slots=True)
+class StagedState:
+    """One rank's copy of the state at one step; valid until the save after the next."""
+
+    id: CheckpointId
+    plan: SavePlan
+    slot: int
+    image: MappedImage
+    boxes: Mapping[int, torch.Tensor]  # by number of the chunk
+    values: Mapping[str, str]
+    extra: Mapping[str, Any]
+
+    def tensors_to_write(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the chunks that this rank writes to durable storage."""
+        rank = RankInWorld.current().rank
+        return ((number, self.boxes[number]) for number in self.plan.written_by(rank))
+
+    def values_to_write(self) -> dict[str, str]:
+        return {key: self.values[key] for key in self.plan.values_of(RankInWorld.current().rank)}
