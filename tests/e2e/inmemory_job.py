@@ -44,7 +44,6 @@ class InMemoryJob:
         faults: Sequence[PlannedFault] = (),
         options: Mapping[str, Any] | None = None,
         hang_s: float = 3.0,
-        knows_keep: bool = True,
     ) -> None:
         self.folder = folder
         self.log: list[str] = []
@@ -55,7 +54,6 @@ class InMemoryJob:
         self._faults = [replace(fault, once=str(folder / f"fault-{at}")) for at, fault in enumerate(faults)]
         self._options = {"folder": str(folder), **(options or {})}
         self._hang_s = hang_s
-        self._knows_keep = knows_keep
         self._changed = threading.Condition()
         self._slots: dict[int, Slot] = {}
         self._members: tuple[int, ...] = ()
@@ -256,8 +254,6 @@ class InMemoryJob:
             return self._wait_for_start(slot, int(call["after"]), float(call["wait_s"]))
         if name == "fault":
             return self._wait_for_fault(int(call["after"]), float(call["wait_s"]))
-        if name == "keep" and not self._knows_keep:
-            return {"error": "there is no call 'keep'"}
         if name == "send_fault" and int(call["run"]) == self._run and self._is_running:
             self._reported = f"slot {slot.number}: {call['message']}"
         return {}

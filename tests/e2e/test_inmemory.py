@@ -80,6 +80,26 @@ def test_planned_changes_keep_processes_and_repeat_no_step(play: Any, undisturbe
     assert (job.finals, job.report.exact) == ({undisturbed}, True), job.told()
 
 
+def test_when_no_copy_is_left_the_job_goes_on_from_its_newest_checkpoint(play: Any, undisturbed: str) -> None:
+    faults = [PlannedFault(FaultKind.KILL, Moment.STEP, rank=rank, step=11) for rank in (0, 1)]
+    job = play(size=2, faults=faults, options={"checkpoint_every": 4})
+    assert job.ended.lost_copies == 1, job.told()
+    begun = {
+        step for generation in range(2, job.ended.generations + 1) for _, _, step in job.joined(generation).values()
+    }
+    assert begun & {4, 8}, f"it resumes from a checkpoint: {job.told()}"
+    assert (job.finals, job.report.exact) == ({undisturbed}, True), job.told()
+
+
+def test_a_mistake_of_the_script_ends_its_own_process_alone_with_its_traceback(play: Any, undisturbed: str) -> None:
+    job = play(size=2, faults=[PlannedFault(FaultKind.RAISE, Moment.FORWARD, rank=0, step=6)])
+    first, second = job.joined(1), job.joined(2)
+    assert second[1][0] == first[1][0], "the other rank kept its process"
+    assert second[0][0] != first[0][0]
+    assert "ChaosError: raised on purpose at forward of step 6 on rank 0" in job.told()
+    assert (job.finals, job.report.exact) == ({undisturbed}, True), job.told()
+
+
 @pytest.mark.parametrize(("mutant", "sentence"), MUTANTS.items(), ids=list(MUTANTS))
 def test_a_mistake_of_a_change_is_seen_before_it_counts(play: Any, mutant: str, sentence: str) -> None:
     options = {"mutant": mutant, "is_exact": False, "checkpoint_every": 100}

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +18,7 @@ from elastipod.local_worker import store_generation
 
 log = logging.getLogger(__name__)
 
+CLOSE_S = 2.0  # for a watcher that has its answer already
 Kind = Literal["replicated", "sharded"]
 
 
@@ -52,6 +54,7 @@ class AgentLink:
         self._client = client
         self._is_over = threading.Event()
         self._watched_generation = -1
+        self._watcher: threading.Thread | None = None
         self._began_at_barrier = int(os.environ.get("RANK", "-1")) < 0  # as workers of --inprocess-restart do
         self.is_kept = False
 
@@ -87,14 +90,21 @@ class AgentLink:
             )
         return place
 
-    def watch(self, generation: int) -> None:
-        """Begin to wait for the end of a generation."""
+    def watch(self, generation: int, on_end: Callable[[], None] = lambda: None) -> None:
+        """Begin to wait for the end of a generation. on_end: called by the watching thread once the agent has said so."""
         self._is_over = is_over = threading.Event()
         thread = threading.Thread(
-            target=self._watch, args=(generation, is_over), name="elastipod-generation-watcher", daemon=True
+            target=self._watch, args=(generation, is_over, on_end), name="elastipod-generation-watcher", daemon=True
         )
-        self._watched_generation = generation
+        self._watched_generation, self._watcher = generation, thread
         thread.start()
+
+    def close(self) -> None:
+        """Close the connections. A watcher that still waits keeps its own until the agent answers or the process ends."""
+        self._watched_generation = -1
+        if self._watcher is not None and self.is_over:
+            self._watcher.join(CLOSE_S)
+        self._client.close()
 
     @property
     def is_over(self) -> bool:
@@ -114,7 +124,7 @@ class AgentLink:
         except HyperPodIPCException as error:
             log.warning("the agent was not told of a failed collective: %s", error)
 
-    def _watch(self, generation: int, is_over: threading.Event) -> None:
+    def _watch(self, generation: int, is_over: threading.Event, on_end: Callable[[], None]) -> None:
         while not is_over.is_set() and self._watched_generation == generation:
             try:
                 self._client.hyperpod_wait_fault()
@@ -124,3 +134,4 @@ class AgentLink:
                 continue
             if self._watched_generation == generation:
                 is_over.set()
+                on_end()

@@ -112,7 +112,7 @@ class Members:
         shared: dict[str, Stateful] = {name: member for name, member in self._by_name.items() if _is_replicated(member)}
         tensors: dict[str, torch.Tensor] = {}
         found = {
-            name: hashlib.sha256(encode_value(_split(member.state_dict(), name, tensors), name).encode()).hexdigest()
+            name: _digest_of_values(encode_value(_split(member.state_dict(), name, tensors), name))
             for name, member in shared.items()
             if not isinstance(member, nn.Module)
         }
@@ -127,6 +127,20 @@ class Members:
 def digest_of(digests: Mapping[str, str]) -> str:
     """Give one digest of many."""
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+def _digest_of_values(text: str) -> str:
+    """Give a digest that does not depend on the order of keys, which differs between a state that was loaded and one that was not."""
+    return hashlib.sha256(json.dumps(_sorted(json.loads(text)), sort_keys=True).encode()).hexdigest()
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        inner = {key: _sorted(each) for key, each in value.items()}
+        if "__pairs__" in inner:  # a dictionary whose keys are not all texts
+            inner["__pairs__"].sort(key=json.dumps)
+        return inner
+    return [_sorted(each) for each in value] if isinstance(value, list) else value
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

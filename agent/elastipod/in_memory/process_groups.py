@@ -67,11 +67,19 @@ class ProcessGroups:
         """Give collectives the time that the script's own may take; until now they had the limits of the regroup."""
         set_group_timeout(self._timeout)
 
+    def abort(self) -> None:
+        """Free a rank of this process that waits in a collective for a peer that is gone; from any thread.
+
+        With gloo this does nothing: its collectives fail by themselves when a peer's connection closes, and an abort does not
+        free those that do not.
+        """
+        if dist.is_initialized() and dist.get_backend() != "gloo":
+            abort_groups()
+
     def leave(self) -> None:
         """Take all groups down. Peers that are still inside a collective with this rank see it fail."""
         if dist.is_initialized():
-            if dist.get_backend() != "gloo":
-                abort_groups()
+            self.abort()
             with suppress(RuntimeError):  # the group is broken already and is no longer used
                 dist.destroy_process_group()
         # The server of a store that this process hosts stays until the next world is built: others may be reading it.

@@ -74,7 +74,7 @@ class WorldLife:
         self.place = place = self._next_place()
         memory.move(memory.rank.assigned(place.generation))
         if self.link is not None:
-            self.link.watch(place.generation)
+            self.link.watch(place.generation, self._groups.abort)
         self._pass(chaos.Moment.CONNECTING)
         self._connect()
         memory.move(memory.rank.connected())
@@ -120,6 +120,8 @@ class WorldLife:
         self.model = self.memory.members.model
         if self._has_groups:
             self._groups.leave()
+        if self.link is not None:
+            self.link.close()
 
     def is_lost_to(self, error: BaseException) -> bool:
         """Whether an exception means that a peer is gone, and this process can wait for another generation."""

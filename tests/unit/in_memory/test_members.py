@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from elastipod.in_memory.apply_step import apply_gradients
+from elastipod.in_memory.durable_tier import DurableTier
 from elastipod.in_memory.members import Content, Members, as_bytes, digest_of
 
 
@@ -89,3 +91,25 @@ def test_a_state_of_other_members_is_refused() -> None:
 def test_bytes_of_a_transposed_tensor_are_those_of_its_elements_in_order() -> None:
     tensor = torch.arange(6.0).view(2, 3).t()
     assert as_bytes(tensor).view(torch.float32).tolist() == [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]
+
+
+def test_a_state_from_a_checkpoint_has_the_digests_that_it_was_saved_with(tmp_path: Path) -> None:
+    saved, loaded = trained(3), trained(0, seed=1)
+    tier = DurableTier(tmp_path / "checkpoints", saved, keep=2)
+    tier.save(3, {}, None, waits=True)
+    tier.close(None)
+    other = DurableTier(tmp_path / "checkpoints", loaded, keep=2)
+    resume = other.load()
+    other.close(None)
+    assert resume is not None
+    assert loaded.digests() == saved.digests()
+    for members in (saved, loaded):
+        train(members, 2)
+    assert loaded.digests() == saved.digests()
+
+
+def test_a_checkpoint_of_two_optimizers_is_refused_before_training() -> None:
+    model = nn.Linear(2, 2)
+    built = {"model": model, "first": torch.optim.SGD([model.weight]), "second": torch.optim.SGD([model.bias])}
+    with pytest.raises(TypeError, match="hold one optimizer, and build"):
+        DurableTier("checkpoints", Members(built), keep=2)

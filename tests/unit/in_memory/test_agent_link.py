@@ -1,0 +1,128 @@
+"""What a rank asks of its agent: whether it is kept, where its next place is, and whether its generation is over."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.inmemory_agents import AgentSocket
+
+from elastipod.in_memory.agent_link import AgentLink, WorldPlace
+from elastipod.ipc.protocol import SOCKET_ENV
+
+PLACE = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "12000", "ELASTIPOD_GENERATION": "7"}
+
+
+class Agent:
+    """Answers calls, and keeps them. keep: the answer to `keep`."""
+
+    def __init__(self, keep: dict[str, Any]) -> None:
+        self.calls: list[Mapping[str, Any]] = []
+        self.is_over = threading.Event()
+        self._keep = keep
+
+    def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        self.calls.append(call)
+        if call["call"] == "barrier":
+            return {"run": 1, "start": {"worker_envs": PLACE, "aggregate_worker_data": {}}}
+        if call["call"] == "fault":
+            return {"run": 1, "restart_count": 0} if self.is_over.wait(min(0.05, call["wait_s"])) else {"is_late": True}
+        return {"hello": {"run": 0, "now": 1}, "keep": self._keep}.get(call["call"], {})
+
+    def names(self) -> list[str]:
+        return [call["call"] for call in self.calls]
+
+
+Connect = Callable[[dict[str, Any]], tuple[AgentLink, Agent]]
+
+
+@pytest.fixture
+def connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
+    """Make an agent, and the link of a rank to it."""
+    servers: list[tuple[AgentSocket, threading.Thread]] = []
+    links: list[AgentLink] = []
+    for name in (*PLACE, "ELASTIPOD_PROGRESS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"):
+        monkeypatch.setenv(name, "")  # what the calls set is taken back at the end
+        monkeypatch.delenv(name)
+
+    def make(keep: dict[str, Any]) -> tuple[AgentLink, Agent]:
+        agent = Agent(keep)
+        server = AgentSocket(str(tmp_path / "socket"), agent.answer)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        servers.append((server, thread))
+        monkeypatch.setenv(SOCKET_ENV, str(tmp_path / "socket"))
+        link = AgentLink.connect()
+        assert link is not None
+        links.append(link)
+        return link, agent
+
+    yield make
+    for link in links:
+        link.close()
+    for server, thread in servers:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_without_an_agent_there_is_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SOCKET_ENV, raising=False)
+    assert AgentLink.connect() is None
+
+
+def test_an_agent_that_keeps_processes_says_what_to_set_for_that(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    link, agent = connect({"env": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}})
+    link.announce("replicated")
+    assert link.is_kept
+    assert agent.calls[-1]["kind"] == "replicated"
+    assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+
+
+def test_an_agent_that_does_not_know_the_call_is_named_once(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    link, _ = connect({"error": "there is no call 'keep'"})
+    with caplog.at_level(logging.WARNING):
+        link.announce("replicated")
+    assert not link.is_kept
+    assert [record.message.partition(",")[0] for record in caplog.records] == [
+        "this agent ends worker processes with their generation"
+    ]
+
+
+def test_with_in_process_restart_an_older_agent_keeps_processes_too(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "-1")
+    link, _ = connect({"error": "there is no call 'keep'"})
+    link.announce("replicated")
+    assert link.is_kept
+
+
+def test_the_barrier_gives_the_place_in_the_next_generation(connect: Connect) -> None:
+    link, agent = connect({})
+    assert link.park() == WorldPlace(7, 1, 3, "10.0.0.1", 12000)
+    assert agent.names()[-1] == "past_barrier"
+
+
+def test_the_end_of_the_generation_is_seen_and_a_fault_is_reported_only_before_it(connect: Connect) -> None:
+    link, agent = connect({})
+    place = link.park()
+    link.watch(place.generation)
+    assert not link.wait_until_over(0.1)
+    link.report_fault(1, "a collective failed")
+    assert agent.names().count("send_fault") == 1
+    agent.is_over.set()
+    assert link.wait_until_over(20)
+    link.report_fault(1, "a collective failed")
+    assert agent.names().count("send_fault") == 1
