@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,12 +48,14 @@ class JobRun:
         image: str = "docker.io/elastipod/train:dev",
         container: dict[str, Any] | None = None,
         pod: dict[str, Any] | None = None,
+        beside: Sequence[dict[str, Any]] = (),
         cpu: str = "600m",
         **spec: Any,
     ) -> str:
         """Apply the job; its workers train the example language model with a tiny model unless `command` says otherwise.
 
-        start: replicas that it waits for to begin; the minimum unless named, and more join as they become ready.
+        start: replicas that it waits for to begin; the minimum unless named, and more join as they become ready. beside:
+        further containers of its pods.
         """
         data = f"/data/{self.name}"
         train = ["hyperpodrun", "/opt/elastipod/examples/lm/train.py", *TINY_MODEL]
@@ -69,7 +71,7 @@ class JobRun:
             **(container or {}),
         }
         volume = {"name": "data", "persistentVolumeClaim": {"claimName": "training-data"}}
-        template = {"spec": {"containers": [body], "volumes": [volume], **(pod or {})}}
+        template = {"spec": {"containers": [body, *beside], "volumes": [volume], **(pod or {})}}
         self.spec = {
             "nprocPerNode": "1",
             "elasticPolicy": {
