@@ -37,6 +37,8 @@ class JobMetrics:
             metrics.PHASE_SECONDS.labels(phase).inc(spent.total_seconds())
         for entry in todo.history:
             metrics.GENERATIONS.labels(entry.kind.value).inc()
+            if entry.depth is not None:
+                metrics.CHANGES.labels(entry.kind.value, entry.depth.value).inc()
 
     def _update_state(self, uid: str, state: str | None) -> None:
         if self._states.get(uid) == state:

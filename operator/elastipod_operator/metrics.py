@@ -19,6 +19,11 @@ GOODPUT = Gauge(
     registry=None,
 )
 GENERATIONS = Counter("elastipod_generations_total", "Starts of workers", ["kind"])
+CHANGES = Counter(
+    "elastipod_changes_total",
+    "Resizes and recoveries by how deep they went: memory, process, pod or job",
+    ["kind", "depth"],
+)
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10)
 RECONCILE_SECONDS = Histogram(
     "elastipod_reconcile_seconds",

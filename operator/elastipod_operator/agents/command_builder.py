@@ -61,13 +61,15 @@ class CommandBuilder:
         return "/start", ("spare", str(self.record.generation)), self._start(action.number, fact) | {"spare": True}
 
     def _stop_workers(self, action: StopWorkers, fact: ObservedAgent) -> Call:
-        return "/stop", ("stop", f"{action.generation} {action.graceful} {action.reach}"), self._stop(action)
+        said = f"{action.generation} {action.graceful} {action.reach} {action.keeps}"
+        return "/stop", ("stop", said), self._stop(action, fact)
 
     def _shut_down(self, action: ShutDownAgent, fact: ObservedAgent) -> Call:
         return "/shutdown", ("shutdown",), None
 
     def _start(self, group_rank: int, fact: ObservedAgent) -> dict[str, Any]:
-        is_kept = fact.restart_mode == RestartMode.IN_PROCESS  # its workers keep state that other workers may need
+        # Workers keep state that other workers may need; so do newcomers to a job with such workers.
+        is_kept = fact.restart_mode == RestartMode.IN_PROCESS or self._keeps_state
         return {
             "rank": group_rank,
             "nnodes": len(self.record.members),
@@ -84,17 +86,23 @@ class CommandBuilder:
             "generation": self.record.generation,
         }
 
-    def _stop(self, action: StopWorkers) -> dict[str, Any]:
+    def _stop(self, action: StopWorkers, fact: ObservedAgent) -> dict[str, Any]:
         body: dict[str, Any] = {"is_graceful": action.graceful, "generation": action.generation}
         if action.graceful:
             body["timeout"] = action.timeout_s
             if action.leaves is not None:
                 body["leaves"] = action.leaves
-        elif action.reach is not RestartMode.IN_PROCESS:
-            body["restart_mode"] = (
-                action.reach.value
-            )  # absent means in process, where workers can outlive a fault at all
+            if fact.memory_state:
+                mode = RestartMode.IN_PROCESS if action.keeps else RestartMode.PROCESSES
+                body["restart_mode"] = mode.value
+        elif action.reach is not RestartMode.IN_PROCESS or (fact.memory_state and action.keeps):
+            # Absent, it means in process to an agent that was started for it, and new processes to any other.
+            body["restart_mode"] = action.reach.value
         return body
+
+    @cached_property
+    def _keeps_state(self) -> bool:
+        return any(self.statuses.fact(pod.uid).memory_state for pod in self._members)
 
     @cached_property
     def _progress(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ..core.silence import SILENCE_LIMIT
-from ..core.snapshot import AgentState, Failure, ObservedAgent
+from ..core.snapshot import REPLICATED, SHARDED, AgentState, Failure, ObservedAgent
 
 MAX_RESPONSE_BYTES = 1 << 20
 # Texts go into the record, conditions and Events. Tracebacks are cut where they are shown.
@@ -43,6 +43,14 @@ class WorkerBody(BaseModel):
     step: Number | None = None
 
 
+class InMemoryBody(BaseModel):
+    """What an agent says of workers that can live through several generations. kept: how many processes did."""
+
+    model_config = ConfigDict(extra="ignore")
+    kind: str | None = None
+    kept: Number | None = None
+
+
 class ReachBody(BaseModel):
     """Whether an agent reaches another one; None if it cannot tell."""
 
@@ -72,6 +80,7 @@ class StatusBody(BaseModel):
     spare: str | None = None
     features: list[Any] | None = None
     reach: ReachBody | None = None
+    in_memory: InMemoryBody | None = None
     restart_mode: str | None = Field(None, alias="restartMode")
     worker_data: Any = None
 
@@ -140,6 +149,8 @@ def parse_status(body: Any, before: ObservedAgent, now: datetime) -> AgentStatus
         last_answer=now,
         restart_mode=answer.restart_mode or "",
         is_spare=ours and answer.spare == "True",
+        memory_state=_memory_state(answer),
+        num_kept=answer.in_memory.kept if answer.in_memory is not None else None,
         can_reach=ours and "reach" in (answer.features or ()),
         answering_since=now if is_back or before.answering_since is None else before.answering_since,
         refused_answer=excess,
@@ -171,6 +182,14 @@ def _extras(answer: StatusBody) -> tuple[str, str, str]:
         )
         worker_data = ""
     return progress, worker_data, excess
+
+
+def _memory_state(answer: StatusBody) -> str:
+    """Give the kind of state that the workers keep; what a later agent calls otherwise is kept with the same care as shards."""
+    kind = answer.in_memory.kind if answer.in_memory is not None else None
+    if not kind:
+        return ""
+    return REPLICATED if kind == REPLICATED else SHARDED
 
 
 def _pace(before: ObservedAgent, step: int | None, now: datetime) -> timedelta | None:

@@ -251,7 +251,8 @@ class ElastipodOptions(Model):
     """Auto postpones growth that would cost more time than it saves; Off always grows."""
 
     recovery: Recovery = Recovery.AUTO
-    """How workers restart after a fault: as new processes from a checkpoint, in memory, or whichever is possible."""
+    """How workers live through resizes and faults. Auto: in memory if all of them can, else as new processes from a checkpoint.
+    Process: always as new processes. InMemory: as Auto, with a warning while the workers keep nothing in memory."""
 
     authentication: Switch = Switch.AUTO
     """Auto gives new pods a key of the job if the operator has an install key; Off never does."""

@@ -59,7 +59,8 @@ class AssignSpare:
 class StopWorkers:
     """graceful: drain, within timeout_s seconds; otherwise end the workers at once. reach: what the next start restarts.
 
-    leaves: whether the pod goes afterwards (True) or stays (False), None when that is not decided yet.
+    leaves: whether the pod goes afterwards (True) or stays (False), None when that is not decided yet. keeps: workers that can live
+    through the change keep their processes.
     """
 
     pod: str
@@ -68,6 +69,7 @@ class StopWorkers:
     timeout_s: int
     reach: RestartMode = RestartMode.IN_PROCESS
     leaves: bool | None = None
+    keeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from .avoided_nodes import count_node_fault
 from .incarnations import record_incarnations
 from .pod_removal import remove
 from .reasons import NO_REASON, AnyReason, Reason, ReasonAndMessage
-from .record import Record, RestartMode, RestartWindow, Transition, TransitionKind
+from .record import Depth, Record, RestartMode, RestartWindow, Transition, TransitionKind
 from .replica import Health, Replicas
 from .snapshot import Policy
 from .time_order import earliest
@@ -60,7 +60,11 @@ def check_budgets(record: Record, replicas: Replicas, policy: Policy, now: datet
     if ending is not None:
         return BudgetCheck(record, ending[0], f"{transition.message}; {ending[1]}", events=events)
     why = _why_everything(record, transition, policy)
-    return _restart_everything(record, replicas, why, events) if why else BudgetCheck(record, events=events)
+    if why:
+        return _restart_everything(record, replicas, why, events)
+    if transition.depth is Depth.POD:
+        return _restart_failed_pods(record, replicas, events)
+    return BudgetCheck(record, events=events)
 
 
 def does_not_progress(record: Record) -> bool:
@@ -71,7 +75,8 @@ def does_not_progress(record: Record) -> bool:
 def _why_everything(record: Record, transition: Transition, policy: Policy) -> str:
     """Say why all pods are recreated; empty when they are not. A worker may request this even if it did not cause the fault."""
     if transition.reach is RestartMode.JOB:
-        return "a worker requested a job-level restart: all pods are recreated"
+        requested = "a worker requested a job-level restart"
+        return f"{requested if transition.depth is not Depth.JOB else transition.depth_reason}: all pods are recreated"
     if not transition.uses_budget or not _is_full_restart_due(record, policy):
         return ""
     return (
@@ -120,6 +125,27 @@ def _restart_everything(record: Record, replicas: Replicas, why: str, events: tu
     )  # fmt: skip
     event = JobEvent(Reason.FULL_JOB_RESTART, why, warning=True)
     return BudgetCheck(begun, actions=tuple(actions), events=(*events, event))
+
+
+def _restart_failed_pods(record: Record, replicas: Replicas, events: tuple[JobEvent, ...]) -> BudgetCheck:
+    """Give up the pods of the replicas that failed again and again; the others keep theirs."""
+    assert record.transition is not None
+    failed = [
+        r for one in record.faulty_replicas if (r := replicas.get(one.pod)) is not None and r.health is not Health.ENDED
+    ]
+    actions: list[Action] = []
+    for replica in failed:
+        actions += remove(replica, "its workers failed again and again")
+    known = frozenset(record.lost)
+    begun = replace(
+        record_incarnations(record, (r.id for r in failed)),
+        lost=(*record.lost, *(r.id for r in failed if r.id not in known)),
+    )
+    names = ", ".join(r.pod.name for r in failed)
+    event = JobEvent(
+        Reason.FAILED_PODS_RECREATED, f"{record.transition.depth_reason}: {names} is recreated", warning=True
+    )
+    return BudgetCheck(begun, actions=tuple(actions), events=(*events, event) if failed else events)
 
 
 def next_window_end(record: Record, policy: Policy, now: datetime) -> datetime | None:

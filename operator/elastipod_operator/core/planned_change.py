@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .context import Context
+from .depth import depth_of_change
 from .faults import STOP_TIME
 from .payback import record_step_time
 from .ranks import count_trainable
@@ -44,9 +45,10 @@ def begin(
     deadline = context.now + (context.policy.graceful_timeout if graceful else STOP_TIME)
     if limit is not None:
         deadline = max(context.now, min(deadline, limit))
+    choice = depth_of_change(record, context.replicas, context.policy, kind)
     transition = Transition(
         kind=kind, cause=cause, message=message, from_size=len(record.members), target_size=target_size, began_at=context.now,
-        detected_at=context.now, deadline=deadline, graceful=graceful,
+        detected_at=context.now, deadline=deadline, graceful=graceful, depth=choice.depth, depth_reason=choice.reason,
     )  # fmt: skip
     return replace(record_step_time(record, context.replicas), transition=transition, window_since=None, gang=None)
 

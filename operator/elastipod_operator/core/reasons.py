@@ -443,6 +443,10 @@ class Reason(StrEnum):
         "FullJobRestart", "", WARNING, HAPPENS, "All pods are recreated, after too many restarts or because a worker asked for it.",
         "`status.latestFaultyPodInstanceList` names pods and nodes; check those nodes.",
     )  # fmt: skip
+    FAILED_PODS_RECREATED = (
+        "FailedPodsRecreated", "", WARNING, HAPPENS, "The pods of replicas whose workers failed again and again in place are recreated.",
+        "Check their logs and nodes; if the new pods fail too, all pods are recreated.",
+    )  # fmt: skip
     NODE_AVOIDED = (
         "NodeAvoided", "", WARNING, HAPPENS, "A node caused two faults; new pods avoid it for `evalPeriodSeconds`.",
         "Check the node; if capacity is short, lower `maxNumRepeatOffendersToAvoid`.",

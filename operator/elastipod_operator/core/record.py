@@ -41,6 +41,15 @@ class RestartMode(StrEnum):
     JOB = "job_level_restart"  # all pods are recreated
 
 
+class Depth(StrEnum):
+    """How far a change of the world goes for the workers that it does not remove; each is the fallback of the previous one."""
+
+    MEMORY = "memory"  # they keep their processes and their state
+    PROCESS = "process"  # they get new processes and resume from a checkpoint
+    POD = "pod"  # pods that failed repeatedly are recreated too
+    JOB = "job"  # all pods are recreated
+
+
 # Longer messages are cut to this many characters.
 MAX_TEXT = 1000
 PAST, FOLLOWS, BACK_OFF = TimeRule.PAST, TimeRule.FOLLOWS, TimeRule.BACK_OFF
@@ -71,6 +80,9 @@ class Transition:
     """Whether this is a full job restart."""
     reach: Annotated[RestartMode, Stored(is_later=True)] = RestartMode.IN_PROCESS
     """The farthest restart that a failed worker requested."""
+    depth: Annotated[Depth, Stored(is_later=True)] = Depth.PROCESS
+    depth_reason: Annotated[str, Stored(is_later=True, max_length=MAX_TEXT)] = ""
+    """Why it is deeper than memory; empty if it is not, or if the workers never keep anything."""
     is_shortened: Annotated[bool, Stored("shortened")] = False
     """`deadline` is earlier than in the first /stop."""
 
@@ -187,6 +199,8 @@ class Record:
     """When the job got its first pods; kept until it trains for the first time."""
     suspended_time: Annotated[timedelta, Stored("idle")] = timedelta(0)
 
+    failures_in_place: Annotated[int, Stored("deeper")] = 0
+    """How many faults in a row the same replica had before its job made a new step, while its workers kept state in memory."""
     window: Annotated[RestartWindow, Stored("window")] = RestartWindow()
     is_full_restart: Annotated[bool, Stored("culprits", 0)] = False
     faulty_replicas: Annotated[tuple[FaultyReplica, ...], Stored("culprits", 1)] = ()

@@ -6,8 +6,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .backoff import backoff
+from .depth import count_failures_in_place, deepened, depth_of_recovery, mode_of
 from .faults import PROOF_OF_LIFE, STOP_TIME, Fault
-from .record import Record, RestartMode, RestartWindow, Transition, TransitionKind
+from .record import Depth, Record, RestartMode, RestartWindow, Transition, TransitionKind
 from .replica import Replicas
 from .snapshot import AgentState, Policy
 
@@ -31,10 +32,14 @@ def begin_recovery(
     wait = timedelta(0) if failures < 2 else backoff(policy.backoff_base, policy.backoff_max, failures - 1, key)
     # A fault during a drain keeps the target size of the drain.
     target_size = old.target_size if old is not None and old.target_size else len(record.members)
+    in_place = count_failures_in_place(record, replicas, fault, has_progressed=progressed)
+    asked = requested_restart(record, replicas)
+    choice = depth_of_recovery(replace(record, failures_in_place=in_place), replicas, policy, fault, asked)
+    reach = _farthest(asked, MINIMUM_RESTART[policy.new_processes], mode_of(choice.depth if in_place else Depth.MEMORY))
     transition = Transition(
         kind=TransitionKind.RECOVERY, cause=fault.cause, message=fault.message, from_size=len(record.members), target_size=target_size,
         began_at=now, detected_at=now, deadline=now + STOP_TIME, graceful=False, not_before=now + wait if wait else None,
-        uses_budget=fault.uses_budget, reach=_farthest(requested_restart(record, replicas), MINIMUM_RESTART[policy.new_processes]),
+        uses_budget=fault.uses_budget, reach=reach, depth=choice.depth, depth_reason=choice.reason,
     )  # fmt: skip
     known = frozenset(record.lost)
     return replace(
@@ -44,7 +49,7 @@ def begin_recovery(
         window=_counted(record.window, now) if fault.uses_budget else record.window,
         consecutive_failures=failures, best_step=max(record.best_step, newest),
         stalled_recoveries=0 if progressed else record.stalled_recoveries + fault.uses_budget,
-        faulty_replicas=fault.faulty_replicas, is_full_restart=False,
+        faulty_replicas=fault.faulty_replicas, is_full_restart=False, failures_in_place=in_place,
     )  # fmt: skip
 
 
@@ -70,7 +75,7 @@ def widen_restart(record: Record, replicas: Replicas) -> Record:
     if transition is None or transition.kind is not TransitionKind.RECOVERY or transition.is_budget_checked:
         return record
     reach = _farthest(transition.reach, requested_restart(record, replicas))
-    return record if reach is transition.reach else replace(record, transition=replace(transition, reach=reach))
+    return record if reach is transition.reach else replace(record, transition=deepened(transition, reach))
 
 
 def _counted(window: RestartWindow, now: datetime) -> RestartWindow:

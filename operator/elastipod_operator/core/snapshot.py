@@ -60,7 +60,9 @@ class Policy:
     max_offenders: int = 0
     payback: bool = True
     new_processes: bool = False
-    """After a fault all workers get new processes, even if they could survive it (recovery: Process)."""
+    """Every change gives all workers new processes, even if they could survive it (recovery: Process)."""
+    expects_memory: bool = False
+    """The user expects workers to keep their state in memory (recovery: InMemory), and is warned if they do not."""
     clean_pods: CleanPodPolicy = CleanPodPolicy.ALL
     ceiling: int = 0
     """spec.replicas, the maximum that kubectl scale sets; 0 for none. The sizes respect it already."""
@@ -222,6 +224,9 @@ class ObservedNode:
     """The latest end of the node: the time that the notice gives, from when this operator first saw it; None if unknown."""
 
 
+REPLICATED, SHARDED = "replicated", "sharded"  # ObservedAgent.memory_state
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """The first failing rank of a generation, as its agent reports it. global_rank -1: the start failed before any worker ran."""
@@ -269,6 +274,10 @@ class ObservedAgent:
     """It is assigned as a spare."""
     refused_answer: str = ""
     """Which part of its answer is rejected and why, in one sentence; empty for none."""
+    memory_state: str = ""
+    """How its workers keep the training state in memory beyond a generation: replicated or sharded; empty if they do not."""
+    num_kept: int | None = None
+    """How many of their processes survived the last generation; None during one, and if it does not say."""
     can_reach: bool = False
     """It can check whether it reaches another agent."""
     is_reached: bool | None = None

@@ -9,7 +9,7 @@ from .actions import Action, StopWorkers
 from .context import Context
 from .names import PodId
 from .pod_removal import remove
-from .record import Record, RestartMode, TransitionKind
+from .record import Depth, Record, RestartMode, TransitionKind
 from .recovery import widen_restart
 from .replica import MAX_GENERATION, Health, Replica
 from .root_cause import attribute_to_outside, attribute_to_own_end
@@ -40,7 +40,8 @@ def stop_members(record: Record, context: Context) -> tuple[Record, list[Action]
     record = widen_restart(record, replicas)
     num_staying = sum(_may_stay(replicas.get(member)) for member in record.members)
     for replica in replicas.by_id.values():
-        if replica.has_no_workers or replica.is_idle or not (replica.id in members or replica.is_busy):
+        is_left = _must_end_kept(replica, record) if replica.is_idle else replica.id in members or replica.is_busy
+        if replica.has_no_workers or not is_left:
             continue
         due = _due(replica, record, policy)
         # Quota must be returned even if all agents are silent: Kueue waits for it, and a kubelet ends pods without their agents.
@@ -69,6 +70,15 @@ def _stays(record: Record, num_staying: int) -> bool | None:
     return False if transition.kind is TransitionKind.RESIZE and transition.target_size >= num_staying else None
 
 
+def _must_end_kept(replica: Replica, record: Record) -> bool:
+    """Whether the workers of a stopped replica wait for the next generation with what they hold in memory, and must not."""
+    transition = record.transition
+    assert transition is not None
+    is_deep = transition.kind is TransitionKind.RECOVERY and transition.depth is not Depth.MEMORY
+    waits = replica.agent.state is AgentState.READY and replica.agent.num_kept is not None
+    return is_deep and waits and replica.agent.memory_state != "" and replica.id in record.members
+
+
 def is_hard_stop_due(record: Record, now: datetime) -> bool:
     """Whether agents now kill workers that have not drained: later failures are a consequence of that."""
     assert record.transition is not None
@@ -87,8 +97,10 @@ def hard_stop(replica: Replica, record: Record) -> StopWorkers:
     """
     generation = replica.agent.generation
     named = record.generation if generation is None or generation > MAX_GENERATION else generation
-    reach = record.transition.reach if record.transition is not None else RestartMode.IN_PROCESS
-    return StopWorkers(replica.pod.name, named, graceful=False, timeout_s=0, reach=reach)
+    transition = record.transition
+    reach = transition.reach if transition is not None else RestartMode.IN_PROCESS
+    keeps = transition is not None and transition.depth is Depth.MEMORY
+    return StopWorkers(replica.pod.name, named, graceful=False, timeout_s=0, reach=reach, keeps=keeps)
 
 
 def _due(replica: Replica, record: Record, policy: Policy) -> datetime:
@@ -111,8 +123,10 @@ def _stops(
 ) -> list[Action]:
     transition = record.transition
     assert transition is not None
-    if replica.health is Health.SILENT or not (replica.is_busy or replica.agent.state is AgentState.STOPPING):
+    if replica.health is Health.SILENT:
         return []
+    if not (replica.is_busy or replica.agent.state is AgentState.STOPPING):
+        return [hard_stop(replica, record)] if _must_end_kept(replica, record) else []
     may_save = transition.graceful and now < due + HARD_STOP_AFTER and runs_this_generation(replica, record, members)
     if not may_save or replica.agent.state in (AgentState.FAULTED, AgentState.COMPLETED):
         return [hard_stop(replica, record)]
@@ -121,4 +135,5 @@ def _stops(
     if replica.agent.state is AgentState.STOPPING and not is_told_again:
         return []
     left = max(1, int((due - now).total_seconds()))
-    return [StopWorkers(replica.pod.name, record.generation, graceful=True, timeout_s=left, leaves=leaves)]
+    keeps = transition.depth is Depth.MEMORY
+    return [StopWorkers(replica.pod.name, record.generation, graceful=True, timeout_s=left, leaves=leaves, keeps=keeps)]

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from .actions import Action, JobEvent, StartWorkers
 from .context import Context, PlanDraft
+from .depth import describe_depth, settled_depth
 from .ending import finish
 from .escalation import check_budgets
 from .faults import STOP_TIME, Fault, find_fault
@@ -217,9 +218,11 @@ def _start(record: Record, context: Context, chosen: list[Replica]) -> PlanDraft
         started = (
             replace(started, size_before_growth=transition.from_size) if grew else growth_failed(started, context.now)
         )
+    choice = settled_depth(transition, chosen)
     entry = HistoryEntry(
         generation=generation, from_size=transition.from_size, to_size=len(chosen), kind=transition.kind,
         cause=transition.cause, at=context.now, detected_at=transition.detected_at,
+        depth=choice.depth if choice is not None else None, depth_reason=choice.reason if choice is not None else "",
     )  # fmt: skip
     starts = tuple(StartWorkers(replica.pod.name, rank) for rank, replica in enumerate(chosen))
     reason = {
@@ -230,7 +233,6 @@ def _start(record: Record, context: Context, chosen: list[Replica]) -> PlanDraft
     # The Event of the drain gave the full message.
     was_reported = transition.kind is TransitionKind.RESIZE and context.now > transition.began_at
     why = f" ({transition.cause})" if was_reported else f": {transition.message}"
-    event = JobEvent(
-        reason, f"{transition.from_size} -> {counted(len(chosen), 'replica')}, generation {generation}{why}"
-    )
+    size = f"{transition.from_size} -> {counted(len(chosen), 'replica')}"
+    event = JobEvent(reason, f"{size}, generation {generation}{describe_depth(choice)}{why}")
     return PlanDraft(started, starts, events=(event,), history=(entry,))

@@ -54,6 +54,7 @@ def policy_of(spec: JobSpec) -> Policy:
         max_offenders=restarts.max_num_repeat_offenders_to_avoid,
         payback=ours.payback is Switch.AUTO,
         new_processes=ours.recovery is Recovery.PROCESS,
+        expects_memory=ours.recovery is Recovery.IN_MEMORY,
         clean_pods=run.clean_pod_policy,
         ttl=_seconds(ttl) if ttl > 0 else None,
         ceiling=spec.replicas,
@@ -67,7 +68,6 @@ def policy_of(spec: JobSpec) -> Policy:
         warnings=(
             *template_warnings(spec, container),
             *snooze_warnings(spec),
-            *_recovery_warnings(ours.recovery),
         ),
         has_key=ours.authentication is Switch.AUTO,
     )
@@ -83,15 +83,6 @@ def policy_of(spec: JobSpec) -> Policy:
         scaling_timeout=timedelta(seconds=elastic.scaling_timeout_in_seconds),
         graceful_timeout=timedelta(seconds=grace_s),
         faulty_timeout=timedelta(seconds=elastic.faulty_scale_down_timeout_in_seconds),
-    )
-
-
-def _recovery_warnings(wish: Recovery) -> tuple[str, ...]:
-    if wish is not Recovery.IN_MEMORY:
-        return ()
-    return (
-        "spec.elastipod.recovery InMemory takes effect only if hyperpodrun runs with --inprocess-restart; otherwise workers restart "
-        "as new processes from a checkpoint",
     )
 
 

@@ -112,6 +112,45 @@ def test_a_hard_stop_says_how_far_the_restart_reaches_unless_processes_are_kept(
     assert body_of(StopWorkers(pod(0).name, 3, graceful=False, timeout_s=0, reach=reach), running(3)) == expected
 
 
+KEEPER: dict[str, Any] = {"memory_state": "sharded"}
+
+
+@pytest.mark.parametrize(
+    ("keeps", "mode"),
+    [
+        pytest.param(True, "in_process_restart", id="they come back to the barrier"),
+        pytest.param(False, "process_level_restart", id="they save a checkpoint and end"),
+    ],
+)
+def test_a_drain_says_what_becomes_of_workers_that_can_be_kept(keeps: bool, mode: str) -> None:
+    stop = StopWorkers(pod(0).name, 3, graceful=True, timeout_s=60, keeps=keeps)
+    assert body_of(stop, running(3, **KEEPER))["restart_mode"] == mode
+    assert "restart_mode" not in body_of(stop, running(3)), "agents whose workers keep nothing are told as ever"
+
+
+@pytest.mark.parametrize(
+    ("reach", "keeps", "said"),
+    [
+        pytest.param(RestartMode.IN_PROCESS, True, "in_process_restart", id="kept"),
+        pytest.param(RestartMode.LOCAL, True, "local_process_level_restart", id="but one"),
+        pytest.param(RestartMode.IN_PROCESS, False, None, id="not kept, although nobody asked for more"),
+        pytest.param(RestartMode.PROCESSES, False, "process_level_restart", id="new processes"),
+    ],
+)
+def test_a_hard_stop_names_the_mode_to_workers_that_can_be_kept(
+    reach: RestartMode, keeps: bool, said: str | None
+) -> None:
+    stop = StopWorkers(pod(0).name, 3, graceful=False, timeout_s=0, reach=reach, keeps=keeps)
+    assert body_of(stop, running(3, **KEEPER)).get("restart_mode") == said
+
+
+def test_a_newcomer_to_workers_that_are_kept_learns_of_them() -> None:
+    body = body_of(START, ready(), ready(1, **KEEPER))
+    assert body["worker_data"] == DATA
+    assert len(body["rankIps"]) == 2
+    assert body_of(START, ready(), ready())["worker_data"] is None
+
+
 def test_shutdown_has_no_body_and_other_actions_no_call() -> None:
     assert body_of(ShutDownAgent(pod(0).name), ready()) is None
     assert body_of(CreatePod(PodId("workers", 5, 0), 2), ready()) is None

@@ -150,6 +150,27 @@ def test_whatever_an_agent_says_is_a_fact_or_is_refused(body: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(
+    ("body", "state", "kept"),
+    [
+        pytest.param({**OURS, "in_memory": {"kind": "replicated", "kept": 3}}, "replicated", 3, id="after a stop"),
+        pytest.param({**OURS, "in_memory": {"kind": "sharded", "kept": None}}, "sharded", None, id="during a run"),
+        pytest.param({**OURS, "in_memory": {"kind": "tiled"}}, "sharded", None, id="of a later agent: with care"),
+        pytest.param({**OURS, "in_memory": None}, "", None, id="not announced"),
+        pytest.param(OURS, "", None, id="an agent of the previous version"),
+        pytest.param(
+            {"status": "ready", "in_memory": {"kind": "replicated"}},
+            "",
+            None,
+            id="of another make: it means another thing",
+        ),
+    ],
+)
+def test_what_workers_keep_in_memory(body: dict[str, Any], state: str, kept: int | None) -> None:
+    fact = parse_status(body, ObservedAgent(), NOW).fact
+    assert (fact.memory_state, fact.num_kept) == (state, kept)
+
+
+@pytest.mark.parametrize(
     ("body", "is_spare"),
     [
         pytest.param({**OURS, "spare": "True"}, True, id="told so"),

@@ -14,6 +14,7 @@ from elastipod_operator.core.names import PodId, Slot, master_port
 from elastipod_operator.core.pod_runs import MAX_PODS
 from elastipod_operator.core.reasons import OpenReason
 from elastipod_operator.core.record import (
+    Depth,
     FaultyReplica,
     NodeFaults,
     PartialGang,
@@ -58,7 +59,10 @@ FULL = Record(
         is_budget_checked=True,
         recreates_pods=True,
         reach=RestartMode.PROCESSES,
+        depth=Depth.POD,
+        depth_reason="again",
     ),
+    failures_in_place=25,
     incarnations={Slot("workers", 0): 0, Slot("workers", 1): 4, Slot("workers", 9): 2},
     generation_began_at=AT[18],
     window_since=AT[0],
@@ -113,7 +117,10 @@ WRITTEN = {
         True,
         True,
         "process_level_restart",
+        "pod",
+        "again",
     ],
+    "deeper": 25,
     "window": [16, SHOWN[11], 17, 18],
     "culprits": [True, [["workers", 2, 3, 2, "node-2"]]],
     "offences": [["node-2", 3, SHOWN[12]]],

@@ -181,7 +181,7 @@ def test_what_is_accepted_and_changes_nothing(path: str) -> None:
 
 def test_what_does_not_do_what_it_seems_to_is_said() -> None:
     policy = policy_of(JobSpec.model_validate(changed("elastipod.recovery", "InMemory")))
-    assert [text for text in policy.warnings if "spec.elastipod.recovery InMemory takes effect only if" in text]
+    assert (policy.expects_memory, policy.new_processes) == (True, False)
     assert not policy_of(JobSpec.model_validate(PLAIN)).warnings
 
 

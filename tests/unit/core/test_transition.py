@@ -32,7 +32,7 @@ from elastipod_operator.core.history import HistoryEntry
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.reasons import OpenReason, Reason
-from elastipod_operator.core.record import FaultyReplica, NodeFaults, PartialGang, Record, TransitionKind
+from elastipod_operator.core.record import Depth, FaultyReplica, NodeFaults, PartialGang, Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedPod, Snapshot
 from elastipod_operator.core.transition import in_transition
@@ -356,7 +356,7 @@ def test_what_a_start_notes(began: Any, reason: Reason, resize_began_at: datetim
     assert step.history == (
         HistoryEntry(
             generation=5, from_size=began.from_size, to_size=2, kind=began.kind, cause=OpenReason("Test"), at=NOW,
-            detected_at=NOW - seconds(11),
+            detected_at=NOW - seconds(11), depth=None if began.kind is TransitionKind.START else Depth.PROCESS,
         ),
     )  # fmt: skip
 

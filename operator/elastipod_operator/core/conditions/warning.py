@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from ..context import Context
+from ..depth import keeps_nothing
 from ..ending import blocked_deletion
 from ..escalation import NO_PROGRESS_LIMIT, does_not_progress
 from ..queue_warnings import Warnings, overdue_evictions, queue_warnings
@@ -49,6 +50,12 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
     if snapshot.job.pending_edits:
         text = f"edits of {', '.join(snapshot.job.pending_edits)} take effect when the job is suspended and resumed"
         found.append((Reason.EDITS_PENDING, text))
+    if policy.expects_memory and record.running_since is not None and keeps_nothing(record, context.replicas):
+        text = (
+            "spec.elastipod.recovery is InMemory, but the workers keep nothing in memory: they neither announce it nor run with "
+            "--inprocess-restart, so each change starts new processes from a checkpoint"
+        )
+        found.append((Reason.SPEC_WARNING, text))
     found += snapshot.job.warnings
     found += [(Reason.SPEC_WARNING, text) for text in (*policy.sizes.warnings, *policy.warnings)]
     return (_merge_warnings(found) if found else None), due

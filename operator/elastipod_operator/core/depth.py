@@ -1,0 +1,154 @@
+"""How deep a change of the world goes: memory, process, pod, full job. Each is the fallback of the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from .faults import Fault
+from .record import Depth, Record, RestartMode, Transition, TransitionKind
+from .replica import Health, Replica, Replicas
+from .snapshot import Policy
+
+# By the number of faults that the same replica has had in a row without a new step.
+LADDER = (Depth.MEMORY, Depth.PROCESS, Depth.POD, Depth.JOB)
+_MODES = {
+    Depth.MEMORY: RestartMode.IN_PROCESS,
+    Depth.PROCESS: RestartMode.PROCESSES,
+    Depth.POD: RestartMode.PROCESSES,
+    Depth.JOB: RestartMode.JOB,
+}
+_IN_WORDS = {
+    Depth.MEMORY: "in memory",
+    Depth.PROCESS: "with new processes",
+    Depth.POD: "with new pods for those that failed",
+    Depth.JOB: "with new pods",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DepthChoice:
+    """A depth, and why it is no less deep; empty for memory, and for workers that never keep anything."""
+
+    depth: Depth
+    reason: str = ""
+
+
+_UNEXPECTED = DepthChoice(Depth.PROCESS)
+
+
+def keeps_state(replica: Replica) -> bool:
+    """Whether its workers can live through a change: they announced it, or their agent was started for it."""
+    return bool(replica.agent.memory_state) or replica.agent.restart_mode in (RestartMode.IN_PROCESS, RestartMode.LOCAL)
+
+
+def keeps_nothing(record: Record, replicas: Replicas) -> bool:
+    """Whether no worker of the present generation can live through a change."""
+    return not any(map(keeps_state, _members(record, replicas)))
+
+
+def depth_of_change(record: Record, replicas: Replicas, policy: Policy, kind: TransitionKind) -> DepthChoice:
+    """Choose the depth of a planned change. Those who leave can still give their state to those who stay."""
+    if keeps_nothing(record, replicas):
+        return _UNEXPECTED
+    if kind is TransitionKind.SUSPEND:
+        return DepthChoice(Depth.PROCESS, "the job is suspended")
+    staying = [r for r in _members(record, replicas) if r.health is not Health.DISRUPTED]
+    return _unless(_obstacle(staying, policy))
+
+
+def depth_of_recovery(
+    record: Record, replicas: Replicas, policy: Policy, fault: Fault, asked: RestartMode
+) -> DepthChoice:
+    """Choose the depth of a recovery. record: with the present fault counted. asked: the most that failed workers request."""
+    members = _members(record, replicas)
+    if keeps_nothing(record, replicas) and not record.failures_in_place:
+        return _UNEXPECTED
+    if asked is RestartMode.JOB:
+        return DepthChoice(Depth.JOB, "a worker asked for new pods")
+    repeated = _after_repeated_failures(record, policy, fault)
+    if repeated.depth in (Depth.POD, Depth.JOB):
+        return repeated
+    if asked is RestartMode.PROCESSES:
+        return DepthChoice(Depth.PROCESS, "a worker asked for new processes")
+    surviving = [r for r in members if r.may_train or r.health is Health.DISRUPTED]
+    lost = frozenset(fault.lost)
+    obstacle = _obstacle([r for r in surviving if r.id not in lost and r.runs(record.generation)], policy)
+    return DepthChoice(Depth.PROCESS, obstacle) if obstacle else repeated
+
+
+def _after_repeated_failures(record: Record, policy: Policy, fault: Fault) -> DepthChoice:
+    times = record.failures_in_place if fault.uses_budget else 0
+    limit = policy.max_full_restarts
+    ladder = LADDER if limit is None or record.window.full_restarts < limit else LADDER[:-1]
+    depth = ladder[max(0, min(times, len(ladder)) - 1)]
+    why = f"the same replica failed {times} times in a row without a new step"
+    return DepthChoice(depth, "" if depth is Depth.MEMORY else why)
+
+
+def count_failures_in_place(record: Record, replicas: Replicas, fault: Fault, *, has_progressed: bool) -> int:
+    """Count the faults in a row that the same replica has had without a new step. A lost pod or node is nobody's failure."""
+    before = record.failures_in_place
+    if not (before or any(r.agent.memory_state for r in _members(record, replicas))):
+        return 0
+    if not fault.uses_budget:
+        return before
+    failed = {one.pod.slot for one in record.faulty_replicas}
+    is_repeated = not has_progressed and any(one.pod.slot in failed for one in fault.faulty_replicas)
+    return before + 1 if is_repeated else 1
+
+
+def mode_of(depth: Depth) -> RestartMode:
+    """Give what agents are told for a depth."""
+    return _MODES[depth]
+
+
+def deepened(transition: Transition, reach: RestartMode) -> Transition:
+    """Follow workers that failed later and ask for more."""
+    if transition.depth is not Depth.MEMORY or reach in (RestartMode.IN_PROCESS, RestartMode.LOCAL):
+        return replace(transition, reach=reach)
+    depth = Depth.JOB if reach is RestartMode.JOB else Depth.PROCESS
+    words = "new pods" if depth is Depth.JOB else "new processes"
+    return replace(transition, reach=reach, depth=depth, depth_reason=f"a worker asked for {words}")
+
+
+def settled_depth(transition: Transition, chosen: Iterable[Replica]) -> DepthChoice | None:
+    """Give the depth that a change has had, when its generation begins; None for a start, which changes nothing.
+
+    Processes that were to be kept may have ended meanwhile.
+    """
+    if transition.kind is TransitionKind.START:
+        return None
+    if transition.recreates_pods:
+        return DepthChoice(Depth.JOB, transition.depth_reason)
+    if transition.depth is not Depth.MEMORY:
+        return DepthChoice(transition.depth, transition.depth_reason)
+    if any(r.agent.num_kept or (not r.agent.memory_state and keeps_state(r)) for r in chosen):
+        return DepthChoice(Depth.MEMORY)
+    return DepthChoice(Depth.PROCESS, "no worker's process was left")
+
+
+def describe_depth(choice: DepthChoice | None) -> str:
+    """Say how deep a change went; empty for workers of which nobody expects that they keep anything."""
+    if choice is None or choice == _UNEXPECTED:
+        return ""
+    because = f" because {choice.reason}" if choice.reason else ""
+    return f", {_IN_WORDS[choice.depth]}{because}"
+
+
+def _members(record: Record, replicas: Replicas) -> list[Replica]:
+    return [r for member in record.members if (r := replicas.get(member)) is not None]
+
+
+def _unless(obstacle: str) -> DepthChoice:
+    return DepthChoice(Depth.PROCESS, obstacle) if obstacle else DepthChoice(Depth.MEMORY)
+
+
+def _obstacle(staying: list[Replica], policy: Policy) -> str:
+    """Say why workers cannot keep their processes; empty when they can."""
+    if policy.new_processes:
+        return "spec.elastipod.recovery is Process"
+    if not staying:
+        return "no replica stays"
+    other = next((r for r in staying if not keeps_state(r)), None)
+    return f"the workers of pod {other.pod.name} keep nothing in memory" if other is not None else ""

@@ -1,0 +1,280 @@
+"""How deep a change of the world goes, and why: memory, process, pod, full job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.nonempty import every
+from tests.unit.core.builders import (
+    NOW,
+    acts,
+    agent,
+    faulted,
+    job,
+    observed,
+    pid,
+    pod,
+    policy,
+    ready,
+    running,
+    seconds,
+    trains,
+    transition,
+)
+
+from elastipod_operator.core.actions import DeletePod, StartWorkers, StopWorkers
+from elastipod_operator.core.history import HistoryEntry, decode_history, encode_history
+from elastipod_operator.core.names import PodId
+from elastipod_operator.core.plan import plan
+from elastipod_operator.core.record import Depth, FaultyReplica, Record, RestartMode, RestartWindow, TransitionKind
+from elastipod_operator.core.record_codec import decode, encode
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent
+
+KEEPS: dict[str, Any] = {"memory_state": "replicated"}
+NEVER: dict[str, Any] = {}
+
+
+def kept(num: int = 1, **changes: Any) -> ObservedAgent:
+    return ready(1, memory_state="replicated", num_kept=num, drained=True, **changes)
+
+
+def stops(before: Record, agents: list[ObservedAgent], wishes: Any = None) -> tuple[Record, dict[str, StopWorkers]]:
+    """Decide; gives the record and the stops by pod."""
+    pods = [(pod(n), one) for n, one in enumerate(agents)]
+    todo = plan(observed(job(before, wishes or policy(1, 4)), pods))
+    return todo.record, {one.pod: one for one in acts(todo, StopWorkers)}
+
+
+@pytest.mark.parametrize(
+    ("agents", "changes", "depth", "reason"),
+    [
+        pytest.param([KEEPS, KEEPS], {}, Depth.MEMORY, "", id="all keep"),
+        pytest.param([NEVER, NEVER], {}, Depth.PROCESS, "", id="nobody does, and nobody expects it"),
+        pytest.param(
+            [KEEPS, NEVER], {}, Depth.PROCESS, "the workers of pod job-workers-1 keep nothing in memory", id="one not"
+        ),
+        pytest.param(
+            [KEEPS, KEEPS],
+            {"new_processes": True},
+            Depth.PROCESS,
+            "spec.elastipod.recovery is Process",
+            id="the user wants new processes",
+        ),
+    ],
+)
+def test_a_planned_change_goes_in_memory_where_all_who_stay_keep_their_state(
+    agents: list[dict[str, Any]], changes: dict[str, Any], depth: Depth, reason: str
+) -> None:
+    wishes = policy(1, 1, **changes)
+    record, told = stops(trains(2), [running(1, step=5, **one) for one in agents], wishes)
+    assert record.transition is not None
+    assert (record.transition.kind, record.transition.depth) == (TransitionKind.RESIZE, depth)
+    assert record.transition.depth_reason == reason
+    assert {one.keeps for one in told.values()} == {depth is Depth.MEMORY}
+    assert every(one.graceful for one in told.values())
+
+
+def test_a_suspended_job_leaves_nothing_in_memory() -> None:
+    record, told = stops(trains(2), [running(1, step=5, **KEEPS)] * 2, policy(1, 4, suspend=True))
+    assert record.transition is not None
+    assert (record.transition.depth, record.transition.depth_reason) == (Depth.PROCESS, "the job is suspended")
+    assert not any(one.keeps for one in told.values())
+
+
+def crash(
+    failures: int = 0, wishes: Any = None, step: int = 7, **changes: Any
+) -> tuple[Record, dict[str, StopWorkers]]:
+    """Let the workers of pod 0 fail, who failed so often before at the same step."""
+    before = replace(
+        trains(2),
+        failures_in_place=failures,
+        best_step=7 if failures else -1,
+        faulty_replicas=(FaultyReplica(pid(0), 0, "node-0"),) if failures else (),
+    )
+    asked = {"restart_mode": "in_process_restart"} | changes
+    agents = [faulted(step=step, **KEEPS, **asked), running(1, step=step, **KEEPS)]
+    return stops(before, agents, wishes or policy(1, 4, max_retries=50))
+
+
+@pytest.mark.parametrize(
+    ("failures", "depth", "reach"),
+    [
+        (0, Depth.MEMORY, RestartMode.IN_PROCESS),
+        (1, Depth.PROCESS, RestartMode.PROCESSES),
+        (2, Depth.POD, RestartMode.PROCESSES),
+        (3, Depth.JOB, RestartMode.JOB),
+        (9, Depth.JOB, RestartMode.JOB),
+    ],
+)
+def test_a_replica_that_fails_in_place_again_takes_the_job_deeper(
+    failures: int, depth: Depth, reach: RestartMode
+) -> None:
+    record, told = crash(failures)
+    assert record.transition is not None
+    assert (record.transition.depth, record.transition.reach) == (depth, reach)
+    assert record.failures_in_place == failures + 1
+    assert {one.keeps for one in told.values()} == {depth is Depth.MEMORY}
+    assert {one.reach for one in told.values()} == {reach}
+    times = f"the same replica failed {failures + 1} times in a row without a new step"
+    assert record.transition.depth_reason == ("" if depth is Depth.MEMORY else times)
+    assert decode(encode(record)) == record
+
+
+def test_a_new_step_another_replica_or_a_lost_pod_go_in_memory_again() -> None:
+    record, _ = crash(3, step=8)
+    assert record.transition is not None
+    assert (record.transition.depth, record.failures_in_place) == (Depth.MEMORY, 1), "there was a new step"
+    before = replace(trains(2), failures_in_place=3, best_step=7, faulty_replicas=(FaultyReplica(pid(1), 1, "node-1"),))
+    agents = [faulted(step=7, restart_mode="in_process_restart", **KEEPS), running(1, step=7, **KEEPS)]
+    record, _ = stops(before, agents, policy(1, 4, max_retries=50))
+    assert record.transition is not None
+    assert (record.transition.depth, record.failures_in_place) == (Depth.MEMORY, 1), "another replica"
+    before = replace(before, faulty_replicas=(FaultyReplica(pid(0), 0, "node-0"),))
+    todo = plan(observed(job(before, policy(1, 4, max_retries=50)), [(pod(1), running(1, step=7, **KEEPS))]))
+    assert todo.record.transition is not None
+    assert (todo.record.transition.depth, todo.record.failures_in_place) == (Depth.MEMORY, 3), "a lost pod"
+
+
+def test_the_ladder_ends_before_the_full_job_when_its_budget_is_used_up() -> None:
+    wishes = policy(1, 4, max_retries=50, max_full_restarts=1)
+    before = replace(
+        trains(2), failures_in_place=5, best_step=7, faulty_replicas=(FaultyReplica(pid(0), 0, "node-0"),),
+        window=RestartWindow(0, NOW, 0, 1),
+    )  # fmt: skip
+    agents = [faulted(step=7, **KEEPS), running(1, step=7, **KEEPS)]
+    record, _ = stops(before, agents, wishes)
+    assert record.transition is not None
+    assert record.transition.depth is Depth.POD
+
+
+@pytest.mark.parametrize(
+    ("asked", "depth", "reason"),
+    [
+        ("process_level_restart", Depth.PROCESS, "a worker asked for new processes"),
+        ("job_level_restart", Depth.JOB, "a worker asked for new pods"),
+        ("local_process_level_restart", Depth.MEMORY, ""),
+    ],
+)
+def test_a_worker_may_ask_for_more(asked: str, depth: Depth, reason: str) -> None:
+    record, _ = crash(restart_mode=asked)
+    assert record.transition is not None
+    assert (record.transition.depth, record.transition.depth_reason) == (depth, reason)
+
+
+def test_workers_that_keep_nothing_recover_as_ever() -> None:
+    agents = [faulted(step=7, restart_mode="process_level_restart"), running(1, step=7)]
+    record, told = stops(trains(2), agents)
+    assert record.transition is not None
+    assert (record.transition.depth, record.transition.depth_reason) == (Depth.PROCESS, "")
+    assert record.failures_in_place == 0
+    assert not any(one.keeps for one in told.values())
+
+
+def test_workers_that_wait_with_their_state_are_ended_when_the_recovery_goes_deeper() -> None:
+    deep = transition(
+        TransitionKind.RECOVERY, depth=Depth.PROCESS, depth_reason="x", reach=RestartMode.PROCESSES, graceful=False
+    )
+    before = replace(trains(2), transition=deep)
+    record, told = stops(before, [kept(), kept()])
+    assert [(one.reach, one.graceful, one.keeps) for one in told.values()] == [
+        (RestartMode.PROCESSES, False, False)
+    ] * 2
+    record, told = stops(before, [ready(1), ready(1)])
+    assert (told, record.generation) == ({}, 2), "nobody is left who waits"
+    shallow = replace(
+        before, transition=replace(deep, depth=Depth.MEMORY, depth_reason="", reach=RestartMode.IN_PROCESS)
+    )
+    record, told = stops(shallow, [kept(), kept()])
+    assert (told, record.generation) == ({}, 2)
+
+
+@pytest.mark.parametrize(
+    ("depth", "agents", "settled", "reason", "words"),
+    [
+        pytest.param(Depth.MEMORY, [kept(), kept(0)], Depth.MEMORY, "", "generation 2, in memory", id="one is enough"),
+        pytest.param(
+            Depth.MEMORY,
+            [kept(0), kept(0)],
+            Depth.PROCESS,
+            "no worker's process was left",
+            "with new processes because no worker's process was left",
+            id="nobody was left",
+        ),
+        pytest.param(Depth.PROCESS, [ready(1), ready(1)], Depth.PROCESS, "", "generation 2: a test", id="never kept"),
+    ],
+)
+def test_history_and_event_say_how_deep_a_change_went(
+    depth: Depth, agents: list[ObservedAgent], settled: Depth, reason: str, words: str
+) -> None:
+    before = replace(trains(2), transition=transition(TransitionKind.RECOVERY, depth=depth, graceful=False))
+    todo = plan(observed(job(before), [(pod(n), one) for n, one in enumerate(agents)]))
+    assert len(acts(todo, StartWorkers)) == 2
+    (entry,) = todo.history
+    assert (entry.depth, entry.depth_reason) == (settled, reason)
+    assert any(words in event.message for event in todo.events), todo.events
+
+
+def test_pods_that_failed_again_and_again_are_recreated_and_the_others_stay() -> None:
+    deep = transition(
+        TransitionKind.RECOVERY, depth=Depth.POD, depth_reason="so often", reach=RestartMode.PROCESSES, graceful=False,
+        uses_budget=True,
+    )  # fmt: skip
+    before = replace(
+        trains(2), transition=deep, failures_in_place=3, faulty_replicas=(FaultyReplica(pid(0), 0, "node-0"),)
+    )
+    wishes = policy(1, 4, max_retries=50)
+    todo = plan(observed(job(before, wishes), [(pod(0), ready(1)), (pod(1), ready(1))]))
+    assert [one.name for one in acts(todo, DeletePod)] == ["job-workers-0"]
+    assert todo.record.lost == (PodId("workers", 0, 0),)
+    assert any("so often: job-workers-0 is recreated" in event.message for event in todo.events)
+    assert todo.record.transition is not None
+    again = plan(observed(job(todo.record, wishes), [(pod(0), ready(1)), (pod(1), ready(1))]))
+    assert not any("is recreated" in event.message for event in again.events)
+
+
+def test_the_history_tells_the_depth_to_readers_that_know_it() -> None:
+    entry = HistoryEntry(
+        generation=2, from_size=2, to_size=3, kind=TransitionKind.RESIZE, cause="X", at=NOW, detected_at=NOW,
+        depth=Depth.MEMORY,
+    )  # fmt: skip
+    deeper = replace(entry, depth=Depth.PROCESS, depth_reason="why")
+    former = replace(entry, depth=None)
+    assert decode_history(encode_history((entry, deeper, former))) == (entry, deeper, former)
+    assert "depth" not in encode_history((former,))
+    unknown = encode_history((entry,)).replace('"memory"', '"whatever comes"')
+    assert decode_history(unknown) == (former,)
+
+
+def test_a_drain_that_a_fault_breaks_is_decided_anew() -> None:
+    draining = transition(TransitionKind.RESIZE, target_size=2, depth=Depth.MEMORY, began_s=1)
+    before = replace(trains(3), transition=draining)
+    agents = [
+        agent(AgentState.STOPPING, 1, step=7, **KEEPS),
+        faulted(step=7, restart_mode="in_process_restart", **KEEPS),
+        kept(),
+    ]
+    record, told = stops(before, agents)
+    assert record.transition is not None
+    assert (record.transition.kind, record.transition.depth) == (TransitionKind.RECOVERY, Depth.MEMORY)
+    assert record.transition.began_at > NOW - seconds(1)
+    assert set(told) == {"job-workers-0", "job-workers-1"}, "who waits already is left alone"
+    assert every(one.keeps for one in told.values())
+
+
+@pytest.mark.parametrize(
+    ("fact", "is_warned"),
+    [
+        pytest.param({}, True, id="they announce nothing"),
+        pytest.param({"memory_state": "sharded"}, False, id="they announce it"),
+        pytest.param({"restart_mode": "in_process_restart"}, False, id="--inprocess-restart"),
+    ],
+)
+def test_who_expects_memory_is_told_when_the_workers_keep_nothing(fact: dict[str, Any], is_warned: bool) -> None:
+    pods = [(pod(n), running(1, step=5, **fact)) for n in range(2)]
+    todo = plan(observed(job(trains(2), policy(2, 2, expects_memory=True)), pods))
+    told = [one.message for one in todo.conditions if one.type == "Warning"]
+    assert any("recovery is InMemory, but the workers keep nothing in memory" in text for text in told) is is_warned
+    quiet = plan(observed(job(trains(2), policy(2, 2)), pods))
+    assert not [one for one in quiet.conditions if one.type == "Warning"]
