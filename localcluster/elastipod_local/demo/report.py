@@ -48,6 +48,9 @@ class HistoryEntry:
     at: float
     detected_at: float | None
     running_at: float | None
+    depth: str | None = None
+    """How deep the change went: memory, process, pod or job; None for the first start."""
+    depth_reason: str = ""
 
     @property
     def began_at(self) -> float:
@@ -116,6 +119,8 @@ def parse_history(entries: Sequence[Mapping[str, Any]]) -> tuple[HistoryEntry, .
             at=unix_seconds(entry["at"]),
             detected_at=unix_seconds(entry["detected_at"]) if entry.get("detected_at") else None,
             running_at=unix_seconds(entry["running_at"]) if entry.get("running_at") else None,
+            depth=entry.get("depth"),
+            depth_reason=str(entry.get("depth_reason", "")),
         )
         for entry in entries
     )
@@ -247,9 +252,16 @@ def resize_json(change: Change) -> Json:
         "from": change.entry.size_before,
         "to": change.entry.size,
         "cause": change.entry.cause,
+        **_depth(change.entry),
         "gap_s": change.gap_s,
         "steps_repeated": change.steps_repeated,
     }
+
+
+def _depth(entry: HistoryEntry) -> Json:
+    """Give how deep a change went and why; nothing where the history does not say."""
+    reason = {"depth_reason": entry.depth_reason} if entry.depth_reason else {}
+    return {} if entry.depth is None else {"depth": entry.depth, **reason}
 
 
 def _recovery(change: Change) -> Json:
@@ -258,6 +270,7 @@ def _recovery(change: Change) -> Json:
         "from": change.entry.size_before,
         "to": change.entry.size,
         "cause": change.entry.cause,
+        **_depth(change.entry),
         "detection_s": change.detection_s,
         "gap_s": change.gap_s,
         "steps_repeated": change.steps_repeated,

@@ -37,18 +37,24 @@ STYLE = {
     "svg.fonttype": "path",  # looks the same in every viewer
     "svg.hashsalt": "elastipod",  # the same run gives the same file
 }
+_DEPTH_NAMES = {"memory": "in memory", "process": "new processes", "pod": "new pod", "job": "all pods new"}
+# Colour, dashes and thickness: the line of a change in memory is solid and green; deeper changes are dashed.
+_Line = tuple[str, tuple[float, tuple[float, float]], float]
+DEPTH_LINES: dict[str, _Line] = {"memory": ("#2f7d63", (0.0, (1.0, 0.0)), 1.6)}
+OTHER_LINE: _Line = (INK, (0.0, (2.0, 2.0)), 0.8)
 SHORT_SPAN = 0.004  # of the whole time: a shorter gap is drawn this wide, so that it is visible
 
 NOTE_WIDTH = 0.115  # of the whole time: the maximum width of a note
-NOTE_HEIGHT = 0.27  # of the replicas' axis below the notes: two lines
+NOTE_HEIGHT = 0.39  # of the replicas' axis below the notes: three lines
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What happened and why, shown above its start (seconds since the job's creation)."""
+    """What happened and why, shown above its start (seconds since the job's creation). depth: as in the history."""
 
     at_s: float
     text: str
+    depth: str | None = None
 
 
 Curves = Sequence[Sequence[tuple[float, float]]]
@@ -86,7 +92,9 @@ class Timeline:
 def timeline_of(run: Run, title: str, urgent: UrgentRun | None = None) -> Timeline:
     """Give the picture's content for a run: its phases, its loss, a note for each change of generation, and the urgent job."""
     curves = tuple(tuple((at_s, loss) for at_s, _, loss in curve) for curve in losses(run))
-    notes = tuple(Note(run.since_creation(change.entry.began_at), _cause(change)) for change in changes(run))
+    notes = tuple(
+        Note(run.since_creation(change.entry.began_at), _cause(change), change.entry.depth) for change in changes(run)
+    )
     phases = spans(run)
     return Timeline(
         title, phases, curves, notes, _urgent_track(run, urgent, phases) if urgent and urgent.steps else None
@@ -95,7 +103,8 @@ def timeline_of(run: Run, title: str, urgent: UrgentRun | None = None) -> Timeli
 
 def _cause(change: Change) -> str:
     gap = "" if change.gap_s is None else f", {change.gap_s:.2f} s gap"
-    return f"{change.entry.size_before} → {change.entry.size}{gap}\n{change.entry.cause}"
+    depth = "" if change.entry.depth is None else f"\n{_DEPTH_NAMES.get(change.entry.depth, change.entry.depth)}"
+    return f"{change.entry.size_before} → {change.entry.size}{gap}\n{change.entry.cause}{depth}"
 
 
 def _urgent_track(run: Run, urgent: UrgentRun, phases: Sequence[Span]) -> UrgentTrack:
@@ -191,7 +200,8 @@ def _draw_notes(axes: Axes, timeline: Timeline) -> None:
     for note, (begin, level) in zip(timeline.notes, places, strict=True):
         on_the_right = begin < note.at_s
         height = highest * (1.2 + NOTE_HEIGHT * level)
-        axes.vlines(note.at_s, 0, height, color=INK, linewidth=0.8, linestyles=(0, (2, 2)), zorder=3)
+        colour, style, thickness = DEPTH_LINES.get(note.depth or "", OTHER_LINE)
+        axes.vlines(note.at_s, 0, height, color=colour, linewidth=thickness, linestyles=style, zorder=3)
         axes.annotate(
             note.text, (note.at_s, height), xytext=(-3 if on_the_right else 3, 0), textcoords="offset points",
             ha="right" if on_the_right else "left", va="center", fontsize=8.5,

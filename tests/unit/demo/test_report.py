@@ -19,12 +19,14 @@ from tests.unit.demo.runs import (
 
 from elastipod_local.demo.report import (
     KILL_MARK,
+    Change,
     JobPhase,
     Mark,
     Run,
     build_report,
     changes,
     parse_history,
+    resize_json,
     shortcomings,
     sizes,
     spans,
@@ -144,3 +146,22 @@ def test_a_job_that_never_trained_still_gives_a_report() -> None:
     report = build_report(run_of([entry(1, 0, 2, "start", "GangReady", 3.0)], []), {})
     assert (report["sizes"], report["final_loss"], report["size_history"]) == ([], None, [])
     assert shortcomings(report, state="Failed", audit_exit=2)[1].startswith("the sizes that trained were none")
+
+
+def test_the_report_says_how_deep_each_change_went_and_why() -> None:
+    told = [
+        {**entry(1, 0, 2, "start", "JobCreated", 0.0)},
+        {**entry(2, 2, 4, "resize", "CapacityAvailable", 10.0), "depth": "memory"},
+        {**entry(3, 4, 4, "recovery", "WorkerCrash", 20.0), "depth": "process", "depth_reason": "why"},
+        {**entry(4, 4, 2, "resize", "NodeDrained", 30.0)},
+    ]
+    history = parse_history(told)
+    assert [(one.depth, one.depth_reason) for one in history] == [
+        (None, ""),
+        ("memory", ""),
+        ("process", "why"),
+        (None, ""),
+    ]
+    grown, shrunk = (Change(history[at], gap_s=1.0, steps_repeated=0) for at in (1, 3))
+    assert resize_json(grown)["depth"] == "memory"
+    assert "depth" not in resize_json(shrunk)

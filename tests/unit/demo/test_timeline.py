@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,17 @@ def test_the_same_run_gives_the_same_picture(run: Run, tmp_path: Path) -> None:
 def test_a_run_without_a_step_cannot_be_drawn(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="never made a step"):
         draw(Timeline("empty", (), (), ()), tmp_path / "empty.svg")
+
+
+def test_the_picture_distinguishes_how_deep_changes_went(tmp_path: Path, run: Run) -> None:
+    spans = (Span(JobPhase.TRAINING, 0.0, 10.0, 2), Span(JobPhase.TRAINING, 10.1, 20.0, 4))
+
+    def picture(depth: str | None) -> bytes:
+        path = tmp_path / f"{depth}.svg"
+        draw(Timeline("t", spans, (), (Note(10.0, "2 → 4", depth),)), path)
+        return path.read_bytes()
+
+    assert picture("memory") != picture("process")
+    assert picture("process") == picture(None), "as before the history told it"
+    deep = replace(run, history=tuple(replace(one, depth="memory") for one in run.history))
+    assert timeline_of(deep, "t").notes[0] == Note(10.0, "2 → 4, 1.80 s gap\nCapacityAvailable\nin memory", "memory")
