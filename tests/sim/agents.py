@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from tests.sim.events import Make
 from tests.sim.kernel import Kernel
-from tests.sim.training import Training
+from tests.sim.training import Checkpoint, Training
 
 from elastipod_agent.core.exits import Outcome, StopMode, WorkerExit, classify
 from elastipod_agent.core.fences import CallDecision, CallVerdict, FenceState, decide_start, decide_stop
+from elastipod_agent.core.inprocess_restart import keeps_processes
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.core.states import move
 from elastipod_operator.agents.status import MAX_PROGRESS_BYTES, MAX_WORKER_DATA_BYTES
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tests.sim.objects import SimPod
 
 LEAVES_AFTER_S = 2.0
+TELL_AFTER_S = 10.0
 ANSWER_S = 5.0
 
 
@@ -68,6 +70,11 @@ class SimAgent:
         self.lies_until = self.hangs_until = self.lags_until = self.lag_s = 0.0
         self.processes_since = 0
         """The generation in which its workers' processes were made; they outlive faults where the make says so."""
+        self.held: Checkpoint | None = None
+        """What its workers' processes hold in memory while they wait at the barrier; None where new ones wait, or none."""
+        self.drains_in_memory = False
+        """Its workers were told that they keep their processes over the drain."""
+        self._has_announced = False
         self.alive = True
         self.state = S.INIT
         self.generation = 0
@@ -98,6 +105,7 @@ class SimAgent:
             self.processes_since = self.processes_since or self.generation
             self._training.checker.told(self, body)
             self.drained, self.failure, self._stop, self._working = False, None, StopMode.NONE, True
+            self._has_announced, self.drains_in_memory = self.make is Make.KEEPING, False
             self._enter(S.RUNNING, reason=None)
             self._training.join(self, self.generation, body["rank"], body["nnodes"], body["master_addr"])
         return answer
@@ -116,25 +124,45 @@ class SimAgent:
         ):
             stops = self._stops
             self._kernel.after(float(body["timeout"]), lambda: self._out_of_time(stops))
+        is_kept = self.make is Make.KEEPING and keeps_processes(body.get("restart_mode") or "", is_graceful=graceful)
         if answer.verdict is not CallVerdict.ACT:
+            if answer.verdict is CallVerdict.NOTHING and self.state is S.READY and not is_kept:
+                self._forget_memory()
             return answer
         if graceful and self.state is S.RUNNING:
             self._stop = StopMode.GRACEFUL
             self._stops += 1
             self._judged_at = self._kernel.now + ANSWER_S
             self._kernel.after(ANSWER_S, self._look_for_answers)
+            self.drains_in_memory = is_kept and bool(body.get("restart_mode"))
             self._enter(S.STOPPING)
             self._training.raise_event(self.generation)
             stops = self._stops
             self._kernel.after(float(body["timeout"]), lambda: self._out_of_time(stops))
         else:
             self._stop = StopMode.HARD
-            if body.get("restart_mode") or self.make is not Make.IN_PROCESS:
+            if not is_kept and (body.get("restart_mode") or self.make is not Make.IN_PROCESS):
                 self.processes_since = 0
             if self.state is not S.STOPPING:
                 self._enter(S.STOPPING)
+            if is_kept:
+                self._call_workers_back()
+            else:
+                self._forget_memory()
             self._kill_workers(reason=None)
         return answer
+
+    def _call_workers_back(self) -> None:
+        """Workers return to the barrier with what they hold; who has failed gets a new process that holds nothing."""
+        run = self._training.runs.get(self.generation)
+        if self._working and run is not None:
+            self.held = run.newest or self.held
+
+    def _forget_memory(self) -> None:
+        if self._has_announced:
+            self.held, self._has_announced = None, False
+            self.version += 1
+            self.pod.agent_changed()
 
     def _look_for_answers(self) -> None:
         if self.alive and self._is_unanswered():
@@ -175,6 +203,12 @@ class SimAgent:
             asked = failure.asks if failure is not None and self.state is not S.READY else ""
             told["restartMode"] = asked or IN_PROCESS
             told["worker_data"] = self._worker_data() if self.processes_since else []
+        if self.make is Make.KEEPING:
+            asked = failure.asks if failure is not None and self.state is S.FAULTED else ""
+            told["restartMode"] = asked or (IN_PROCESS if self.state is S.FAULTED else "process_level_restart")
+            is_parked = self.state is S.READY
+            kept = {"kind": "replicated", "kept": int(self.held is not None) if is_parked else None}
+            told["in_memory"] = kept if self._has_announced else None
         return told
 
     def _worker_data(self) -> list[dict[str, Any]]:
@@ -234,7 +268,7 @@ class SimAgent:
     def crash(self, crash: Crash) -> None:
         """A worker fails by itself."""
         if self.alive and self._working:
-            self._working = False
+            self._working, self.held = False, None
             self._training.workers_ended(self, self.generation)
             self._failed(crash)
 
@@ -245,8 +279,21 @@ class SimAgent:
         if not self._is_awake():
             self._kernel.after(1.0, lambda: self.peer_lost(generation))
             return
+        if self.make is Make.KEEPING:
+            self._call_workers_back()
+            self._working = False
+            self._kernel.after(TELL_AFTER_S, lambda: self._tell_of_peers(generation))
+            return
         self._working = False
         self._failed(Crash(1, None, "RuntimeError: connection closed by peer"))
+
+    def _tell_of_peers(self, generation: int) -> None:
+        """Workers at the barrier whose collective failed, and whom nobody has called back."""
+        if self.alive and self.generation == generation and self.state is S.RUNNING and not self._working:
+            if not self._is_awake():
+                self._kernel.after(1.0, lambda: self._tell_of_peers(generation))
+                return
+            self._failed(Crash(None, None, "a collective failed", "CollectiveFailed"))
 
     def workers_exited(self, generation: int, *, acknowledged: bool) -> None:
         """The workers ended with exit code 0."""
@@ -256,6 +303,11 @@ class SimAgent:
             self._kernel.after(1.0, lambda: self.workers_exited(generation, acknowledged=acknowledged))
             return
         self._working = False
+        run = self._training.runs[generation]
+        if acknowledged and self._has_announced:
+            self.held = run.newest or self.held
+        elif self._has_announced:
+            self._forget_memory()
         outcome = classify([WorkerExit(0, 0, acknowledged)], self._stop)
         if outcome is Outcome.DRAINED:
             if self.state is S.RUNNING:
@@ -281,6 +333,7 @@ class SimAgent:
             if not self._is_awake():
                 self._kernel.after(1.0, lambda: self._out_of_time(stops))
                 return
+            self._forget_memory()
             self._kill_workers(reason="DrainTimedOut")
 
     def _kill_workers(self, reason: str | None) -> None:

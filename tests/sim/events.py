@@ -11,6 +11,7 @@ class Make(Enum):
 
     OURS = "ours"
     IN_PROCESS = "ours, with workers that outlive faults"
+    KEEPING = "ours, with workers that keep their state in memory"
     FOREIGN = "of another make"
 
 

@@ -360,6 +360,8 @@ class InvariantChecker:
     def told(self, agent: SimAgent, body: Mapping[str, Any]) -> None:
         """Agents whose workers outlive faults learn of each other with /start, the others do not (contracts, 11)."""
         ips, data = body.get("rankIps"), body.get("worker_data")
+        if agent.make is Make.KEEPING:
+            return  # it depends on what the workers of the job have announced
         if agent.make is not Make.IN_PROCESS:
             if ips is not None or data is not None:
                 raise Violation(f"{agent.pod.name} does not restart in process but is told of addresses")
@@ -419,6 +421,7 @@ class InvariantChecker:
         last = max(before, key=lambda r: r.generation, default=None)
         repeated = last.step - run.resumed.step if last is not None else 0
         self._say(f"generation {run.generation} trains from step {run.resumed.step} ({repeated} repeated)")
+        self.met["in memory: a generation goes on from it"] += run.is_from_memory
         planned = self._kinds.get(run.generation) is not TransitionKind.RECOVERY
         # With a wrong clock the time that a pod has until it is killed is misjudged.
         if last is None or last.spoiled or not self.has_true_time:

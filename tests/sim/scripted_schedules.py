@@ -17,6 +17,29 @@ PATIENT = {
 TWO = [{"name": "base", "replicas": 2}, {"name": "extra", "replicas": 0, "maxReplicas": 2}]
 
 
+# Troubles of workers that keep their state in memory.
+IN_MEMORY: tuple[tuple[str, tuple[Event, ...], dict[str, Any]], ...] = (
+    ("a growth and a shrink", (Event(60, "scale", 1), Event(100, "scale", 0)), {}),
+    ("a worker crashes", (Event(100, "crash_worker", 0),), {}),
+    ("two workers crash", (Event(100, "crash_worker", 0), Event(103, "crash_worker", 1)), {}),
+    ("a node is drained", (Event(100, "drain_node", 0),), {}),
+    ("a node loses power", (Event(100, "kill_node", 1),), {}),
+    ("a node loses power in a drain", (Event(100, "drain_node", 0), Event(101, "kill_node", 1)), {}),
+    ("a container ends", (Event(100, "kill_container", 1),), {}),
+    ("a worker asks for new processes", (Event(100, "crash_worker", 7 * 2),), {}),
+    ("a worker asks for new pods", (Event(100, "crash_worker", 7 * 3),), {}),
+    (
+        "the user wants new processes",
+        (Event(100, "crash_worker", 0), Event(150, "scale", 1)),
+        {"ours": {"recovery": "Process"}},
+    ),
+    ("the operator dies in a recovery", (Event(100, "crash_worker", 0), Event(100.3, "operator_dies", 0, 3)), {}),
+    ("the operator dies in a drain", (Event(100, "scale", 1), Event(100.3, "operator_dies", 0, 3)), {}),
+    ("a worker crashes in a drain", (Event(100, "scale", 1), Event(100.4, "crash_worker", 0)), {}),
+    ("the job is suspended and resumed", (Event(100, "suspend", 0, 30),), {}),
+)
+
+
 def _schedule(
     *events: Event,
     low: int = 2,
@@ -202,6 +225,10 @@ SCHEDULES: dict[str, Schedule] = {
             Event(100, "crash_worker", 0), copied=copied
         )
         for copied in Copied
+    },
+    **{
+        f"workers keep their state in memory: {what}": _schedule(*events, make=Make.KEEPING, **more)
+        for what, events, more in IN_MEMORY
     },
     "a worker asks for new processes of all": _schedule(Event(100, "crash_worker", 7 * 2), make=Make.IN_PROCESS),
     "workers that could outlive a fault are to be new ones": _schedule(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.long_runs import LongRun
 from tests.sim.conftest import DEFAULT_SCHEDULES, SEEDS_OF_A_TEST, all_seeds
-from tests.sim.events import Event
+from tests.sim.events import Event, Make
 from tests.sim.fault_targets import BLINDNESS, LATE_WRITERS, QUOTA_HINDRANCES
 from tests.sim.faults import FAULTS
 from tests.sim.queue_faults import QUEUE_FAULTS
@@ -25,6 +25,7 @@ from tests.sim.scripted_schedules import SCHEDULES, TURNS
 from tests.sim.simulation import Simulation, explain, failure_of
 
 LONG_RUN_S = 240.0
+KEEPING_SCHEDULES = 20
 MAX_STORIES = 3
 # The shortest turn has a record, four pods that go, and the status.
 LEAST_CALLS = 8
@@ -105,6 +106,17 @@ def _missed(met: Counter[str]) -> set[str]:
 def test_a_scripted_schedule_ends_well(schedule: Schedule) -> None:
     if failure_of(schedule) is not None:
         pytest.fail(explain(schedule), pytrace=False)
+
+
+@pytest.mark.parametrize("first", range(0, KEEPING_SCHEDULES, SEEDS_OF_A_TEST))
+def test_every_schedule_of_workers_that_keep_their_state_ends_well(first: int) -> None:
+    """The same faults as ever, with workers that live through resizes and faults in their processes."""
+    met: Counter[str] = Counter()
+    for seed in range(first, min(first + SEEDS_OF_A_TEST, KEEPING_SCHEDULES)):
+        schedule = replace(draw(seed), make=Make.KEEPING)
+        if failure_of(schedule, met) is not None:
+            pytest.fail(f"seed {seed}\n{explain(schedule)}", pytrace=False)
+    assert met["in memory: a generation goes on from it"]
 
 
 @pytest.mark.parametrize("turn", ALL_TURNS)

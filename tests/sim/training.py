@@ -49,6 +49,10 @@ class Run:
     spoiled: set[str] = field(default_factory=set)
     """Faults that were inflicted on it."""
     event_pending: bool = False
+    is_filled: bool = False
+    """All its workers hold the state that it goes on from."""
+    is_from_memory: bool = False
+    """It went on from what a survivor held in memory, as there was no checkpoint as new."""
     paused_until: float = 0.0
     """Its workers make no steps until then, though nothing is wrong: they evaluate."""
 
@@ -56,6 +60,12 @@ class Run:
     def is_saving(self) -> bool:
         """Whether all its workers are on their way to their end."""
         return self.event_pending and self.phase is Phase.SAVING
+
+    @property
+    def newest(self) -> Checkpoint | None:
+        """What each of its workers holds; None before all of them were filled."""
+        made = Checkpoint(self.step, self.generation) if self.steps_made else self.resumed
+        return made if self.is_filled else None
 
     @property
     def steps_made(self) -> int:
@@ -120,12 +130,14 @@ class Training:
                 return
         run.phase = Phase.LOADING
         self.newest_claim = max(self.newest_claim, run.generation)
-        run.resumed = self.resume_point()
+        stored = self.resume_point()
+        run.resumed = max([stored, *(m.held for m in run.members.values() if m.held is not None)])
+        run.is_from_memory = run.resumed > stored
         run.step = run.resumed.step
         self.checker.resumed(run, self.runs)
         yield self._rng.uniform(0.5, 3.0)
         if run.phase is Phase.LOADING:
-            run.phase = Phase.STEPPING
+            run.phase, run.is_filled = Phase.STEPPING, True
         while run.phase is Phase.STEPPING:
             yield STEP_S
             if run.phase is not Phase.STEPPING:
@@ -153,7 +165,8 @@ class Training:
                 return
         if run.phase is not Phase.SAVING:
             return
-        self._commit(run)
+        if not (drained and all(member.drains_in_memory for member in run.members.values())):
+            self._commit(run)
         run.phase = Phase.OVER
         for member in run.members.values():
             self._kernel.after(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastipod.ipc.protocol import RestartMode
 from elastipod_agent.clock import utc_now
-from elastipod_agent.core.exits import Outcome
+from elastipod_agent.core.exits import Outcome, describe_status
 from elastipod_agent.workers.failure import Failure, describe, shorten
 from elastipod_agent.workers.group import WorkerGroup, WorkerProcess
 
@@ -51,6 +51,20 @@ async def describe_worker_failure(group: WorkerGroup, worker: WorkerProcess) -> 
         stderr_tail=worker.stderr_tail(),
         time=utc_now(),
     )
+
+
+async def describe_early_end(group: WorkerGroup, worker: WorkerProcess) -> Failure:
+    """Describe how a worker ended before it reached the barrier. Between two runs it has no global rank."""
+    assert worker.child.status is not None
+    before = "before it reached hyperpod_barrier()"
+    who = f"local rank {worker.local_rank} ended with {describe_status(worker.child.status)} {before}"
+    if worker.child.status == 0:
+        return failure_without_worker(
+            f"{who}; a script whose processes live over generations must call it before it trains"
+        )
+    failure = await describe_worker_failure(group, worker)
+    _, newline, details = failure.message.partition("\n")
+    return replace(failure, global_rank=None, message=shorten(who + newline + details))
 
 
 def failure_without_worker(message: str) -> Failure:

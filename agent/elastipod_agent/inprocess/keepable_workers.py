@@ -110,8 +110,10 @@ class KeepableWorkers:
     def _lives_on(self, pooled: PooledWorkers, pool: WorkerPool) -> bool:
         """Tell whether the stop leaves the workers their processes. Those that have all exited with 0 wanted it so."""
         run, outcome = self._run, pooled.outcome()
-        if pool.is_closing or outcome is Outcome.COMPLETED or pooled.is_late or not run.is_ending:
+        if pool.is_closing or outcome is Outcome.COMPLETED or pooled.is_late:
             return False
+        if not run.is_ending:  # the event came through another pod, and the stop is on its way here
+            return outcome is Outcome.DRAINED and bool(pool.group.living)
         if run.fault is None and not pool.group.living:
             return False
         return keeps_processes(run.restart_mode, is_graceful=run.is_draining)

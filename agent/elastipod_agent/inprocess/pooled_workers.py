@@ -149,6 +149,7 @@ class PooledWorkers:
             run.set_fault(run.reported_fault)
         elif run.finding is not None:
             run.fail(run.finding.reason, run.finding.message)
+            await self._pool.end_culprits(run.finding.culprits)
         elif state is RunState.START_MISSED:
             names = ", ".join(str(rank) for rank in self._local_ranks if not self._coordinator.has_joined(rank))
             waited = f"{self._settings.inprocess_timeout_s:g} s"

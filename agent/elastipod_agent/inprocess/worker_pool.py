@@ -10,19 +10,17 @@ import asyncio
 import shutil
 import signal
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from elastipod_agent.core.exits import describe_status
 from elastipod_agent.core.inprocess_restart import GatheringRank, GatherPlan, RankPosition, plan_gathering
 from elastipod_agent.core.requests import StartRequest
 from elastipod_agent.core.run_env import before_rank
-from elastipod_agent.generation.faults import Fault, describe_worker_failure, failure_without_worker
+from elastipod_agent.generation.faults import Fault, describe_early_end, failure_without_worker
 from elastipod_agent.inprocess.process_starter import ProcessStarter
 from elastipod_agent.ipc.run_coordinator import RunCoordinator
 from elastipod_agent.runtime import AgentRuntime
 from elastipod_agent.waiting import set_within
-from elastipod_agent.workers.failure import shorten
 from elastipod_agent.workers.group import WorkerGroup, WorkerProcess
 from elastipod_agent.workers.output_tap import OutputTap
 
@@ -157,6 +155,14 @@ class WorkerPool:
         self._restart_deadlines(self._return_limit_s)
         self._wake.set()
 
+    async def end_culprits(self, local_ranks: frozenset[int]) -> None:
+        """Kill ranks that hang, so that their peers' collectives fail, where other ranks can go on with what they hold in memory."""
+        if self._is_standing or not local_ranks:
+            return
+        self._log.warning("workers that hang are killed", local_ranks=", ".join(map(str, sorted(local_ranks))))
+        self.stuck = await self.group.end(signal.SIGKILL, 0, local_ranks)
+        self.is_closing = self.is_closing or bool(self.stuck)
+
     def note_exit(self) -> None:
         """Plan again. To be called when a worker ends."""
         self._wake.set()
@@ -234,19 +240,8 @@ class WorkerPool:
         record.last_ended, record.gone_at, record.is_renewed = worker, now, True
         if worker.is_killed:
             return
-        failure = await describe_worker_failure(self.group, worker)
-        failure = replace(failure, global_rank=None)  # it has none between runs
-        who = f"local rank {worker.local_rank}"
-        if worker.child.status == 0:
-            said = f"{who} ended with exit code 0 before it reached hyperpod_barrier()"
-            why = "a script whose processes live over generations must call it before it trains"
-            failure = failure_without_worker(f"{said}; {why}")
-        else:
-            _, newline, details = failure.message.partition("\n")
-            said = f"{who} ended with {describe_status(worker.child.status)} before it reached hyperpod_barrier()"
-            failure = replace(failure, message=shorten(said + newline + details))
         record.num_failures += 1
-        self._last_fault = Fault("WorkerCrash", failure)
+        self._last_fault = Fault("WorkerCrash", await describe_early_end(self.group, worker))
         self._log.warning(
             "a worker ended between runs", local_rank=worker.local_rank, message=_first_line(self._last_fault)
         )

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 
 from elastipod.worker_file import Progress
 from elastipod_agent.core.hang import Hang, HangDetector, Sample
+from elastipod_agent.core.hang_culprits import SuspectWorker, hang_culprits
 from elastipod_agent.core.hang_message import WorkerActivity, cut, hang_message
 from elastipod_agent.settings import Settings
 from elastipod_agent.workers.failure import MAX_MESSAGE_BYTES
 from elastipod_agent.workers.group import WorkerGroup, WorkerProcess
 from elastipod_agent.workers.monitors import Finding
+from elastipod_agent.workers.process_table import descendants, snapshot, uses_device
 from elastipod_agent.workers.stack_dumps import request_stacks
 
 _MAX_LOG_LINES = 4000
@@ -46,7 +48,7 @@ class HangMonitor:
         while True:
             hang = detector.observe(loop.time(), self._samples(), is_ending=self._is_over())
             if hang is not None:
-                return Finding("WorkerUnhealthy", await self._dump(hang))
+                return await self._explain(hang)
             await asyncio.sleep(detector.poll_interval_s)
 
     def _is_over(self) -> bool:
@@ -66,22 +68,28 @@ class HangMonitor:
                 samples.append(Sample(rank, num_reports, progress.step, progress.time, is_in_checkpoint))
         return samples
 
-    async def _dump(self, hang: Hang) -> str:
-        """Request the stacks of all living workers, print them, and give the message with the most informative part."""
+    async def _explain(self, hang: Hang) -> Finding:
+        """Request the stacks of all living workers, print them, and give the most informative part and whom the stacks accuse."""
         living = self._group.living
         answers = await request_stacks(self._group.file, {worker.local_rank: worker.child.pid for worker in living})
         lines: list[str] = []
         activities: list[WorkerActivity] = []
+        suspects: list[SuspectWorker] = []
+        processes = snapshot()
         for worker in living:
             answer = answers[worker.local_rank]
             activities.append(WorkerActivity(self._group.global_rank(worker), answer.stacks, answer.facts))
+            family = [worker.child.pid, *(child.pid for child in descendants(processes, worker.child.pid))]
+            has_device = any(map(uses_device, family))
+            suspects.append(SuspectWorker(worker.local_rank, answer.stacks, answer.is_unresponsive, has_device))
             lines += [self._prefix(worker) + line for line in (answer.stacks or answer.facts).splitlines()]
         for line in lines[:_MAX_LOG_LINES]:
             self._print_line(line)
         if len(lines) > _MAX_LOG_LINES:
             self._print_line(f"hyperpodrun: {len(lines) - _MAX_LOG_LINES} more lines of stacks are left out")
         ranks = {worker.local_rank: self._group.global_rank(worker) for worker in self._group.workers}
-        return cut(hang_message(hang, ranks, activities), MAX_MESSAGE_BYTES)
+        message = cut(hang_message(hang, ranks, activities), MAX_MESSAGE_BYTES)
+        return Finding("WorkerUnhealthy", message, hang_culprits(hang, suspects))
 
     def _prefix(self, worker: WorkerProcess) -> str:
         return self._settings.logs.prefix.safe_substitute(

@@ -11,10 +11,11 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault without an exit: the reason as /status shows it, and a message."""
+    """A fault without an exit: the reason as /status shows it, and a message. culprits: local ranks that hold up the others."""
 
     reason: str
     message: str
+    culprits: frozenset[int] = frozenset()
 
 
 class Monitor(Protocol):

@@ -61,6 +61,19 @@ def catches(pid: int, number: int, proc: Path = PROC) -> bool:
     return False
 
 
+def uses_device(pid: int, proc: Path = PROC) -> bool:
+    """Tell whether a process has an accelerator open."""
+    try:
+        files = list((proc / f"{pid}/fd").iterdir())
+    except OSError:
+        return False
+    for file in files:
+        with suppress(OSError):
+            if os.readlink(file).startswith(("/dev/nvidia", "/dev/kfd", "/dev/neuron")):
+                return True
+    return False
+
+
 def is_stopped(pid: int, proc: Path = PROC) -> bool:
     """Tell whether the process is stopped by a signal."""
     return _read(proc / str(pid) / "stat").rpartition(b")")[2].split()[:1] in ([b"T"], [b"t"])

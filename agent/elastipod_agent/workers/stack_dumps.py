@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastipod.worker_file import WorkerFile
-from elastipod_agent.workers.process_table import PROC, descendants, snapshot
+from elastipod_agent.workers.process_table import PROC, descendants, is_stopped, snapshot
 
 PATIENCE_S = 2.0
 MAX_STACKS_BYTES = 64 * 1024
@@ -22,10 +22,13 @@ _MAX_KERNEL_FRAMES = 8
 
 @dataclass(frozen=True, slots=True)
 class StackDump:
-    """The stacks of one worker; if there are none, stacks is "" and facts is a sentence."""
+    """The stacks of one worker; if there are none, stacks is "" and facts is a sentence. is_unresponsive: it was asked
+    for them, or is stopped.
+    """
 
     stacks: str = ""
     facts: str = ""
+    is_unresponsive: bool = False
 
 
 @dataclass(slots=True)
@@ -62,7 +65,8 @@ async def request_stacks(
             answers[rank] = StackDump(stacks=stacks)
         else:
             why = f"did not write its stacks within {patience_s:g} s" if rank in requests else "offers no stacks"
-            answers[rank] = StackDump(facts=f"{why}; {kernel_facts(pid)}")
+            is_unresponsive = rank in requests or is_stopped(pid)
+            answers[rank] = StackDump(facts=f"{why}; {kernel_facts(pid)}", is_unresponsive=is_unresponsive)
     return answers
 
 

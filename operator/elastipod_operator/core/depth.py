@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from .faults import Fault
 from .record import Depth, Record, RestartMode, Transition, TransitionKind
 from .replica import Health, Replica, Replicas
-from .snapshot import Policy
+from .snapshot import SHARDED, Policy
 
 # By the number of faults that the same replica has had in a row without a new step.
 LADDER = (Depth.MEMORY, Depth.PROCESS, Depth.POD, Depth.JOB)
@@ -47,14 +47,24 @@ def keeps_nothing(record: Record, replicas: Replicas) -> bool:
     return not any(map(keeps_state, _members(record, replicas)))
 
 
-def depth_of_change(record: Record, replicas: Replicas, policy: Policy, kind: TransitionKind) -> DepthChoice:
-    """Choose the depth of a planned change. Those who leave can still give their state to those who stay."""
+def depth_of_change(
+    record: Record, replicas: Replicas, policy: Policy, kind: TransitionKind, target_size: int
+) -> DepthChoice:
+    """Choose the depth of a planned change.
+
+    Pods that leave are deleted when all workers are stopped, so shards that only they hold must be in a checkpoint by then.
+    """
     if keeps_nothing(record, replicas):
         return _UNEXPECTED
     if kind is TransitionKind.SUSPEND:
         return DepthChoice(Depth.PROCESS, "the job is suspended")
-    staying = [r for r in _members(record, replicas) if r.health is not Health.DISRUPTED]
-    return _unless(_obstacle(staying, policy))
+    members = _members(record, replicas)
+    staying = [r for r in members if r.health is not Health.DISRUPTED]
+    obstacle = _obstacle(staying, policy)
+    leaves = len(staying) < len(record.members) or target_size < len(record.members)
+    if not obstacle and leaves and any(r.agent.memory_state == SHARDED for r in members):
+        obstacle = "those who leave hold shards of the state"
+    return _unless(obstacle)
 
 
 def depth_of_recovery(

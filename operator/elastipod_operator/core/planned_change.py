@@ -45,7 +45,7 @@ def begin(
     deadline = context.now + (context.policy.graceful_timeout if graceful else STOP_TIME)
     if limit is not None:
         deadline = max(context.now, min(deadline, limit))
-    choice = depth_of_change(record, context.replicas, context.policy, kind)
+    choice = depth_of_change(record, context.replicas, context.policy, kind, target_size)
     transition = Transition(
         kind=kind, cause=cause, message=message, from_size=len(record.members), target_size=target_size, began_at=context.now,
         detected_at=context.now, deadline=deadline, graceful=graceful, depth=choice.depth, depth_reason=choice.reason,

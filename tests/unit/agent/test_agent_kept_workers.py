@@ -52,6 +52,9 @@ def train(rank):
             time.sleep(600)
         if todo == "end":
             sys.exit(0)
+        if todo == "agree":
+            page.acknowledge(local_rank)
+            return "agreed"
         if todo:
             agent.hyperpod_send_fault(rank, RestartMode(todo), "LostItsMind", f"rank {rank} says so")
 
@@ -344,5 +347,40 @@ def test_rules_that_must_read_the_output_start_processes_whose_output_can_be_rea
         job.announced()
         job.drain(2, restart_mode=KEEP)
         assert job.start(3, log_monitoring_configuration=rules) == second
+
+    job.run(scenario)
+
+
+def test_a_rank_that_hangs_is_killed_and_replaced_and_the_other_keeps_its_process(job: Job) -> None:
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        until(lambda: (job.agent.status()["worker"]["step"] or 0) > 5, "some steps")
+        os.kill(first[1], signal.SIGSTOP)
+        seen = job.agent.until("faulted")
+        assert (seen["reason"], seen["restartMode"]) == ("WorkerUnhealthy", KEEP)
+        until(lambda: not is_alive(first[1]), "the end of the rank that hangs")
+        assert is_alive(first[0])
+        assert job.stop(1, restart_mode=KEEP)["in_memory"] == {"kind": "replicated", "kept": 1}
+        second = job.start(2)
+        assert (second[0] == first[0], second[1] == first[1]) == (True, False)
+
+    job.run(scenario, options=("--hang-timeout=1",))
+    assert "workers that hang are killed" in job.agent.printed()
+
+
+@pytest.mark.parametrize("mode", [KEEP, "process_level_restart"])
+def test_workers_that_learn_of_a_drain_through_another_pod_wait_for_the_stop_that_follows(job: Job, mode: str) -> None:
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        job.order(0, "agree")
+        job.order(1, "agree")
+        seen = job.agent.until("ready")
+        assert (seen["drained"], seen["in_memory"]) == (True, {"kind": "replicated", "kept": 2})
+        assert job.agent.drain(1, restart_mode=mode) == (200, None)
+        second = job.start(2)
+        assert (second == first) is (mode == KEEP)
+        assert bool(set(first.values()) & set(second.values())) is (mode == KEEP)
 
     job.run(scenario)

@@ -33,6 +33,7 @@ from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent
 
 KEEPS: dict[str, Any] = {"memory_state": "replicated"}
+SHARDS: dict[str, Any] = {"memory_state": "sharded"}
 NEVER: dict[str, Any] = {}
 
 
@@ -56,6 +57,9 @@ def stops(before: Record, agents: list[ObservedAgent], wishes: Any = None) -> tu
             [KEEPS, NEVER], {}, Depth.PROCESS, "the workers of pod job-workers-1 keep nothing in memory", id="one not"
         ),
         pytest.param(
+            [SHARDS, SHARDS], {}, Depth.PROCESS, "those who leave hold shards of the state", id="shards would be lost"
+        ),
+        pytest.param(
             [KEEPS, KEEPS],
             {"new_processes": True},
             Depth.PROCESS,
@@ -74,6 +78,14 @@ def test_a_planned_change_goes_in_memory_where_all_who_stay_keep_their_state(
     assert record.transition.depth_reason == reason
     assert {one.keeps for one in told.values()} == {depth is Depth.MEMORY}
     assert every(one.graceful for one in told.values())
+
+
+def test_sharded_state_stays_in_memory_where_nobody_leaves() -> None:
+    agents = [(pod(n), running(1, step=5, **SHARDS)) for n in range(2)] + [(pod(2), ready(0))]
+    wishes = policy(1, 4, scaling_timeout=seconds(0))
+    todo = plan(observed(job(trains(2, window_since=NOW - seconds(1)), wishes), agents))
+    assert todo.record.transition is not None
+    assert (todo.record.transition.target_size, todo.record.transition.depth) == (3, Depth.MEMORY)
 
 
 def test_a_suspended_job_leaves_nothing_in_memory() -> None:
