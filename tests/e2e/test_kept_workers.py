@@ -109,8 +109,8 @@ def test_workers_live_through_a_growth_and_a_shrink_and_go_on_at_their_step(pods
     assert (grown[0]["pid"], grown[1]["held"]) == (before[0]["pid"], 0)
     assert grown[0]["held"] == grown[0]["first"] == grown[1]["first"] > 0, "no step is lost, and the newcomer has them"
     announced([first, second])
-    seen = stop([first, second], 2, is_graceful=True, timeout=60, restart_mode=KEEP)
-    assert every((one["drained"], one["in_memory"]["kept"]) == (True, 1) for one in seen)
+    both = stop([first, second], 2, is_graceful=True, timeout=60, restart_mode=KEEP)
+    assert every((one["drained"], one["in_memory"]["kept"]) == (True, 1) for one in both)
     shrunk = job.start(3, [second])
     assert shrunk[0]["pid"] == grown[1]["pid"]
     assert shrunk[0]["held"] == shrunk[0]["first"] > grown[0]["first"]

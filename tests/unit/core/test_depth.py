@@ -28,6 +28,7 @@ from elastipod_operator.core.actions import DeletePod, StartWorkers, StopWorkers
 from elastipod_operator.core.history import HistoryEntry, decode_history, encode_history
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import Depth, FaultyReplica, Record, RestartMode, RestartWindow, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent
@@ -248,7 +249,7 @@ def test_pods_that_failed_again_and_again_are_recreated_and_the_others_stay() ->
 
 def test_the_history_tells_the_depth_to_readers_that_know_it() -> None:
     entry = HistoryEntry(
-        generation=2, from_size=2, to_size=3, kind=TransitionKind.RESIZE, cause="X", at=NOW, detected_at=NOW,
+        generation=2, from_size=2, to_size=3, kind=TransitionKind.RESIZE, cause=Reason.SCALED_BY_USER, at=NOW, detected_at=NOW,
         depth=Depth.MEMORY,
     )  # fmt: skip
     deeper = replace(entry, depth=Depth.PROCESS, depth_reason="why")
