@@ -12,8 +12,6 @@ from tests.e2e.agent_process import AgentProcess, until_gone
 from tests.e2e.test_agent_process import RunAgent, run_agent  # noqa: F401 a fixture
 from tests.nonempty import every
 
-pytestmark = pytest.mark.timeout(180)
-
 KEEP = "in_process_restart"
 
 # Counts steps in memory: a new world goes on from the highest count of its ranks. Reports each step.
