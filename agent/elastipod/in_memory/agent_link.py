@@ -47,6 +47,16 @@ class WorldPlace:
         )
 
 
+def stays_in_memory(*, leaves: bool | None, kept: bool | None) -> bool:
+    """Tell whether this rank is known to keep its state over a drain (as in the worker file), so that nobody needs a checkpoint.
+
+    kept None: an operator that says only which pods stay. Its agents keep processes that return to the barrier.
+    """
+    if leaves or kept is False:
+        return False
+    return kept is True or leaves is False
+
+
 class AgentLink:
     """The agent of this pod, for one rank. A thread waits for the agent to say that the generation is over."""
 

@@ -18,6 +18,7 @@ from elastipod.checkpoint.rng import seed_new_rank
 from elastipod.data import Batch, ElasticBatches
 from elastipod.elastic_event import elastic_event_detected
 from elastipod.errors import StateDiffersError
+from elastipod.in_memory.agent_link import stays_in_memory
 from elastipod.in_memory.apply_step import OptimizerWatch, apply_gradients
 from elastipod.in_memory.chaos_hooks import ChaosHooks
 from elastipod.in_memory.durable_tier import DurableTier
@@ -247,9 +248,10 @@ class State:
     def _stop_as_planned(self, step: int) -> bool:
         """All ranks have stopped after the same step. Give True when this process has to end."""
         worker = local_worker()
-        leaves = worker.file.leaves() if worker is not None else None
+        leaves, kept = (worker.file.leaves(), worker.file.kept()) if worker is not None else (None, None)
         with lost_world("the ranks could not stop together"):
-            stay = "stay" in all_texts("stay" if self._world.outlives_generation and leaves is False else "unknown")
+            stays = self._world.outlives_generation and stays_in_memory(leaves=leaves, kept=kept)
+            stay = "stay" in all_texts("stay" if stays else "unknown")
         if not stay:  # nobody is known to keep the state in memory
             self._save(step, waits=True)
         if not self._world.outlives_generation:
