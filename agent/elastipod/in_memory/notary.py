@@ -29,6 +29,7 @@ SAMPLED_TENSORS = 4096
 SAMPLES_PER_TENSOR = 4
 MAX_COUNTED = 1 << 16  # samples of a global batch that are looked at one by one
 ROUNDINGS = 64  # of the gradients' type, that a reduction may differ by
+_NOTHING = "-"
 COMPRESSED = 0.05  # what a communication hook may differ by, since it may compress
 
 
@@ -75,12 +76,15 @@ class Notary:
             "count": len(batch.indices),
             "sum": _sum(batch.indices) if batch.global_size <= MAX_COUNTED else 0,
             "random": self._random,
+            "reduced": self._reduced is not None,
         }
         with lost_world("the first step after the change could not be checked"):
             told = [json.loads(text) for text in all_texts(json.dumps(facts))]
             found = [*_wrong_data(told, batch, plan), *_wrong_random(told, random_step)]
-            own = "" if self._reduced is None else self._wrong_gradient()
-            wrong = [text if own_is_there else "" for text, own_is_there in _split(all_texts(own or "-"))]
+            reduced = [bool(each["reduced"]) for each in told]
+            if not all(reduced):  # a script that reduces by itself and does not announce it, unless only some ranks do
+                return [*found, *(["gradients were reduced on some ranks only"] if any(reduced) else [])]
+            wrong = ["" if text == _NOTHING else text for text in all_texts(self._wrong_gradient() or _NOTHING)]
         for sentence in sorted({each for each in wrong if each}):
             found.append(f"{sentence} on {format_ranks([rank for rank, each in enumerate(wrong) if each == sentence])}")
         return found
@@ -128,7 +132,7 @@ class Notary:
         self._read(float(dist.get_world_size()))
 
     def _announced(self, divisor: float) -> None:
-        self._ddp = None  # whoever announces reduces by itself; DDP has only passed gradients through
+        self._ddp = None  # a script that announces reduces by itself; DDP has only passed gradients through
         self._read(divisor)
 
     def _read(self, divisor: float) -> None:
@@ -177,10 +181,6 @@ _MODULUS = 1 << 61
 def _sum(indices: Sequence[int]) -> int:
     """Give a number that does not depend on the order of the samples, and differs when one is another."""
     return sum((index + 1) * 0x9E3779B97F4A7C15 ^ (index * index) for index in indices) % _MODULUS
-
-
-def _split(texts: list[str]) -> list[tuple[str, bool]]:
-    return [(text, text != "-") for text in texts]
 
 
 def _digest(state: torch.Tensor) -> str:
