@@ -120,6 +120,8 @@ class InvariantChecker:
         if old is None:
             if self.are_names_known and new.generation > 1:
                 raise Violation(f"the job begins with generation {new.generation}, which is another's")
+            if new.outcome == "Failed":
+                self._failed(Record(), new, spec, now)
             return
         if new.generation < old.generation:
             raise Violation(f"the generation went back from {old.generation} to {new.generation}")
