@@ -154,13 +154,6 @@ def test_a_file_that_does_not_exist_is_told_in_one_line(folder: Path) -> None:
     assert own == Result(2, "", f"{sys.executable}: {why}\n")
 
 
-def test_a_traceback_begins_with_the_program(folder: Path) -> None:
-    (folder / "script.py").write_text("def train():\n    raise KeyError('lr')\ntrain()\n")
-    expected, own = both(FILE, str(folder / "script.py"), folder=folder)
-    assert own == expected
-    assert own.code == 1
-
-
 def test_an_error_in_the_hook_shows_both_errors(folder: Path) -> None:
     (folder / "script.py").write_text(
         "import sys\ndef hook(*_):\n    raise ValueError('of the hook')\nsys.excepthook = hook\nraise KeyError('of the script')\n"

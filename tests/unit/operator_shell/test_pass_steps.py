@@ -13,7 +13,7 @@ from tests.unit.agents.fake_agent import until
 from tests.unit.core.builders import job, pod, trains
 from tests.unit.kube.bodies import JOB_UID, job_body
 from tests.unit.operator_shell.shells import Shell
-from tests.unit.operator_shell.test_reconciler_order import RECORD, Notes, carried_out, decided, job_task_of
+from tests.unit.operator_shell.test_reconciler_order import RECORD, Notes, carried_out, decided, decision, job_task_of
 
 from elastipod_operator import clock, reconcile_pass
 from elastipod_operator.agents.command_builder import CommandBuilder
@@ -117,6 +117,31 @@ async def test_pods_are_listed_again_when_a_decision_asks_for_it() -> None:
 
 async def test_a_job_is_deleted_when_a_decision_asks_for_it() -> None:
     assert await carried_out(Lists(), decided(DeleteJob())) == ["delete the job"]
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_pods_are_supplied_once_the_status_is_written_or_refused(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    """Many calls for pods at once would delay it, and a status that cannot be written must not keep pods away."""
+    done, steps = list[str](), shell.reconciler._reconcile
+
+    async def report(job: Job, todo: Plan) -> None:
+        await asyncio.sleep(0.01)
+        done.append("status")
+        if is_refused:
+            raise ApiError(422, "Invalid value")
+
+    async def supply(*_: Any, **__: Any) -> None:
+        done.append("pods")
+
+    monkeypatch.setattr(steps, "_report", report)
+    monkeypatch.setattr(steps, "_supply", supply)
+    made, job_task = decision(decided()), job_task_of(shell.reconciler)
+    ends = steps._report_and_supply(made.job, job_task, made, [], may_create=True)
+    (error,) = await asyncio.gather(ends, return_exceptions=True)
+    assert done == ["status", "pods"]
+    assert isinstance(error, ApiError) is is_refused
 
 
 class FedByHand:
