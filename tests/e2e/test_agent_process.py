@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.agent_client import free_port, until
+from tests.agent_scenarios import check_fences, check_plain_protocol
 from tests.e2e.agent_process import PACKAGES, AgentProcess, until_gone
 from tests.nonempty import some
 from tests.patience import PATIENCE_S
@@ -324,35 +325,11 @@ def test_workers_that_cannot_know_of_a_drain_are_told_of(run_agent: RunAgent) ->
 
 
 def test_generations_fence_late_and_repeated_calls(run_agent: RunAgent) -> None:
-    agent = run_agent(POLL)
-    assert agent.stop(2) == (200, None), "a stop that overtook its start"
-    assert agent.start(2) == (200, None)
-    assert agent.status()["status"] == "ready", "its start does nothing then"
-    assert agent.start(3) == (200, None)
-    agent.until_printed("pid")
-    version = agent.status()["version"]
-    code, body = agent.start(2)
-    assert (code, body["generation"], body["status"]) == (409, 3, "running")
-    assert agent.stop(2)[0] == 409
-    assert agent.start(3) == (200, None)
-    assert agent.start(4)[0] == 409, "stopped first"
-    assert agent.status()["version"] == version, "none of these changed anything"
-    assert agent.stop(3) == (200, None)
-    agent.until("ready")
-    assert agent.stop(3) == (200, None)
-    assert agent.start(3) == (200, None)
-    assert agent.status()["status"] == "ready", "a generation runs once"
+    check_fences(run_agent(POLL))
 
 
 def test_the_plain_protocol_knows_no_generation(run_agent: RunAgent) -> None:
-    agent = run_agent(POLL)
-    assert agent.start(None, faultCount=4, progress={"ckpt": {"progressData": "/c/9", "progressCount": 9}})[0] == 200
-    agent.until_printed("gen 5")
-    assert agent.start(None) == (200, None), "taken for a repetition; nothing happens"
-    assert agent.call("POST", "/stop", raw=b"")[0] == 200
-    seen = agent.until("ready")
-    assert seen["assigned_rank"] == "0"
-    assert seen["progress"]["ckpt"]["progressCount"] == 9
+    check_plain_protocol(run_agent(POLL))
 
 
 @pytest.mark.parametrize(

@@ -9,57 +9,10 @@ from typing import Any
 
 import pytest
 from tests.agent_client import until
+from tests.agent_scenarios import ASK_THE_WORKER_FILE, restart_loop
 from tests.unit.agent.agent_in_process import AgentInProcess
 
-# The loop of a script that a restart runs again. Each rank does what the file order-<rank> in its home says, once.
-LOOP = """
-import os, sys, time
-from pathlib import Path
-from hyperpod_elastic_agent.ipc import HyperPodIPCException, RestartMode, TrainingManager
-from elastipod.worker_file import WorkerFile
-
-def order(rank):
-    file = Path(os.environ["HOME"]) / f"order-{rank}"
-    text = file.read_text() if file.exists() else ""
-    if text:
-        file.unlink()
-    return text
-
-page = WorkerFile.open(os.environ["ELASTIPOD_WORKER_FILE"])
-
-def train(rank):
-    while True:
-        try:
-            agent.hyperpod_wait_fault(timeout=0.05)
-            return "called back"
-        except HyperPodIPCException:
-            pass
-        todo = order(rank)
-        if "deaf" not in sys.argv and page.event().level:
-            page.acknowledge(int(os.environ["LOCAL_RANK"]))
-            return "drained"
-        if todo == "crash":
-            os.kill(os.getpid(), 9)
-        if todo == "stuck":
-            time.sleep(600)
-        if todo == "end":
-            sys.exit(0)
-        if todo:
-            agent.hyperpod_send_fault(rank, RestartMode(todo), "LostItsMind", f"rank {rank} says so")
-
-agent = TrainingManager().InProcessRestart
-print("up", os.environ["LOCAL_RANK"], os.getpid(), flush=True)
-while True:
-    kind, start = agent.hyperpod_barrier()
-    os.environ.update(start["worker_envs"])
-    e = os.environ
-    rank = int(e["RANK"])
-    agent.hyperpod_past_rcb_barrier()
-    agent.hyperpod_send_data(rank, f"data of {rank}")
-    print("run", e["ELASTIPOD_GENERATION"], "restarts", e["JOB_RESTART_COUNT"], "rank", rank, "of", e["WORLD_SIZE"],
-          "group", e["GROUP_RANK"], "of", e["GROUP_WORLD_SIZE"], "pid", os.getpid(), flush=True)
-    print(train(rank), rank, flush=True)
-"""
+LOOP = restart_loop(ASK_THE_WORKER_FILE)
 
 
 class Job:

@@ -7,10 +7,12 @@ import re
 import signal
 import socket
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.agent_client import until
+from tests.agent_scenarios import check_fences, check_plain_protocol
 from tests.unit.agent.agent_in_process import AgentInProcess
 
 from elastipod_agent.core.exits import StopMode
@@ -275,25 +277,7 @@ def test_a_drain_that_came_through_another_pod_is_no_completion(agent: AgentInPr
 
 
 def test_generations_fence_late_and_repeated_calls(agent: AgentInProcess) -> None:
-    def scenario() -> None:
-        assert agent.stop(2) == (200, None), "a stop that overtook its start"
-        assert agent.start(2) == (200, None)
-        assert agent.status()["status"] == "ready", "its start does nothing then"
-        assert agent.start(3) == (200, None)
-        agent.until_printed("pid")
-        version = agent.status()["version"]
-        code, body = agent.start(2)
-        assert (code, body["generation"], body["status"]) == (409, 3, "running")
-        assert agent.stop(2)[0] == 409
-        assert agent.start(3) == (200, None)
-        assert agent.start(4)[0] == 409, "stopped first"
-        assert agent.status()["version"] == version, "none of these changed anything"
-        assert agent.stop(3) == (200, None)
-        agent.until("ready")
-        assert agent.start(3) == (200, None)
-        assert agent.status()["status"] == "ready", "a generation runs once"
-
-    agent.run(DRAINS, scenario)
+    agent.run(DRAINS, partial(check_fences, agent))
     assert "/start refused" in agent.printed()
     assert "/stop refused" in agent.printed()
 
@@ -312,18 +296,7 @@ def test_a_spare_is_held_and_knows_its_facts(agent: AgentInProcess) -> None:
 
 
 def test_facts_of_the_plain_protocol_are_kept(agent: AgentInProcess) -> None:
-    progress = {"ckpt": {"progressData": "/c/9", "progressCount": 9}}
-
-    def scenario() -> None:
-        assert agent.start(None, faultCount=4, progress=progress, ipVersion="ipv4")[0] == 200
-        agent.until_printed("gen 5")
-        assert agent.start(None) == (200, None), "taken for a repetition; nothing happens"
-        assert agent.call("POST", "/stop", raw=b"")[0] == 200
-        seen = agent.until("ready")
-        assert (seen["assigned_rank"], seen["ipversion"]) == ("0", "ipv4")
-        assert seen["progress"]["ckpt"]["progressCount"] == 9
-
-    agent.run(DRAINS, scenario)
+    agent.run(DRAINS, partial(check_plain_protocol, agent))
 
 
 def test_sigterm_is_reported_at_once_and_training_goes_on_until_the_drain(agent: AgentInProcess) -> None:
