@@ -71,9 +71,8 @@ def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reported:
 
 def pool(**fields: Any) -> WorkerPool:
     """Give a pool that says this about its workers."""
-    return cast(
-        "WorkerPool", SimpleNamespace(**{"is_gathered": True, "kept_all_processes": True, "fault": None, **fields})
-    )
+    known = {"is_gathered": True, "kept_all_processes": True, "num_kept": 2, "fault": None}
+    return cast("WorkerPool", SimpleNamespace(**{**known, **fields}))
 
 
 def test_an_agent_without_a_pool_is_ready_at_once(reported: Reported) -> None:
@@ -299,10 +298,11 @@ def test_after_a_stop_a_pool_says_whether_its_processes_live_on(
     reported: Reported, outcome: Outcome, kept: bool
 ) -> None:
     reported.run_until(S.STOPPING)
-    reported.one.pool = pool(kept_all_processes=kept)
+    reported.one.pool = pool(kept_all_processes=kept, num_kept=2 if kept else 1)
     reported.store.set(restart_mode="asked for")
     reported.worker_fields = {"rank_labels": {"0": "later"}}
     reported.one.ended(GenerationEnd(outcome=outcome))
     status = reported.status
     assert (status.state, status.has_priority, status.restart_mode) == (S.READY, kept, PROCESSES.value)
+    assert status.num_kept == (2 if kept else 1)
     assert status.rank_labels == {"0": "later"}
