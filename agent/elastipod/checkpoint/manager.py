@@ -60,6 +60,7 @@ class CheckpointManager:
         generation: int | None = None,
         memory: str | os.PathLike[str] | bool | None = None,
         adopt: bool = False,
+        continues: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         """Store the arguments; nothing is read or written yet.
@@ -69,6 +70,7 @@ class CheckpointManager:
         it are kept for good. generation: of this run; defaults to the agent's, and outside a pod to one more than the newest
         generation in the directory. memory: folder of a memory file system for memory checkpoints, False for none; defaults to
         ``ELASTIPOD_MEMORY_DIR``, else /dev/shm in a pod and none elsewhere. adopt: take over another job's directory.
+        continues: the run has resumed without this directory, from memory, so newer checkpoints in it are its own.
         """
         if keep < 1:
             raise ValueError(f"keep is {keep}; at least one checkpoint must stay")
@@ -81,7 +83,7 @@ class CheckpointManager:
         self._memory_root = memory_root(memory, is_in_pod=bool(run_id_from_env()))
         self._running: _Running | None = None
         self._save: Save | None = None
-        self._has_tried_to_load = False
+        self._has_tried_to_load = continues  # else newer checkpoints may be another run's
         self._unmap_threads: list[threading.Thread] = []  # they hold memory that the next save may need
 
     @property

@@ -55,11 +55,11 @@ class DurableTier:
 
     def load(self) -> Resume | None:
         """Load the newest checkpoint of any tier into the members; None when there is none."""
-        return self._opened().load_latest(**self._live)
+        return self._opened(continues=False).load_latest(**self._live)
 
     def save(self, step: int, extra: dict[str, Any], log: SampleLog | None, *, waits: bool) -> None:
         """Save a step; return once it is durable (waits), or once it is copied to host memory."""
-        manager = self._opened()
+        manager = self._opened(continues=True)
         save = manager.save if waits else manager.save_async
         save(step, **self._live, extra=extra, sample_log=log)
 
@@ -69,8 +69,11 @@ class DurableTier:
             manager, self._manager = self._manager, None
             manager.__exit__(type(error) if error else None, error, None)
 
-    def _opened(self) -> CheckpointManager:
-        """Give the generation's manager; made at its first use, because a generation in memory may need none."""
+    def _opened(self, *, continues: bool) -> CheckpointManager:
+        """Give the generation's manager; made at its first use, because a generation in memory may need none.
+
+        continues: its first use is a save, so the state came from memory.
+        """
         if self._manager is None:
-            self._manager = CheckpointManager(self._directory, keep=self._keep)
+            self._manager = CheckpointManager(self._directory, keep=self._keep, continues=continues)
         return self._manager

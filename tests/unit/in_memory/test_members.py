@@ -113,3 +113,17 @@ def test_a_checkpoint_of_two_optimizers_is_refused_before_training() -> None:
     built = {"model": model, "first": torch.optim.SGD([model.weight]), "second": torch.optim.SGD([model.bias])}
     with pytest.raises(TypeError, match="hold one optimizer, and build"):
         DurableTier("checkpoints", Members(built), keep=2)
+
+
+def test_a_generation_that_resumed_from_memory_may_save_below_its_own_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A fault repeats a step whose checkpoint is written already."""
+    members = trained(3)
+    first = DurableTier(tmp_path / "checkpoints", members, keep=2)
+    assert first.load() is None
+    first.save(9, {}, None, waits=True)
+    first.close(None)
+    first.save(9, {}, None, waits=True)  # of the next generation, which never loaded
+    first.close(None)
+    assert caplog.messages == []
