@@ -25,13 +25,13 @@ from bench.common.samples import Samples
 from bench.launchers.idle import IdleSession
 from bench.launchers.nodes import Launcher, launchers
 from bench.launchers.output import OutputSession
-from bench.launchers.rows import COLD, ORIGINAL, TORCHRUN, TUNED, WARM, rows
+from bench.launchers.rows import COLD, MEMORY, ORIGINAL, TORCHRUN, TUNED, WARM, rows
 from bench.launchers.session import Session
 from tests.peers import peer_python
 
 RUN = Path(__file__).resolve().parents[1] / ".run" / "bench"
 PARTS: dict[str, tuple[type[Session], tuple[str, ...]]] = {
-    "restarts": (Session, (WARM, COLD, ORIGINAL, TUNED)),
+    "restarts": (Session, (MEMORY, WARM, COLD, ORIGINAL, TUNED)),
     "idle": (IdleSession, (WARM, COLD, ORIGINAL, TORCHRUN)),
     "output": (OutputSession, (WARM,)),
 }

@@ -38,9 +38,13 @@ class Client:
         }
         self._call("POST", "/start", body | self._fence(generation), CALL_TIMEOUT_S)
 
-    def stop(self, generation: int, graceful_s: int | None) -> None:
+    def stop(self, generation: int, graceful_s: int | None, restart_mode: str = "") -> None:
         """POST /stop: a drain of so many seconds, or at once with None. Raises OSError and Failed."""
-        how = {"is_graceful": False} if graceful_s is None else {"is_graceful": True, "timeout": graceful_s}
+        how: dict[str, Any] = (
+            {"is_graceful": False} if graceful_s is None else {"is_graceful": True, "timeout": graceful_s}
+        )
+        if restart_mode:
+            how["restart_mode"] = restart_mode
         self._call("POST", "/stop", how | self._fence(generation), CALL_TIMEOUT_S)
 
     def until(

@@ -12,6 +12,7 @@ from bench.launchers.client import Client
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("train.py")
+MEMORY_SCRIPT = Path(__file__).with_name("train_in_memory.py")
 UP_WITHIN_S = 90.0
 STORE = """
 import sys, time, datetime
@@ -25,13 +26,18 @@ while True:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """One side of the comparison. options: what its agent is started with beside what it always needs."""
+    """One side of the comparison. options: what its agent is started with beside what it always needs.
+
+    restart_mode: what a recovery asks its agents to keep.
+    """
 
     name: str
     python: Path
     options: tuple[str, ...] = ()
     is_warm: bool = False
     is_ours: bool = False
+    script: Path = SCRIPT
+    restart_mode: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,12 @@ class AgentNodes:
     def begin(self, number: int) -> Node:
         """Start the agent of one node; `until_ready` waits for it."""
         port = free_port()
-        arguments = ["--server-host=127.0.0.1", f"--server-port={port}", *self.launcher.options, str(SCRIPT)]
+        arguments = [
+            "--server-host=127.0.0.1",
+            f"--server-port={port}",
+            *self.launcher.options,
+            str(self.launcher.script),
+        ]
         env = worker_environment(self.folder) | {"NNODES": "1"}
         if self.launcher.is_ours:
             command = [str(self.launcher.python), "-m", "elastipod_agent", *arguments]
@@ -138,6 +149,7 @@ def launchers(plain: Path, original: Path) -> dict[str, Launcher]:
     tuned = "--rdzv-conf=is_host=0,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
     sides = (
         Launcher("warm", plain, is_warm=True, is_ours=True),
+        Launcher("memory", plain, is_warm=True, is_ours=True, script=MEMORY_SCRIPT, restart_mode="in_process_restart"),
         Launcher("cold", plain, ("--no-warm-workers",), is_ours=True),
         Launcher("original", original),
         Launcher("torchrun-tuned", plain, (tuned,)),

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from bench.common.report import Reach, Row
 from bench.common.samples import Samples
 
-WARM, COLD = "warm", "cold"
+WARM, COLD, MEMORY = "warm", "cold", "memory"
 ORIGINAL, TUNED, TORCHRUN = "original", "torchrun-tuned", "torchrun"
-PEER_NAMES = {COLD: "ours-cold", ORIGINAL: "original-agent"}
+PEER_NAMES = {WARM: "ours-process-restart", COLD: "ours-cold", ORIGINAL: "original-agent"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class Line:
 _GAP = "last step of the old world on any rank to the first step of the new world on its slowest rank"
 _BACK = "SIGKILL to the first step of the new world on its slowest rank"
 _BETTER_20 = ((ORIGINAL, Reach.ratio(20)), (TUNED, Reach.ratio(20)))
+_IN_MEMORY = "survivors keep their processes and state"
+_OURS = {COLD: ", cold workers", MEMORY: ", in memory"}
 _BESIDE = "one node, its worker training; the operator's heartbeats included"
 
 LINES = (
@@ -64,6 +66,35 @@ LINES = (
     *(
         Line(f"start {n}", "s", "/start to the first step of the slowest rank", ((ORIGINAL, None), (COLD, None)))
         for n in (1, 2, 4)
+    ),
+    Line(
+        "grow 2->4",
+        "s",
+        f"{_IN_MEMORY}; {_GAP}",
+        ((TUNED, Reach.ratio(80)), (ORIGINAL, Reach.ratio(80)), (WARM, None)),
+        ours=MEMORY,
+    ),
+    Line("shrink 4->2", "s", f"{_IN_MEMORY}; {_GAP}", ((ORIGINAL, Reach.ratio(80)), (WARM, None)), ours=MEMORY),
+    Line("restart of 4", "s", f"{_IN_MEMORY}; {_GAP}", ((ORIGINAL, None), (WARM, None)), ours=MEMORY),
+    *(
+        Line(f"repeated, {name}", "steps", "judged by the worst run", reach=Reach.worst(0), ours=MEMORY, event=name)
+        for name in ("grow 2->4", "shrink 4->2", "restart of 4")
+    ),
+    Line(
+        "crash back",
+        "s",
+        f"one worker of 4, its process is replaced; {_IN_MEMORY}; {_BACK}",
+        ((ORIGINAL, None), (TUNED, None), (WARM, None)),
+        ours=MEMORY,
+        event="crash",
+    ),
+    Line(
+        "node loss back",
+        "s",
+        f"agent and worker of one of 4 nodes, on with 3; {_IN_MEMORY}; {_BACK}",
+        ((TUNED, None), (ORIGINAL, None), (WARM, None)),
+        ours=MEMORY,
+        event="node loss",
     ),
     Line("agent up", "s", "four agents at once, from their start until all are READY", ((ORIGINAL, None),)),
     *(
@@ -140,7 +171,7 @@ def _row(samples: Samples, line: Line, peer: str | None, reach: Reach | None) ->
     if peer is not None:
         runs += f"; theirs: {_runs(samples, peer, line.metric, event)}"
     return Row(
-        metric=line.metric if line.ours == WARM else f"{line.metric}, {line.ours} workers",
+        metric=line.metric + _OURS.get(line.ours, ""),
         unit=line.unit,
         ours=samples.spread(line.ours, line.metric),
         peer=None if peer is None else PEER_NAMES.get(peer, peer),

@@ -35,11 +35,11 @@ class Job:
         self.folder = folder
         self.world: list[Worker] = []
         self.agents: list[Process] = []  # whose end is the end of every wait
-        self._past: set[int] = set()
+        self._past: set[str] = set()
 
     def new_world(self, size: int, since: float) -> list[Worker]:
         """Wait for the world of this size that begins after a moment. Raises Failed, also when it should be warm and is not."""
-        self._past |= {worker.pid for worker in self.world}
+        self._past |= {worker.name for worker in self.world}
 
         def found() -> list[Worker] | None:
             for agent in self.agents:
@@ -58,7 +58,7 @@ class Job:
         """Let the present world make steps for a while, until its slowest rank has."""
 
         def done() -> bool:
-            self.world = [steplog.read_one(self.folder, worker.pid) for worker in self.world]
+            self.world = [steplog.read_one(self.folder, worker.name) for worker in self.world]
             return all(worker.steps[-1].at - worker.steps[0].at >= TRAINED_S for worker in self.world)
 
         time.sleep(TRAINED_S)
@@ -84,7 +84,7 @@ class Session:
     def run_agents(self, processes: Processes) -> None:
         """Everything that an operator does with agents, and that happens to them."""
         nodes = AgentNodes(self.launcher, processes, self.folder)
-        operator = SmallOperator()
+        operator = SmallOperator(self.launcher.restart_mode)
         try:
             with self._event("agent up"):
                 began = time.monotonic()
@@ -179,7 +179,7 @@ class Session:
         self.job.train()
 
     def _add_gap(self, name: str, old: list[Worker], new: list[Worker]) -> None:
-        found = steplog.restart([steplog.read_one(self.folder, worker.pid) for worker in old], new)
+        found = steplog.restart([steplog.read_one(self.folder, worker.name) for worker in old], new)
         self._add(name, found.gap_s)
         self._add(f"repeated, {name}", found.repeated)
 

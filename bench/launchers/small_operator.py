@@ -30,8 +30,10 @@ class Loss:
 class SmallOperator:
     """Knows the agents by group rank; threads stand for what the real operator's event loop does at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, restart_mode: str = "") -> None:
+        """restart_mode: what a recovery asks agents to keep, in the words of /stop; empty: they are not asked."""
         self.generation = 0
+        self._restart_mode = restart_mode
         self.members: list[Client] = []
         self._over = threading.Event()  # of the last watch, and of everything at the end
         self._pool = ThreadPoolExecutor(16, thread_name_prefix="operator")
@@ -59,7 +61,7 @@ class SmallOperator:
 
     def recover(self, members: Sequence[Client]) -> float:
         """After a loss: end what still runs on these, wait until they are READY, start them."""
-        self._stop(members, None)
+        self._stop(members, None, self._restart_mode)
         return self.start(members)
 
     def stop(self) -> None:
@@ -87,8 +89,8 @@ class SmallOperator:
 
         return first
 
-    def _stop(self, members: Sequence[Client], graceful_s: int | None) -> None:
-        self._all(members, lambda _, agent: agent.stop(self.generation, graceful_s))
+    def _stop(self, members: Sequence[Client], graceful_s: int | None, restart_mode: str = "") -> None:
+        self._all(members, lambda _, agent: agent.stop(self.generation, graceful_s, restart_mode))
         self._all(members, lambda _, agent: agent.until("ready", within_s=READY_WITHIN_S))
 
     def _all(self, members: Sequence[Client], call: Callable[[int, Client], Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +18,12 @@ class Step:
 
 @dataclass(slots=True)
 class Worker:
-    """One training process. is_warm: torch was loaded before the script began. Times are monotonic; 0 = not yet."""
+    """One training process in one world. name: of its log, `<pid>` or, for a process that outlives worlds, `<pid>-<generation>`.
 
-    pid: int
+    is_warm: torch was loaded before this world began. Times are monotonic; 0 = not yet.
+    """
+
+    name: str
     began: float = 0.0
     imported: float = 0.0
     grouped: float = 0.0
@@ -27,6 +31,10 @@ class Worker:
     rank: int = -1
     world_size: int = 0
     steps: list[Step] = field(default_factory=list)
+
+    @property
+    def pid(self) -> int:
+        return int(self.name.partition("-")[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +54,15 @@ class Restart:
         return self.first_new - self.last_old
 
 
-def read(folder: Path, but: Collection[int] = ()) -> list[Worker]:
-    """Read all logs of a folder, but those of some pids; a line that is still being written is left for the next time."""
-    pids = sorted(int(path.stem) for path in folder.glob("*.log") if path.stem.isdigit())
-    return [read_one(folder, pid) for pid in pids if pid not in but]
+def read(folder: Path, but: Collection[str] = ()) -> list[Worker]:
+    """Read all logs of a folder, but those of some names; a line that is still being written is left for the next time."""
+    names = sorted(path.stem for path in folder.glob("*.log") if re.fullmatch(r"\d+(-\d+)?", path.stem))
+    return [read_one(folder, name) for name in names if name not in but]
 
 
-def read_one(folder: Path, pid: int) -> Worker:
-    """Read the log of one process. Raises OSError when it has none."""
-    return _parse(pid, (folder / f"{pid}.log").read_text())
+def read_one(folder: Path, name: str) -> Worker:
+    """Read one log. Raises OSError when there is none of this name."""
+    return _parse(name, (folder / f"{name}.log").read_text())
 
 
 def complete_world(workers: Iterable[Worker], size: int, since: float) -> list[Worker] | None:
@@ -81,8 +89,8 @@ def first_step_everywhere(workers: Sequence[Worker]) -> float:
     return max(worker.steps[0].at for worker in workers)
 
 
-def _parse(pid: int, text: str) -> Worker:
-    worker = Worker(pid)
+def _parse(name: str, text: str) -> Worker:
+    worker = Worker(name)
     for line in text.splitlines(keepends=True):
         if not line.endswith("\n"):
             break

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.launchers import steplog
+from bench.launchers import steplog, train, train_in_memory
 from bench.launchers.steplog import Restart, Step, Worker
 
 
-def worker(rank: int, world_size: int, began: float, *steps: tuple[float, int], pid: int = 0) -> Worker:
+def worker(rank: int, world_size: int, began: float, *steps: tuple[float, int], name: str = "0") -> Worker:
     made = [Step(at, number) for at, number in steps]
-    return Worker(pid, began=began, rank=rank, world_size=world_size, steps=made)
+    return Worker(name, began=began, rank=rank, world_size=world_size, steps=made)
 
 
 def test_a_log_is_read_up_to_its_last_whole_line(tmp_path: Path) -> None:
@@ -24,9 +24,16 @@ def test_a_log_is_read_up_to_its_last_whole_line(tmp_path: Path) -> None:
 
 
 def test_past_processes_are_left_out(tmp_path: Path) -> None:
-    for pid in (1, 2, 3):
-        (tmp_path / f"{pid}.log").write_text("begin 1.0 0\n")
-    assert [one.pid for one in steplog.read(tmp_path, but={2})] == [1, 3]
+    for name in ("1", "2", "3"):
+        (tmp_path / f"{name}.log").write_text("begin 1.0 0\n")
+    assert [one.pid for one in steplog.read(tmp_path, but={"2"})] == [1, 3]
+
+
+def test_a_process_that_outlives_a_world_has_a_log_for_each(tmp_path: Path) -> None:
+    for name in ("7-1", "7-2"):
+        (tmp_path / f"{name}.log").write_text("begin 1.0 1\n")
+    (left,) = steplog.read(tmp_path, but={"7-1"})
+    assert (left.name, left.pid) == ("7-2", 7)
 
 
 def test_a_world_is_complete_once_every_rank_has_made_a_step() -> None:
@@ -58,3 +65,8 @@ def test_a_gap_runs_from_the_last_rank_of_the_old_to_the_slowest_of_the_new() ->
 def test_steps_that_are_made_again_are_counted() -> None:
     old = [worker(0, 2, 0.0, (10.0, 47)), worker(1, 2, 0.0, (10.0, 46))]
     assert steplog.restart(old, [worker(0, 1, 11.0, (12.0, 41))]).repeated == 7
+
+
+def test_both_scripts_train_alike() -> None:
+    for name in ("STEP_S", "CHECKPOINT_EVERY", "LAST_STEP"):
+        assert getattr(train, name) == getattr(train_in_memory, name)
