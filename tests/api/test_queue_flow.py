@@ -361,7 +361,7 @@ def test_pods_that_cannot_be_as_kueue_wants_them_are_not_made(team: Team) -> Non
     update = {"name": "pods", "nodeSelector": {"node.kubernetes.io/instance-type": "another"}}
     answer(team, "clash", state="Ready", podSetUpdates=[update])
     team.until(
-        lambda: "admission check prov wants nodeSelector" in told(team, "clash"), "the clash to be told of", "clash"
+        lambda: "admission check prov sets nodeSelector" in told(team, "clash"), "the clash to be told of", "clash"
     )
     assert team.pods("clash") == []
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.patience import PATIENCE_S
+PATIENCE_S = 240.0  # as in tests/patience.py, which this file cannot import where it runs as a script
 
 
 class ForkedTestWorker:
