@@ -53,9 +53,15 @@ def run_after_backward(action: Callable[[], None]) -> None:
 
 
 def detach_reducer(model: nn.Module) -> None:
-    """Take DDP's hooks off the parameters, so that another DDP can wrap them while somebody still holds this one."""
-    if isinstance(model, DistributedDataParallel):
+    """Take DDP's hooks off the parameters, so that another DDP can wrap them while somebody still holds this one.
+
+    A process group closes its connections when the last reference to it is gone. DDP is part of reference cycles and would keep the
+    group until Python next collects garbage; a peer that waits for this rank in a collective of gloo would wait as long.
+    """
+    if isinstance(model, DistributedDataParallel) and "reducer" in model.__dict__:
         model.reducer._remove_autograd_hooks()
+        for name in ("reducer", "logger", "process_group"):
+            model.__dict__.pop(name, None)
 
 
 def storage_info(file: str, first_byte: int, num_bytes: int) -> StorageInfo:
