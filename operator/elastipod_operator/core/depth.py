@@ -75,7 +75,7 @@ def depth_of_recovery(
     if keeps_nothing(record, replicas) and not record.failures_in_place:
         return _UNEXPECTED
     if asked is RestartMode.JOB:
-        return DepthChoice(Depth.JOB, "a worker asked for new pods")
+        return DepthChoice(Depth.JOB, "a worker requested a job-level restart")
     repeated = _after_repeated_failures(record, policy, fault)
     if repeated.depth in (Depth.POD, Depth.JOB):
         return repeated

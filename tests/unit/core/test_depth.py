@@ -166,7 +166,7 @@ def test_the_ladder_ends_before_the_full_job_when_its_budget_is_used_up() -> Non
     ("asked", "depth", "reason"),
     [
         ("process_level_restart", Depth.PROCESS, "a worker asked for new processes"),
-        ("job_level_restart", Depth.JOB, "a worker asked for new pods"),
+        ("job_level_restart", Depth.JOB, "a worker requested a job-level restart"),
         ("local_process_level_restart", Depth.MEMORY, ""),
     ],
 )
