@@ -38,7 +38,7 @@ def sum_over_ranks(value: float) -> float:
     """Give the sum of ``value`` over all ranks of the default process group, in float64. Collective."""
     if RankInWorld.current().world_size == 1:
         return value
-    total = torch.tensor([value], dtype=torch.float64, device=_device())
+    total = torch.tensor([value], dtype=torch.float64, device=group_device())
     dist.all_reduce(total)
     return float(total.item())
 
@@ -68,29 +68,43 @@ def unwrap_outcome(outcome: Mapping[str, Any], prefix: str = "") -> Any:
     return outcome["value"]
 
 
-def _device(group: dist.ProcessGroup | None = None) -> torch.device:
+def group_device(group: dist.ProcessGroup | None = None) -> torch.device:
     """Give the device whose tensors a group can carry."""
     if dist.get_backend(group) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
-def _decoded(data: torch.Tensor) -> dict[str, Any]:
+def text_as_tensor(text: str, device: torch.device) -> torch.Tensor:
+    """Give a text's bytes as a tensor, to be sent."""
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
+
+
+def text_of_tensor(data: torch.Tensor) -> str:
+    """Give the text that another rank sent as bytes."""
     content = bytearray(data.numel())
     torch.frombuffer(content, dtype=torch.uint8).copy_(data)
-    value: dict[str, Any] = json.loads(content)
-    return value
+    return content.decode()
 
 
-def _all_gather(value: dict[str, Any], group: dist.ProcessGroup | None) -> list[dict[str, Any]]:
-    device = _device(group)
-    data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
+def all_gather_texts(
+    text: str, group: dist.ProcessGroup | None = None, check_size: Callable[[int], object] = lambda size: None
+) -> list[str]:
+    """Give every rank's text, by rank. Collective. check_size: raises for a number of bytes that a rank announces and must not send."""
+    device = group_device(group)
+    data = text_as_tensor(text, device)
     length = torch.tensor([len(data)], dtype=torch.int64, device=device)
     lengths = [torch.empty_like(length) for _ in range(dist.get_world_size())]
     dist.all_gather(lengths, length, group=group)
     sizes = [int(each.item()) for each in lengths]
+    for size in sizes:
+        check_size(size)
     padded = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
     padded[: len(data)] = data
     parts = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(parts, padded, group=group)
-    return [_decoded(part[:size]) for part, size in zip(parts, sizes, strict=True)]
+    return [text_of_tensor(part[:size]) for part, size in zip(parts, sizes, strict=True)]
+
+
+def _all_gather(value: dict[str, Any], group: dist.ProcessGroup | None) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in all_gather_texts(json.dumps(value), group)]
