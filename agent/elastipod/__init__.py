@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from elastipod.in_memory.elastic_state import State as State
     from elastipod.in_memory.elastic_state import steps as steps
     from elastipod.progress import report as report
+    from elastipod.recipes.present_config import present_config as present_config
     from elastipod.testing.fixed_order import exact_sum as exact_sum
     from elastipod.testing.fixed_order import fixed_order_passes as fixed_order_passes
     from elastipod.worker_file import WorkerFileError as WorkerFileError
@@ -96,6 +97,7 @@ _HOME = {
     "load_checkpoint": "checkpoint.hyperpod_functions",
     "optimizer_norm": "audit.moments",
     "plan_batch": "batches.batch_plan",
+    "present_config": "recipes.present_config",
     "rate_factor": "batches.learning_rate",
     "report": "progress",
     "save_checkpoint": "checkpoint.hyperpod_functions",

@@ -38,6 +38,11 @@ COMMANDS = {
     "operator": Command(
         "elastipod_operator.app", "run the operator, as the Deployment of the Helm chart does", "operator", (3, 11)
     ),
+    "recipe": Command(
+        "elastipod.recipes.recipe_command",
+        "render the job of a HyperPod recipe, with the configuration of every size",
+        "recipes",
+    ),
     "tokens": Command(
         "elastipod.data.tokens_command", "build token files from text for training, and show what they contain"
     ),
