@@ -40,6 +40,15 @@ def set_group_timeout(timeout: timedelta) -> None:
     named(timeout)
 
 
+def number_groups_anew() -> None:
+    """Let the default process group that is built next have the same name on all ranks, which torch's keys in a store begin with.
+
+    torch numbers groups, and begins again when the default group is destroyed. A rank whose try to build it failed has none to destroy,
+    would go on counting, and would never meet a rank that had got as far as to destroy one.
+    """
+    dist.distributed_c10d._world.group_count = 0
+
+
 def abort_groups() -> None:
     """Abort all process groups together, from any thread. Does nothing before torch 2.6, and little with gloo."""
     abort = getattr(dist.distributed_c10d, "_abort_process_group", None)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from elastipod.errors import ElastipodError
 from elastipod.in_memory.agent_link import WorldPlace
 from elastipod.in_memory.phases import LIMITS, Phase
-from elastipod.torch_compat import abort_groups, set_group_timeout
+from elastipod.torch_compat import abort_groups, number_groups_anew, set_group_timeout
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +106,7 @@ class ProcessGroups:
         if store.add("arrived", 1) == place.world_size:
             store.set("all-arrived", "1")
         wait.for_key(store, "all-arrived")
+        number_groups_anew()
         try:
             dist.init_process_group(
                 self._backend,

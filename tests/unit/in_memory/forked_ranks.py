@@ -1,0 +1,85 @@
+"""Ranks of a test: a fork of this process for each, so that torch is loaded already, with real process groups among them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from tests.patience import PATIENCE_S
+
+from elastipod.in_memory.agent_link import WorldPlace
+from elastipod.in_memory.process_groups import ProcessGroups
+
+
+def run_ranks(number: int, body: Callable[[int], Any]) -> list[Any]:
+    """Run ``body`` with each rank in a process of its own; give what they returned, by rank, as it comes out of JSON.
+
+    Fails with the tracebacks of the ranks that raised.
+    """
+    pipes, children = [], []
+    for rank in range(number):
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if not pid:
+            _be_rank(rank, body, writing)
+        os.close(writing)
+        pipes.append(reading)
+        children.append(pid)
+    try:
+        texts = [_read(reading) for reading in pipes]
+    finally:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    answers = [json.loads(text) if text else {"raised": "nothing was said"} for text in texts]
+    raised = {rank: each["raised"] for rank, each in enumerate(answers) if "raised" in each}
+    assert not raised, "\n".join(f"rank {rank}: {text}" for rank, text in raised.items())
+    return [each["value"] for each in answers]
+
+
+def _be_rank(rank: int, body: Callable[[int], Any], writing: int) -> None:
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(int(PATIENCE_S))
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        torch.set_num_threads(1)  # a fork has none of the threads that torch computed with
+        try:
+            answer = {"value": body(rank)}
+        except BaseException:
+            answer = {"raised": traceback.format_exc()}
+        os.write(writing, json.dumps(answer).encode())
+        os.close(writing)
+        sys.stdout.flush()
+        signal.pause()  # until all have answered: the end of a process ends its connections and its store
+    finally:
+        os._exit(1)
+
+
+def _read(reading: int) -> str:
+    with open(reading, encoding="utf-8") as pipe:
+        return pipe.read()
+
+
+@contextmanager
+def world(rank: int, size: int, port: int, *, generation: int = 1) -> Iterator[ProcessGroups]:
+    """Be a rank of a world that meets at a port of this host."""
+    groups = ProcessGroups("gloo", None)
+    groups.connect(WorldPlace(generation, rank, size, "127.0.0.1", port), lambda: False)
+    yield groups
+    groups.leave()
+
+
+def raised_by(action: Callable[[], Any]) -> list[str]:
+    """Give the type and the text of what an action raises; nothing when it does not raise."""
+    try:
+        action()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return []

@@ -1,0 +1,269 @@
+"""Ranks that meet at a store, one generation after the other: late ones, lost ones, failed tries, and what stays behind."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.agent_client import free_port, until
+from tests.unit.in_memory.forked_ranks import raised_by, run_ranks
+
+from elastipod.in_memory import process_groups
+from elastipod.in_memory.agent_link import WorldPlace
+from elastipod.in_memory.phases import LIMITS, Phase
+from elastipod.in_memory.process_groups import MAX_TRIES, ProcessGroups, _Wait
+
+
+def place(rank: int, size: int, port: int, *, generation: int = 1) -> WorldPlace:
+    return WorldPlace(generation, rank, size, "127.0.0.1", port)
+
+
+def never() -> bool:
+    return False
+
+
+def sum_of(value: int) -> int:
+    total = torch.tensor([value])
+    dist.all_reduce(total)
+    return int(total.item())
+
+
+def timeout_s() -> float:
+    """Give the limit of a collective of the default group."""
+    group = dist.distributed_c10d._get_default_group()
+    return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+
+
+def verdict(port: int, number: int) -> str:
+    """Give what the store of generation 1 says of a try; nothing when there was no such try."""
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
+    key = f"elastipod/world/1/try/{number}/verdict"
+    return store.get(key).decode() if store.check([key]) else ""
+
+
+def kept(groups: ProcessGroups) -> ProcessGroups:
+    """Keep a process's groups to its end, and with them the store that it hosts."""
+    _kept.append(groups)
+    return groups
+
+
+_kept: list[ProcessGroups] = []
+
+
+class Flag:
+    """Passes from one rank of a test to another."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def raise_(self) -> None:
+        self._path.touch()
+
+    def wait(self) -> None:
+        until(self._path.exists, f"the other rank to pass {self._path.name}")
+
+
+def test_ranks_meet_in_one_generation_after_the_other_under_their_new_ranks(tmp_path: Path) -> None:
+    port, came = free_port(), Flag(tmp_path / "came")
+
+    def body(number: int) -> Any:
+        groups = ProcessGroups(None, timedelta(seconds=77))
+        if number == 1:
+            came.wait()  # only rank 0 hosts the store, so it is there
+        assert dist.is_initialized() is False
+        if number == 0:
+            came.raise_()
+        groups.connect(place(number, 3, port), never)
+        found = [dist.get_rank(), dist.get_world_size(), dist.get_backend(), timeout_s()]
+        groups.begin_training()
+        found += [timeout_s(), sum_of(10**number)]
+        groups.leave()
+        assert not dist.is_initialized()
+        groups.leave()  # once more does no harm
+        if number == 2:
+            return found
+        groups.connect(place(1 - number, 2, port + 1, generation=2), never)
+        return [*found, dist.get_rank(), dist.get_world_size(), sum_of(10**number)]
+
+    def first(rank: int) -> list[Any]:
+        return [rank, 3, "gloo", process_groups.TRY_S, 77.0, 111]
+
+    assert run_ranks(3, body) == [[*first(0), 1, 2, 11], [*first(1), 0, 2, 11], first(2)]
+
+
+def test_a_generation_finds_nothing_of_another_one_at_the_same_store() -> None:
+    """The store of the agent outlives generations."""
+    port = free_port()
+    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+
+    def body(rank: int) -> Any:
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        groups, sums = ProcessGroups("gloo", None), []
+        for generation in (3, 4):
+            groups.connect(place(rank, 2, port, generation=generation), never)
+            sums.append(sum_of(generation + rank))
+            groups.leave()
+        return sums
+
+    assert run_ranks(2, body) == [[7, 9]] * 2
+    assert [store.check([f"elastipod/world/{number}/try/0/verdict"]) for number in (2, 3, 4)] == [False, True, True]
+    assert store.check(["elastipod/world/3/try/1/arrived"]) is False
+
+
+def test_the_store_stays_while_others_may_read_it(tmp_path: Path) -> None:
+    port, left = free_port(), Flag(tmp_path / "left")
+
+    def body(rank: int) -> Any:
+        groups = kept(ProcessGroups("gloo", None))
+        groups.connect(place(rank, 2, port), never)
+        if rank == 0:
+            groups.leave()
+            left.raise_()
+            return ""
+        left.wait()
+        return verdict(port, 0)
+
+    assert run_ranks(2, body) == ["", "ok"]
+
+
+def test_a_try_that_fails_on_one_rank_is_repeated_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    port, right = free_port(), dist.init_process_group
+
+    def body(rank: int) -> Any:
+        failures = ["connection reset\nby a test"] if rank == 1 else []
+
+        def init(*arguments: Any, **options: Any) -> None:
+            if failures:
+                raise RuntimeError(failures.pop())
+            right(*arguments, **options)
+
+        monkeypatch.setattr(dist, "init_process_group", init)
+        groups = kept(ProcessGroups("gloo", None))
+        groups.connect(place(rank, 3, port), never)
+        return [sum_of(1), verdict(port, 0), verdict(port, 1)]
+
+    assert run_ranks(3, body) == [[3, "failed", "ok"]] * 3
+
+
+@pytest.mark.parametrize(("is_over_after", "tries"), [(99, MAX_TRIES), (1, 1)], ids=["to the last try", "it is over"])
+def test_ranks_that_cannot_connect_give_up(monkeypatch: pytest.MonkeyPatch, is_over_after: int, tries: int) -> None:
+    port = free_port()
+
+    def body(rank: int) -> Any:
+        tried = []
+
+        def init(*_: Any, **__: Any) -> None:
+            tried.append(1)
+            raise RuntimeError("no route")
+
+        monkeypatch.setattr(dist, "init_process_group", init)
+        groups = kept(ProcessGroups("gloo", None))
+        said = raised_by(lambda: groups.connect(place(0, 1, port), lambda: len(tried) >= is_over_after))
+        return [said, len(tried), [verdict(port, number) for number in range(6)]]
+
+    text = "the 1 ranks of generation 1 could not connect"
+    assert run_ranks(1, body) == [[["WorldNotBuilt", text], tries, ["failed"] * tries + [""] * (6 - tries)]]
+
+
+def test_ranks_whose_peer_does_not_come_give_up_when_the_generation_is_over() -> None:
+    port = free_port()
+
+    def body(rank: int) -> Any:
+        looks: list[int] = []
+
+        def is_over() -> bool:
+            looks.append(1)
+            return len(looks) > 5
+
+        return raised_by(lambda: ProcessGroups("gloo", None).connect(place(0, 2, port), is_over))
+
+    text = "generation 1 cannot meet at its store: not all ranks have come (all-arrived)"
+    assert run_ranks(1, body) == [["WorldNotBuilt", text]]
+
+
+def test_a_store_that_nobody_hosts_is_given_up_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_groups, "LIMITS", {**LIMITS, Phase.CONNECTING: timedelta(seconds=0.3)})
+    port = free_port()
+
+    def body(rank: int) -> Any:
+        return raised_by(lambda: ProcessGroups("gloo", None).connect(place(1, 2, port), never))
+
+    ((kind, text),) = run_ranks(1, body)
+    assert kind == "WorldNotBuilt"
+    assert text.startswith("generation 1 cannot meet at its store: ")
+    assert text.count("\n") == 0
+
+
+class Store:
+    """A store in which a key appears after a number of looks."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks_left = looks
+        self.written: list[tuple[str, str, str]] = []
+
+    def check(self, keys: list[str]) -> bool:
+        self.looks_left -= 1
+        return self.looks_left < 0
+
+    def compare_set(self, key: str, expected: str, value: str) -> None:
+        self.written.append((key, expected, value))
+
+    def get(self, key: str) -> bytes:
+        return b"ok"
+
+
+class Clock:
+    """A monotonic clock that only sleeping moves. sleeps: how long each was."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.sleeps: list[float] = []
+        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self._sleep)
+        monkeypatch.setattr("elastipod.in_memory.process_groups.time", clock)
+
+    def _sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.now += seconds
+
+
+def test_a_key_is_looked_for_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    assert _Wait(200.0, never).for_key(Store(9), "key") is True
+    assert clock.sleeps == [0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.2, 0.2]
+
+
+def test_a_key_is_waited_for_until_the_limit_or_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    assert _Wait(200.0, never).for_key(Store(99), "key", 1.0) is False
+    assert 101.0 <= clock.now <= 101.2
+    assert _Wait(clock.now, never).is_at_end
+    with pytest.raises(TimeoutError, match=r"not all ranks have come \(key\)"):
+        _Wait(103.0, never).for_key(Store(99), "key", 50.0)
+    assert 103.0 <= clock.now <= 103.2
+    assert not _Wait(clock.now + 0.01, never).is_at_end
+    assert _Wait(clock.now + 0.01, lambda: True).is_at_end
+
+
+def test_one_wait_lasts_no_longer_than_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch)
+    lengths = [_Wait(100.0 + left, never).slice(2.0).total_seconds() for left in (9.0, 1.5, 0.01, -3.0)]
+    assert lengths == [2.0, 1.5, 0.05, 0.05]
+
+
+@pytest.mark.parametrize(
+    ("looks", "written"), [(3, []), (10_000, [("verdict", "", "failed")])], ids=["it comes", "it does not come"]
+)
+def test_a_rank_that_waits_too_long_for_a_verdict_gives_it(
+    monkeypatch: pytest.MonkeyPatch, looks: int, written: list[Any]
+) -> None:
+    clock, store = Clock(monkeypatch), Store(looks)
+    assert process_groups._verdict(store, _Wait(200.0, never)) == "ok"
+    assert store.written == written
+    if written:
+        assert 104.0 <= clock.now <= 104.2, "twice the time of a try"
