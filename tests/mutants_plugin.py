@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from _pytest.runner import runtestprotocol
 from mutmut.mutation.trampoline import get_mutant_under_test, set_mutant_under_test
 
 # For each test: they take seconds at most. A mutant that makes one take this long does not terminate.
@@ -26,6 +25,7 @@ MEMORY_LIMIT_BYTES = int(os.environ.get("MUTANTS_MEMORY_BYTES", str(3 << 30)))
 FOUND, NOT_FOUND = 1, 0
 NONE = ""
 MAX_ANSWER_BYTES = 1 << 16
+failures: list[pytest.TestReport] = []  # of the test in work, in its fork
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool:
@@ -97,9 +97,16 @@ def any_fails(items: list[pytest.Item], started: int) -> bool:
         os.write(started, f"{number} ".encode())
         signal.alarm(ELAPSED_LIMIT_S)
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + CPU_LIMIT_S, resource.RLIM_INFINITY))
-        failed = next((report for report in runtestprotocol(item, log=False, nextitem=None) if report.failed), None)
-        if failed is not None:
+        # As in a run of pytest: with the filters of warnings that the test asks for, and whatever else surrounds a test there.
+        item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+        if failures:
             if get_mutant_under_test() == NONE:
-                print(failed.longreprtext, flush=True)
+                print(failures[0].longreprtext, flush=True)
             return True
     return False
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Keep what failed; in a fork."""
+    if report.failed:
+        failures.append(report)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,48 @@ def test_a_mutant_that_signals_everybody_reaches_only_its_own_processes(tmp_path
     finally:
         bystander.kill()
         bystander.wait()
+
+
+TESTS = """
+import warnings
+import pytest
+
+@pytest.mark.filterwarnings("ignore:old")
+def test_that_ignores_a_warning():
+    warnings.warn("old", stacklevel=1)
+
+def test_that_fails():
+    assert False
+
+def test_that_warns():
+    warnings.warn("new", stacklevel=1)
+"""
+
+
+def test_a_test_in_a_fork_passes_and_fails_as_in_a_run_of_pytest(tmp_path: Path) -> None:
+    """One that fails without a mistake too finds nothing."""
+    (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\nfilterwarnings = ["error"]\n')
+    names = ["test_that_ignores_a_warning", "test_that_fails", "test_that_warns"]
+    todo = {f"m.x_{name}__mutmut_1": [f"test_it.py::{name}"] for name in names}
+    (tmp_path / "todo.json").write_text(json.dumps(todo))
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-s",
+        "-p",
+        "mutants_plugin",
+        "--rootdir=.",
+        "-c",
+        "pyproject.toml",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert f"failed without any mistake: {[f'test_it.py::{name}' for name in names[1:]]}" in done.stdout, done.stderr
+    outcomes = [line.split()[1] for line in (tmp_path / "outcomes").read_text().splitlines()]
+    assert outcomes == ["survived", "untested", "untested"]
 
 
 def test_a_diff_shows_the_changed_line_alone() -> None:
