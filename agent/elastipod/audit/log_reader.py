@@ -146,7 +146,7 @@ def _add(generation: LoggedGeneration, record: dict[str, Any]) -> None:
         generation.loaded[int(record["step"])] = record.get("optimizer_norm")
     elif kind == "end":
         generation.ends[str(record["why"])] = int(record["step"])
-    else:
+    elif kind != "done":  # when a step was complete, and its loss; its samples count from its beginning on
         raise ValueError(f"kind {kind!r}")
 
 

@@ -87,11 +87,15 @@ class SampleLog:
     def step(self, batch: Batch, loss: float | None = None) -> None:
         """Log that this rank's samples of ``batch`` were trained. Call it after the optimizer step, before a checkpoint.
 
-        loss: of the global batch, where known.
+        loss: of the global batch, where known. `elastipod.State` calls it when a step begins, and `done` at its end.
         """
         self._write(
             kind="step", step=batch.step, epoch=batch.epoch, **_samples(batch.indices), t=time.time(), loss=loss
         )
+
+    def done(self, step: int, loss: float | None = None) -> None:
+        """Log that a step whose samples were logged when it began has changed the weights. loss: as of `step`."""
+        self._write(kind="done", step=step, t=time.time(), loss=loss)
 
     def saved(self, step: int, optimizer_norm: float | None = None) -> None:
         """Log that the checkpoint of ``step`` is complete. `CheckpointManager.save` calls it."""

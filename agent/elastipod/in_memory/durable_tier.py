@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from elastipod.audit.moments import optimizer_norm
 from elastipod.audit.sample_log import SampleLog
 from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint.resume import Resume
@@ -62,6 +63,10 @@ class DurableTier:
         manager = self._opened(continues=True)
         save = manager.save if waits else manager.save_async
         save(step, **self._live, extra=extra, sample_log=log)
+
+    def optimizer_norm(self) -> float:
+        """Give one number of the optimizer's state, as the sample log has it of every checkpoint."""
+        return optimizer_norm(self._live["optimizer"])
 
     def close(self, error: BaseException | None) -> None:
         """End a generation. error: what ended it; then no save in progress is awaited."""

@@ -190,6 +190,8 @@ class State:
             if self._checks_changes:
                 compare_replicas(self._members, self._world.donor, f"after step {batch.step}, the first of this world,")
             self._is_first_step = False
+        if self._log_of_generation is not None:
+            self._log_of_generation.done(batch.step, step.loss)
         samples_per_s = batch.global_size / max(1e-9, time.monotonic() - self._started)
         report(batch.step, batch.samples_seen, step.loss, samples_per_s)
 
@@ -288,6 +290,8 @@ class State:
             resume=_Origin(self.completed, self._memory.origin),
         )
         self._memory.origin = self.generation
+        if self._world.is_loaded and self._durable is not None:
+            self._log_of_generation.loaded(self.completed, self._durable.optimizer_norm())
 
     def _end_log(self, why: Any) -> None:
         if self._log_of_generation is not None:

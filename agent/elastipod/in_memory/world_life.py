@@ -52,6 +52,7 @@ class WorldLife:
         self.model: nn.Module = memory.members.model
         self.plan: ElasticBatches | None = None
         self.donor = 0  # the rank whose state the others are compared with
+        self.is_loaded = False  # whether the present generation began from a checkpoint
         self.durable = durable
         self._limit = limit
         self._groups = groups
@@ -81,6 +82,7 @@ class WorldLife:
         self._pass(chaos.Moment.AGREEING)
         offers = memory.exchange_offers()
         resume = memory.begin_filling(offers, place.rank)
+        self.is_loaded = False
         if resume is None:
             offers = self._start_anew(len(offers), plan)
             resume = memory.begin_filling(offers, place.rank)
@@ -170,6 +172,7 @@ class WorldLife:
         if self.durable is not None:
             with self.collective_of_library():
                 resume = self.durable.load()
+        self.is_loaded = resume is not None
         step = plan.first_step if resume is None else resume.step
         origin = 0 if resume is None else resume.generation
         self.plan = plan if resume is None else plan.resumed(resume.extra["data"])

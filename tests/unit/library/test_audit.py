@@ -57,6 +57,18 @@ def test_a_generation_that_crashed_at_once_changes_nothing(tmp_path: Path) -> No
     assert judge(tmp_path).exact
 
 
+def test_when_a_step_was_done_changes_no_verdict(tmp_path: Path) -> None:
+    """Of an interrupted step only the beginning is logged; it counts as repeated, as long as nobody knows better."""
+    job = Job(tmp_path)
+    job.run(1, 1, range(1, 7), end=None)
+    with job.file(1, 0).open("a") as file:
+        file.writelines(json.dumps({"kind": "done", "step": step, "t": 0, "loss": 1.0}) + "\n" for step in range(1, 6))
+    job.run(2, 1, range(6, LAST + 1), resumed_from=1, end="completed")
+    report = judge(tmp_path)
+    assert report.exact
+    assert report.steps_repeated == {1: 0, 2: 1}
+
+
 def test_a_restart_from_nothing_leaves_the_first_attempt_out(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.run(1, 2, range(1, 4), end=None)

@@ -20,17 +20,19 @@ def open_log(directory: Path) -> SampleLog:
 def test_the_lines_are_those_of_the_contract(tmp_path: Path) -> None:
     with open_log(tmp_path / "made" / "on the way") as log:
         log.step(PLAN.batch(1, 1, 2), loss=2.5)
+        log.done(1, 2.25)
         log.saved(1, 0.5)
         log.end(1, "drained")
     assert log.path.name == "gen-000003-rank-00001.jsonl"
     lines = [json.loads(line) for line in log.path.read_text().splitlines()]
-    assert [line["kind"] for line in lines] == ["start", "step", "saved", "end"]
+    assert [line["kind"] for line in lines] == ["start", "step", "done", "saved", "end"]
     assert {**lines[0], "t": 0} == {
         "kind": "start",
         **{"generation": 3, "rank": 1, "world_size": 2, "resumed_step": 0, "resumed_generation": 0},
         **{"dataset_size": 50, "epochs": 2, "global_batch": 8, "t": 0},
     }
     assert (lines[1]["step"], lines[1]["epoch"], lines[1]["loss"]) == (1, 0, 2.5)
+    assert (lines[2]["step"], lines[2]["loss"]) == (1, 2.25)
     assert lines[1]["samples"] == list(PLAN.batch(1, 1, 2).indices)
 
 
