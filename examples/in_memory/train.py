@@ -53,7 +53,8 @@ def main() -> None:
                 (loss * part.weight).backward()
             nn.utils.clip_grad_norm_(state.model.parameters(), 1.0)
             step.loss = loss.item()
-        if state.rank == 0 and state.completed % options.print_every == 0:
+        # A step that lost a peer is not done; the loop goes on when the world is whole again.
+        if step.is_done and state.rank == 0 and state.completed % options.print_every == 0:
             print(
                 f"step {state.completed}/{plan.total_steps} loss {step.loss:.4f} workers {state.world_size}", flush=True
             )

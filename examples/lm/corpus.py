@@ -23,6 +23,15 @@ class Corpus:
     def __len__(self) -> int:
         return (len(self.data) - 1) // self.seq_len
 
+    def state_dict(self) -> dict[str, str]:
+        """Give what a checkpoint holds of the corpus: which one it is."""
+        return {"digest": self.digest}
+
+    def load_state_dict(self, state: dict[str, str]) -> None:
+        """Raise SystemExit when the training began with another corpus."""
+        if state["digest"] != self.digest:
+            raise SystemExit("this training began with other sources than this Python's; use another --checkpoint-dir")
+
     def batch(self, indices: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Give inputs and targets of some windows: two int64 tensors of shape (len(indices), seq_len)."""
         starts = torch.tensor(indices).unsqueeze(1) * self.seq_len

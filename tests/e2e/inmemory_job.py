@@ -32,7 +32,10 @@ RETURN_S = 20.0  # as --inprocess-timeout
 
 
 class InMemoryJob:
-    """One job; `run` plays it to its end. hang_s: for how long a member of a running generation may report nothing."""
+    """One job; `run` plays it to its end. hang_s: for how long a member of a running generation may report nothing.
+
+    command: another script than the tests' worker, with its arguments.
+    """
 
     def __init__(
         self,
@@ -44,6 +47,7 @@ class InMemoryJob:
         faults: Sequence[PlannedFault] = (),
         options: Mapping[str, Any] | None = None,
         hang_s: float = 3.0,
+        command: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.log: list[str] = []
@@ -52,7 +56,7 @@ class InMemoryJob:
         self._resizes = list(resizes)
         # Each happens once in the life of the job, not once in that of every process that takes the rank.
         self._faults = [replace(fault, once=str(folder / f"fault-{at}")) for at, fault in enumerate(faults)]
-        self._options = {"folder": str(folder), **(options or {})}
+        self._command = list(command) or [str(WORKER), json.dumps({"folder": str(folder), **(options or {})})]
         self._hang_s = hang_s
         self._changed = threading.Condition()
         self._slots: dict[int, Slot] = {}
@@ -227,7 +231,7 @@ class InMemoryJob:
             CHAOS_ENV: json.dumps([fault.to_json() for fault in self._faults]),
         }
         output = self.folder / f"output-{number}-{attempt}"
-        return self._servers.start([str(WORKER), json.dumps(self._options)], environment, output)
+        return self._servers.start(self._command, environment, output)
 
     def _environment(self, rank: int, port: int) -> dict[str, str]:
         return {

@@ -50,15 +50,18 @@ class JobRun:
         pod: dict[str, Any] | None = None,
         beside: Sequence[dict[str, Any]] = (),
         cpu: str = "600m",
+        script: str = "train_with_checkpoints.py",
         **spec: Any,
     ) -> str:
         """Apply the job; its workers train the example language model with a tiny model unless `command` says otherwise.
+
+        script: of examples/lm; with train.py workers keep their processes.
 
         start: replicas that it waits for to begin; the minimum unless named, and more join as they become ready. beside:
         further containers of its pods.
         """
         data = f"/data/{self.name}"
-        train = ["hyperpodrun", "/opt/elastipod/examples/lm/train.py", *TINY_MODEL]
+        train = ["hyperpodrun", f"/opt/elastipod/examples/lm/{script}", *TINY_MODEL]
         train += [f"--checkpoint-dir={data}/checkpoints", f"--sample-log-dir={data}/samples", *script_arguments]
         body = {
             "name": "trainer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from tests.e2e.inmemory_job import WORKER, InMemoryJob
 from tests.e2e.inmemory_mutants import MUTANTS
 from tests.e2e.inmemory_schedules import KINDS_AT, Played, draw
-from tests.e2e.inmemory_slots import Resize
+from tests.e2e.inmemory_slots import Ended, Resize
 from tests.e2e.torch_fork_server import TorchForkServer
 from tests.long_runs import LongRun
 
@@ -24,6 +25,7 @@ from elastipod.audit.report import audit
 from elastipod.chaos import FaultKind, Moment, PlannedFault
 
 LIMIT_S = 120.0
+SCRIPTS = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +120,7 @@ def test_a_mistake_of_a_change_is_seen_before_it_counts(play: Any, mutant: str, 
 
 @pytest.mark.parametrize("launcher", [(), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")])
 def test_the_example_runs_without_an_agent(launcher: tuple[str, ...], tmp_path: Path) -> None:
-    script = Path(__file__).parents[2] / "examples" / "in_memory" / "train.py"
+    script = SCRIPTS / "in_memory" / "train.py"
     folders = [f"--checkpoint-dir={tmp_path / 'checkpoints'}", f"--sample-log-dir={tmp_path / 'samples'}"]
     environment = {
         "PATH": os.environ["PATH"],
@@ -131,6 +133,51 @@ def test_the_example_runs_without_an_agent(launcher: tuple[str, ...], tmp_path: 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "done: 48 steps" in ended.stdout
     assert audit(read_logs(tmp_path / "samples")).exact
+
+
+EXAMPLES = {
+    "in_memory": ["--epochs=1", "--print-every=1"],
+    "lm": [
+        "--dim=32",
+        "--layers=1",
+        "--heads=2",
+        "--corpus-kib=256",
+        "--global-batch=8",
+        "--steps=24",
+        "--min-step-time=0.02",
+    ],
+}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_lives_through_resizes_and_a_crash(example: str, tmp_path: Path, servers: TorchForkServer) -> None:
+    def train(name: str, **changes: Any) -> tuple[Ended, dict[int, float], str]:
+        folder = tmp_path / name
+        folder.mkdir()
+        command = [str(SCRIPTS / example / "train.py"), *EXAMPLES[example]]
+        command += [f"--checkpoint-dir={folder / 'checkpoints'}", f"--sample-log-dir={folder / 'samples'}"]
+        ended = InMemoryJob(folder, servers, size=2, command=command, **changes).run(LIMIT_S)
+        told = "\n".join([*ended.log, *(path.read_text() for path in sorted(folder.glob("output-*")))])
+        assert ended.is_complete, told
+        report = audit(read_logs(folder / "samples"))
+        assert report.exact, told
+        assert sum(report.steps_repeated.values()) <= ended.faults, told
+        return ended, losses_of(folder / "samples"), told
+
+    _, expected, _ = train("undisturbed")
+    kill = PlannedFault(FaultKind.KILL, Moment.BACKWARD, rank=1, step=8)
+    ended, losses, told = train("changed", resizes=[Resize(4, 4), Resize(12, 2)], faults=[kill])
+    assert (ended.generations, ended.faults, ended.lost_copies) == (4, 1, 0), told
+    assert ended.processes == 5, "two to begin with, two that came, and one in place of the one that was killed"
+    assert losses.keys() == expected.keys()
+    if example == "lm":  # the other one reports what its rank sees
+        assert losses == pytest.approx(expected, rel=1e-4), told
+
+
+def losses_of(folder: Path) -> dict[int, float]:
+    """Give the loss of every step, as the newest generation that completed it has it."""
+    lines = [json.loads(line) for path in sorted(folder.iterdir()) for line in path.read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines if line["kind"] == "done"}
 
 
 def check_schedule(seed: int, folder: Path, servers: TorchForkServer, expected: str) -> Played:

@@ -134,7 +134,10 @@ class TrainingRun:
 
     def losses(self) -> dict[int, float]:
         """Give the loss after each step, of the last generation that made it."""
-        return {int(str(line["step"])): float(str(line["loss"])) for line in self.lines("step")}
+        lines = [
+            line for kind in ("step", "done") for line in self.lines(kind)
+        ]  # `State` knows the loss when a step is done
+        return {int(str(line["step"])): float(str(line["loss"])) for line in lines if line["loss"] is not None}
 
     def close(self) -> None:
         """Leave no process and no mapping behind."""

@@ -16,10 +16,10 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker process. pid: in the namespace of this machine, not of the pod; rank: global."""
+    """One worker process. pid: in the namespace of this machine, not of the pod."""
 
     pid: int
-    rank: int
+    local_rank: int
 
 
 def parse_environ(content: bytes) -> dict[str, str]:
@@ -28,11 +28,14 @@ def parse_environ(content: bytes) -> dict[str, str]:
     return {name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in pairs}
 
 
-def worker_rank(environ: Mapping[str, str]) -> int | None:
-    """Give the global rank that a process of a pod was started with, None when it is no worker."""
-    if "LOCAL_RANK" not in environ or not environ.get("RANK", "").isdigit():
+def local_rank(environ: Mapping[str, str]) -> int | None:
+    """Give the local rank of a process of a pod, None when it is no worker.
+
+    Its RANK may be another one by now, or have been unknown (-1) when it started: workers live through changes.
+    """
+    if "RANK" not in environ or not environ.get("LOCAL_RANK", "").isdigit():
         return None
-    return int(environ["RANK"])
+    return int(environ["LOCAL_RANK"])
 
 
 def workers_of(pod_uid: str, *, proc: Path = PROC) -> Iterator[Worker]:
@@ -50,7 +53,7 @@ def _ranked_processes(pod_uid: str, proc: Path) -> Iterator[tuple[int, int]]:
         try:
             if f"pod{pod_uid}" not in (entry / "cgroup").read_text():
                 continue
-            rank = worker_rank(parse_environ((entry / "environ").read_bytes()))
+            rank = local_rank(parse_environ((entry / "environ").read_bytes()))
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
         if rank is not None:
@@ -66,11 +69,11 @@ def _parent(process: Path) -> int:
 
 
 def kill_worker(pod_uid: str) -> tuple[Worker, float]:
-    """Kill the pod's worker with the highest rank by SIGKILL; give it and the Unix time just before.
+    """Kill the pod's worker with the highest local rank by SIGKILL; give it and the Unix time just before.
 
     Raises LocalClusterError when the pod has no worker on this machine.
     """
-    workers = sorted(workers_of(pod_uid), key=lambda worker: worker.rank)
+    workers = sorted(workers_of(pod_uid), key=lambda worker: worker.local_rank)
     if not workers:
         raise LocalClusterError(f"the pod {pod_uid} has no worker process on this machine")
     worker = workers[-1]
@@ -78,7 +81,7 @@ def kill_worker(pod_uid: str) -> tuple[Worker, float]:
     try:
         # The handle is bound to this process; check once more that it is still the worker.
         if worker not in workers_of(pod_uid):
-            raise LocalClusterError(f"worker {worker.rank} (pid {worker.pid}) ended before it could be killed")
+            raise LocalClusterError(f"the worker with pid {worker.pid} ended before it could be killed")
         at = time.time()
         signal.pidfd_send_signal(handle, signal.SIGKILL)
     finally:

@@ -1,7 +1,8 @@
 """`make demo`: an elastic job trains on a real cluster while nodes come and go, a worker crashes, and an urgent job arrives.
 
 Act 1: nodes come and go (2 -> 4 -> 2 replicas), and a worker is killed. Act 2: the job is back at 4, all that its queue has,
-when an urgent job arrives; it gives up 2 replicas after a checkpoint, continues with its minimum, and grows back.
+when an urgent job arrives; it gives up 2 replicas, continues with its minimum, and grows back. Through all of that the workers
+that stay keep their processes and their state in memory. At the end one resize restarts the processes, for comparison.
 
 The demo uses only what a user has: helm, kubectl, Kueue's queues, and nodes. It shows the events as they happen, then checks
 them and writes report.json and timeline.svg to .run/demo/. It removes everything that it created, also on Ctrl-C. It takes about

@@ -34,6 +34,7 @@ class JobPhase(StrEnum):
     DRAINING = "draining"
     RESTARTING = "restarting"
     RECOVERING = "recovering"
+    IN_MEMORY = "changing in memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +81,16 @@ class Span:
 class Change:
     """One change of generation. gap_s: last old step to first new step; None if the new one made no step.
 
-    steps_repeated: steps of the old generation that the new one repeated. detection_s: from the mark of the kill to the
-    operator's detection; None for a resize, or without such a mark.
+    pause_s: the gap without the time that a step usually takes. steps_repeated: steps of the old generation that the new one
+    repeated, one that was interrupted included. detection_s: from the mark of the kill to the operator's detection; None for
+    a resize, or without such a mark.
     """
 
     entry: HistoryEntry
     gap_s: float | None
     steps_repeated: int
     detection_s: float | None = None
+    pause_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,7 @@ def changes(run: Run) -> tuple[Change, ...]:
                 gap_s=_gap_s(old, new),
                 steps_repeated=_steps_repeated(old, new),
                 detection_s=_detection_s(entry, run.marks),
+                pause_s=_pause_s(old, new),
             )
         )
     return tuple(found)
@@ -161,10 +165,14 @@ def _gap_s(old: Generation, new: Generation | None) -> float | None:
     return round(new.first.at - old.last.at, 3)
 
 
+def _pause_s(old: Generation, new: Generation | None) -> float | None:
+    gap_s = _gap_s(old, new)
+    step_s = (new.step_s if new is not None else None) or old.step_s
+    return None if gap_s is None or step_s is None else round(max(0.0, gap_s - step_s), 3)
+
+
 def _steps_repeated(old: Generation, new: Generation | None) -> int:
-    if new is None or old.last is None:
-        return 0
-    return max(0, old.last.number - new.resumed_step)
+    return 0 if new is None else max(0, old.begun_step - new.resumed_step)
 
 
 def _detection_s(entry: HistoryEntry, marks: Sequence[Mark]) -> float | None:
@@ -199,6 +207,8 @@ def spans(run: Run) -> tuple[Span, ...]:
 def _phase_before_training(entry: HistoryEntry, index: int) -> JobPhase:
     if index == 0:
         return JobPhase.STARTING
+    if entry.depth == "memory":
+        return JobPhase.IN_MEMORY
     return JobPhase.RECOVERING if entry.kind is Kind.RECOVERY else JobPhase.RESTARTING
 
 
@@ -254,6 +264,7 @@ def resize_json(change: Change) -> Json:
         "cause": change.entry.cause,
         **_depth(change.entry),
         "gap_s": change.gap_s,
+        "pause_s": change.pause_s,
         "steps_repeated": change.steps_repeated,
     }
 
@@ -273,6 +284,7 @@ def _recovery(change: Change) -> Json:
         **_depth(change.entry),
         "detection_s": change.detection_s,
         "gap_s": change.gap_s,
+        "pause_s": change.pause_s,
         "steps_repeated": change.steps_repeated,
     }
 
@@ -289,8 +301,9 @@ def _size_history(phases: Sequence[Span]) -> list[Json]:
     return [{"t_s": at, "size": size} for at, size in changed]
 
 
-EXPECTED_SIZES = [2, 4, 2, 4, 2, 4]
-REPEATED_MAX = 2  # steps after a crash: one that is not in memory yet, and one in progress
+EXPECTED_SIZES = [2, 4, 2, 4, 2, 4, 2]
+REPEATED_MAX = 1  # steps after a crash: the one in progress
+FORCED_CAUSE = "ScaledByUser"  # the change for which the demo asks for new processes
 
 
 def shortcomings(report: Mapping[str, Any], *, state: str, audit_exit: int) -> list[str]:
@@ -313,11 +326,25 @@ def shortcomings(report: Mapping[str, Any], *, state: str, audit_exit: int) -> l
         for recovery in report["recoveries"]
         if recovery["steps_repeated"] > REPEATED_MAX
     ]
+    problems += [
+        f"the change {change['from']} -> {change['to']} ({change['cause']}) went as deep as {change.get('depth', 'unknown')}"
+        f"{_because(change)}, not {_expected_depth(change)}"
+        for change in (*report["resizes"], *report["recoveries"])
+        if change.get("depth") != _expected_depth(change)
+    ]
     if not report["recoveries"]:
         problems.append("no recovery was seen, although a worker was killed")
     if audit_exit != 0:
         problems.append(f"the audit found that samples were not trained exactly once: {report['audit']}")
     return problems
+
+
+def _expected_depth(change: Mapping[str, Any]) -> str:
+    return "process" if change["cause"] == FORCED_CAUSE else "memory"
+
+
+def _because(change: Mapping[str, Any]) -> str:
+    return f" because {change['depth_reason']}" if change.get("depth_reason") else ""
 
 
 def _arrows(sizes: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from elastipod_local.demo.report import Json, Run, build_report, shortcomings
+from elastipod_local.demo.report import FORCED_CAUSE, Json, Run, build_report, shortcomings
 from elastipod_local.demo.timeline import draw, timeline_of
 from elastipod_local.demo.urgent_job import UrgentRun, queue_report, queue_shortcomings
 from elastipod_local.errors import LocalClusterError
@@ -22,7 +22,7 @@ AUDIT_DEADLINE_S = 60
 MODEL_PARAMETERS = 2_700_000  # of examples/lm with its defaults
 SCALE_NOTE = (
     f"These are CPU workers on one machine that train a model of {MODEL_PARAMETERS / 1e6:.1f} million parameters: the gaps "
-    "are those of stopping, agreeing and starting again; large models add the time to save and load their state."
+    "are those of agreeing, connecting and checking; larger models add the time to send their state to those who lack it."
 )
 
 
@@ -78,6 +78,7 @@ def write_result(
     newcomer = report["queue"]["newcomer"]
     lines = [
         table(report),
+        *depth_lines(report),
         *queue_lines(report["queue"]),
         samples_line("the elastic job", report),
         samples_line(newcomer["job"], newcomer),
@@ -103,15 +104,17 @@ def title(report: Mapping[str, Any]) -> str:
 
 def table(report: Mapping[str, Any]) -> str:
     """Give the changes of a run as a text table, one line each, in order."""
-    rows = [("generation", "replicas", "cause", "detected after", "training gap", "steps repeated")]
+    rows = [("generation", "replicas", "cause", "depth", "detected after", "training gap", "pause", "steps repeated")]
     found = sorted([*report["resizes"], *report["recoveries"]], key=lambda change: change["generation"])
     rows += [
         (
             str(change["generation"]),
             f"{change['from']} -> {change['to']}",
             change["cause"],
+            change.get("depth") or "-",
             _seconds(change.get("detection_s")),
             _seconds(change["gap_s"]),
+            _seconds(change["pause_s"]),
             str(change["steps_repeated"]),
         )
         for change in found
@@ -120,6 +123,25 @@ def table(report: Mapping[str, Any]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def depth_lines(report: Mapping[str, Any]) -> list[str]:
+    """Compare the changes in memory with the forced restart of processes, in sentences."""
+    found = sorted([*report["resizes"], *report["recoveries"]], key=lambda change: change["generation"])
+    in_memory = [c["pause_s"] for c in found if c.get("depth") == "memory" and c["pause_s"] is not None]
+    lines = ["pause: the gap between two steps beyond what a step usually takes"]
+    if in_memory:
+        lines.append(
+            f"{len(in_memory)} changes in memory: pauses of {min(in_memory):.2f} to {max(in_memory):.2f} s; no worker that stayed "
+            "was restarted"
+        )
+    lines += [
+        f"{change['from']} -> {change['to']} with new processes, for comparison: a pause of {change['pause_s']:.2f} s "
+        f"({change['depth_reason']})"
+        for change in found
+        if change["cause"] == FORCED_CAUSE and change.get("depth_reason") and change["pause_s"] is not None
+    ]
+    return lines
 
 
 def queue_lines(report: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 Line = Mapping[str, Any]
@@ -20,7 +22,7 @@ LOG_NAME = re.compile(r"gen-\d{6}-rank-\d{5}\.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step of the job. at: Unix seconds at which its last rank completed it; loss: mean over the ranks."""
+    """One complete step of the job. at: Unix seconds at which its last rank completed it; loss: mean over the ranks."""
 
     number: int
     at: float
@@ -32,7 +34,8 @@ class Generation:
     """One run of the workers between two starts, according to its logs.
 
     resumed_step: the last step in its checkpoint, 0 at the beginning. drained_at: Unix seconds at which its last rank
-    stopped for an elastic event, None if it was not drained.
+    stopped for an elastic event, None if it was not drained. begun_step: the last step that any rank began; with
+    `elastipod.State` it may have been interrupted, and is not among `steps` then.
     """
 
     number: int
@@ -41,6 +44,12 @@ class Generation:
     global_batch: int
     steps: tuple[Step, ...]
     drained_at: float | None = None
+    begun_step: int = 0
+
+    @property
+    def step_s(self) -> float | None:
+        """What a step usually takes here: the median time between two, None when there were not enough."""
+        return median(after.at - before.at for before, after in pairwise(self.steps)) if len(self.steps) > 1 else None
 
     @property
     def first(self) -> Step | None:
@@ -87,11 +96,9 @@ def generations(logs: Iterable[Sequence[Line]]) -> tuple[Generation, ...]:
 
 def _generation(number: int, logs: Sequence[Sequence[Line]]) -> Generation:
     start = logs[0][0]
-    made: defaultdict[int, list[Line]] = defaultdict(list)
-    for log in logs:
-        for line in log:
-            if line["kind"] == "step":
-                made[line["step"]].append(line)
+    begun = _by_step("step", logs)
+    # Scripts with `State` log a step when it begins, and again when it is done; others only then.
+    made = _by_step("done", logs) or begun
     ends = [line["t"] for log in logs for line in log if line["kind"] == "end" and line["why"] == "drained"]
     return Generation(
         number=number,
@@ -100,7 +107,17 @@ def _generation(number: int, logs: Sequence[Sequence[Line]]) -> Generation:
         global_batch=start["global_batch"],
         steps=tuple(_step(step, lines) for step, lines in sorted(made.items())),
         drained_at=max(ends, default=None),
+        begun_step=max(begun, default=start["resumed_step"]),
     )
+
+
+def _by_step(kind: str, logs: Sequence[Sequence[Line]]) -> dict[int, list[Line]]:
+    found: defaultdict[int, list[Line]] = defaultdict(list)
+    for log in logs:
+        for line in log:
+            if line["kind"] == kind:
+                found[line["step"]].append(line)
+    return found
 
 
 def _step(number: int, lines: Sequence[Line]) -> Step:

@@ -34,7 +34,7 @@ CLUSTER_MANIFESTS = ("examples/storage.yaml", QUEUE)
 JOB = "examples/lm/job.yaml"
 URGENT_JOB = "examples/lm/job-urgent.yaml"
 NODES = NodeOptions(cpus=1)  # room for one replica of an example each, on any machine
-STEPS = 13
+STEPS = 14
 TRAIN_S = 8.0  # how long each size trains, so that it is visible
 UNSAVED_STEPS = 5  # steps since the last durable checkpoint when the worker is killed
 INSTALL_DEADLINE_S = 120
@@ -42,6 +42,7 @@ START_DEADLINE_S = 120
 RESIZE_DEADLINE_S = 120
 RECOVERY_DEADLINE_S = 60
 URGENT_DEADLINE_S = 120
+NEW_PROCESSES = {"spec": {"elastipod": {"recovery": "Process"}}}
 END_DEADLINE_S = 240
 
 
@@ -99,6 +100,8 @@ class Demo:
             self._act_one(watcher)
             self._view.act("Act 2: an urgent job needs the capacity")
             urgent = self._act_two(watcher)
+            self._view.act("For comparison: new processes in place of a change in memory")
+            self._force_new_processes(watcher)
             with self._step("complete", "wait until the job completes"):
                 snapshot = _wait_for_end(watcher, END_DEADLINE_S)
         with self._step("audit", "audit both jobs: was every sample trained exactly once?"):
@@ -112,11 +115,11 @@ class Demo:
             self._log.mark("2 nodes added")
             self._added = self._cluster.add_nodes(2)
             self._train_at_size(watcher, 4, RESIZE_DEADLINE_S)
-        with self._step("shrink", "drain these 2 nodes; the job saves and continues with 2"):
+        with self._step("shrink", "drain these 2 nodes; the job continues with 2"):
             self._drain()
             self._train_at_size(watcher, 2, RESIZE_DEADLINE_S)
         with self._step(
-            "crash", "kill one worker with SIGKILL; the job resumes from the last step, which is in memory"
+            "crash", "kill one worker with SIGKILL; the other one keeps its process, and the new one gets its state"
         ):
             self._crash(watcher)
 
@@ -127,7 +130,7 @@ class Demo:
             self._cluster.kubectl("uncordon", *self._added)
             self._train_at_size(watcher, 4, RESIZE_DEADLINE_S)
         with self._watching(self._urgent_job) as urgent_watcher:
-            with self._step("arrive", f"apply {URGENT_JOB}; the job saves, gives up 2 replicas and continues with 2"):
+            with self._step("arrive", f"apply {URGENT_JOB}; the job gives up 2 replicas and continues with 2"):
                 self._log.mark(f"job {self._urgent_job.name} applied")
                 self._apply(self._urgent_job)
                 _wait_for_size(watcher, 2, RESIZE_DEADLINE_S)
@@ -135,8 +138,18 @@ class Demo:
                 _wait_for_size(urgent_watcher, 2, START_DEADLINE_S)
                 urgent = _wait_for_end(urgent_watcher, URGENT_DEADLINE_S)
         with self._step("regrow", "the urgent job is gone; the job grows back to 4"):
-            _wait_for_size(watcher, 4, RESIZE_DEADLINE_S)
+            self._train_at_size(watcher, 4, RESIZE_DEADLINE_S)
         return urgent
+
+    def _force_new_processes(self, watcher: Watcher) -> None:
+        name = f"hyperpodjob/{self._job.name}"
+        with self._step(
+            "compare", "set spec.elastipod.recovery: Process and scale to 2; the workers save, end and start again"
+        ):
+            self._cluster.kubectl("patch", name, "--type=merge", "--patch", json.dumps(NEW_PROCESSES))
+            self._log.mark("scaled to 2, with new processes")
+            self._view.detail(self._cluster.kubectl("scale", name, "--replicas=2").strip())
+            self._train_at_size(watcher, 2, RESIZE_DEADLINE_S)
 
     def _build(self) -> None:
         names = [*binaries.CONTROL_PLANE, *binaries.NODE, *binaries.KUEUE]
@@ -182,7 +195,7 @@ class Demo:
         before = watcher.snapshot.generation
         worker, at = kill_worker(self._newest_pod_uid())
         self._log.mark(KILL_MARK, at)
-        self._view.detail(f"killed the worker with rank {worker.rank} (pid {worker.pid})")
+        self._view.detail(f"killed a worker (pid {worker.pid})")
 
         def is_back(snapshot: JobSnapshot) -> bool:
             entry = next((entry for entry in snapshot.history if entry.generation == snapshot.generation), None)

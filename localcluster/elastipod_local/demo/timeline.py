@@ -19,6 +19,7 @@ COLOURS = {
     JobPhase.DRAINING: "#f2c14e",
     JobPhase.RESTARTING: "#e8833a",
     JobPhase.RECOVERING: "#cf4d5b",
+    JobPhase.IN_MEMORY: "#2f7d63",
 }
 LOSS_COLOUR = "#33506e"
 URGENT_COLOUR = "#8d7fc0"
@@ -102,7 +103,7 @@ def timeline_of(run: Run, title: str, urgent: UrgentRun | None = None) -> Timeli
 
 
 def _cause(change: Change) -> str:
-    gap = "" if change.gap_s is None else f", {change.gap_s:.2f} s gap"
+    gap = "" if change.pause_s is None else f", {change.pause_s:.2f} s pause"
     depth = "" if change.entry.depth is None else f"\n{_DEPTH_NAMES.get(change.entry.depth, change.entry.depth)}"
     return f"{change.entry.size_before} → {change.entry.size}{gap}\n{change.entry.cause}{depth}"
 

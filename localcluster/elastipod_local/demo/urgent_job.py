@@ -10,7 +10,18 @@ from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Any
 
-from elastipod_local.demo.report import Change, JobPhase, Json, Kind, Run, Span, changes, losses, resize_json
+from elastipod_local.demo.report import (
+    FORCED_CAUSE,
+    Change,
+    JobPhase,
+    Json,
+    Kind,
+    Run,
+    Span,
+    changes,
+    losses,
+    resize_json,
+)
 from elastipod_local.demo.run_log import Step
 from elastipod_local.demo.watcher import JobEvent
 
@@ -69,7 +80,8 @@ def grown_back(run: Run, urgent: UrgentRun) -> Change | None:
 
 
 def _resizes_since(run: Run, moment: float) -> list[Change]:
-    return [c for c in changes(run) if c.entry.kind is Kind.RESIZE and c.entry.began_at >= moment]
+    resizes = [c for c in changes(run) if c.entry.kind is Kind.RESIZE and c.entry.cause != FORCED_CAUSE]
+    return [c for c in resizes if c.entry.began_at >= moment]
 
 
 def urgent_spans(run: Run, urgent: UrgentRun) -> tuple[Span, ...]:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -105,15 +105,22 @@ def read_progress(shared: Path, job: str) -> Progress | None:
     folder = find_logs(shared, job)
     if folder is None:
         return None
+    progress: Progress | None = None
     for path in sorted(folder.glob("gen-*-rank-00000.jsonl"), reverse=True):
         start, *lines = parse_log(path.read_bytes()) or [{}]
-        steps = [line for line in lines if line["kind"] == "step"]
-        if steps:
-            step = steps[-1]["step"]
-            saved = max([start["resumed_step"], *(line["step"] for line in lines if line["kind"] == "saved")])
+        # Scripts with `elastipod.State` log a step when it begins, and again when it is done; others only then.
+        steps = _of_kind("done", lines) or _of_kind("step", lines)
+        if steps and progress is None:
             rate = _rate(steps) * start["global_batch"]
-            return Progress(start["generation"], step, steps[-1].get("loss"), rate or None, step - saved)
-    return None
+            progress = Progress(start["generation"], steps[-1]["step"], steps[-1].get("loss"), rate or None)
+        # A generation may go on from memory, so the newest checkpoint may be of an earlier one.
+        if progress is not None and (saved := _of_kind("saved", lines)):
+            return replace(progress, unsaved_steps=max(0, progress.step - saved[-1]["step"]))
+    return progress if progress is None else replace(progress, unsaved_steps=progress.step)
+
+
+def _of_kind(kind: str, lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [line for line in lines if line["kind"] == kind]
 
 
 def _rate(steps: Sequence[Mapping[str, Any]]) -> float:

@@ -10,6 +10,7 @@ from elastipod_local.demo.urgent_job import UrgentRun
 from elastipod_local.demo.watcher import JobEvent
 
 CREATED_AT = 1_700_000_000.0
+FORCED = "spec.elastipod.recovery is Process"
 CREATED = "2023-11-14T22:13:20.000Z"
 
 
@@ -22,6 +23,7 @@ def rfc3339(seconds: float) -> str:
 def entry(generation: int, before: int, size: int, kind: str, cause: str, at_s: float, **more: Any) -> dict[str, Any]:
     """Give one entry of the annotation elastipod.io/history; detected_s defaults to the decision."""
     detected_s = more.get("detected_s", at_s)
+    depth = {"depth": "memory"} if kind != "start" else {}
     return {
         "generation": generation,
         "from": before,
@@ -31,6 +33,8 @@ def entry(generation: int, before: int, size: int, kind: str, cause: str, at_s: 
         "at": rfc3339(at_s),
         "detected_at": rfc3339(detected_s),
         "running_at": rfc3339(at_s + 1),
+        **depth,
+        **{name: more[name] for name in ("depth", "depth_reason") if name in more},
     }
 
 
@@ -78,7 +82,7 @@ GROW_SHRINK_CRASH_LOGS = [
     log(1, 1, 2, steps={1: 5.1, 2: 9.0, 3: 10.1}, drained_s=10.4, loss=5.0),
     log(2, 0, 4, resumed_step=3, steps={4: 12.0, 5: 19.5, 6: 20.25}, drained_s=20.5),
     log(3, 0, 2, resumed_step=6, steps={7: 21.5, 8: 25.0, 9: 30.0}),
-    log(4, 0, 2, resumed_step=7, steps={8: 31.0, 9: 35.0, 10: 40.0}, loss=0.5),
+    log(4, 0, 2, resumed_step=8, steps={9: 31.0, 10: 40.0}, loss=0.5),
 ]
 
 BOTH_ACTS = [
@@ -86,13 +90,15 @@ BOTH_ACTS = [
     entry(5, 2, 4, "resize", "CapacityAvailable", 45.0),
     entry(6, 4, 2, "resize", "Preempted", 60.2, detected_s=60.1),
     entry(7, 2, 4, "resize", "CapacityAvailable", 80.0),
+    entry(8, 4, 2, "resize", "ScaledByUser", 95.0, depth="process", depth_reason=FORCED),
 ]
 BOTH_ACTS_LOGS = [
     *GROW_SHRINK_CRASH_LOGS[:-1],
-    log(4, 0, 2, resumed_step=7, steps={8: 31.0, 9: 35.0, 10: 45.2}, drained_s=45.5),
+    log(4, 0, 2, resumed_step=8, steps={9: 31.0, 10: 45.2}, drained_s=45.5),
     log(5, 0, 4, resumed_step=10, steps={11: 47.0, 12: 59.8, 13: 60.4}, drained_s=60.5),
     log(6, 0, 2, resumed_step=13, steps={14: 61.5, 15: 66.0, 16: 70.0, 17: 74.5, 18: 80.2}, drained_s=80.4),
-    log(7, 0, 4, resumed_step=18, steps={19: 82.0, 20: 90.0}),
+    log(7, 0, 4, resumed_step=18, steps={19: 82.0, 20: 90.0}, drained_s=95.5),
+    log(8, 0, 2, resumed_step=20, steps={21: 97.5, 22: 99.0}),
 ]
 URGENT = [entry(1, 0, 2, "start", "Admitted", 63.5)]
 URGENT_LOGS = [log(1, 0, 2, steps={1: 64.5, 2: 68.0, 3: 76.0}, loss=4.0)]

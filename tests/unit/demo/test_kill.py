@@ -23,10 +23,10 @@ def process(proc: Path, pid: int, *, parent: int = 1, pod: str = POD, **environ:
 def test_workers_are_those_processes_of_the_pod_that_have_a_rank(tmp_path: Path) -> None:
     process(tmp_path, 10, PATH="/bin")  # the agent
     process(tmp_path, 11, parent=10, RANK="2", LOCAL_RANK="0")
-    process(tmp_path, 12, parent=10, RANK="3", LOCAL_RANK="1")
-    process(tmp_path, 13, parent=12, RANK="3", LOCAL_RANK="1")  # a data loader of rank 3
+    process(tmp_path, 12, parent=10, RANK="-1", LOCAL_RANK="1")  # started before its rank was known
+    process(tmp_path, 13, parent=12, RANK="-1", LOCAL_RANK="1")  # its data loader
     process(tmp_path, 20, parent=10, pod="other", RANK="0", LOCAL_RANK="0")
-    assert sorted(workers_of(POD, proc=tmp_path), key=lambda worker: worker.rank) == [Worker(11, 2), Worker(12, 3)]
+    assert sorted(workers_of(POD, proc=tmp_path), key=lambda worker: worker.pid) == [Worker(11, 0), Worker(12, 1)]
 
 
 def test_processes_that_end_meanwhile_are_passed_over(tmp_path: Path) -> None:

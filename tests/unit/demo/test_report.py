@@ -36,6 +36,8 @@ from elastipod_local.demo.run_log import generations
 
 AUDIT = {"samples_total": 96, "samples_unique": 64, "samples_expected": 64, "duplicates": 0, "missing": 0}
 
+CRASH = {"from": 2, "to": 2, "cause": "WorkerCrash", "depth": "memory", "steps_repeated": 0}
+
 
 def run_of(history: list[dict[str, Any]], logs: list[list[dict[str, Any]]], *marks: Mark) -> Run:
     return Run(CREATED_AT, parse_history(history), generations(logs), marks)
@@ -54,8 +56,37 @@ def test_gaps_run_from_the_last_old_step_to_the_first_new_step_of_the_slowest_ra
     assert [change.gap_s for change in changes(story)] == [1.8, 1.25, 1.0]
 
 
+def test_the_pause_is_the_gap_without_the_time_of_a_step() -> None:
+    history = [entry(1, 0, 2, "start", "GangReady", 3.0), entry(2, 2, 4, "resize", "CapacityAvailable", 10.0)]
+    old = log(1, 0, 2, steps={1: 9.0, 2: 9.4})
+    [change] = changes(run_of(history, [old, log(2, 0, 4, resumed_step=2, steps={3: 10.4, 4: 10.7, 5: 11.0, 6: 12.0})]))
+    assert (change.gap_s, change.pause_s) == (1.0, 0.7)
+    [change] = changes(run_of(history, [old, log(2, 0, 4, resumed_step=2, steps={3: 10.4})]))
+    assert change.pause_s == 0.6, "as long as the new world has made no two steps, by those of the old one"
+
+
+def test_a_step_that_was_interrupted_is_repeated_but_was_never_made() -> None:
+    """As `elastipod.State` logs: a step when it begins, and again when it is done."""
+
+    def logged(generation: int, resumed: int, begun: dict[int, float], done: dict[int, float]) -> list[dict[str, Any]]:
+        lines = log(generation, 0, 2, resumed_step=resumed, steps=begun, loss=None)
+        return lines + [
+            {"kind": "done", "step": step, "t": CREATED_AT + at_s, "loss": 2.0} for step, at_s in done.items()
+        ]
+
+    history = [entry(1, 0, 2, "start", "GangReady", 3.0), entry(2, 2, 2, "recovery", "WorkerCrash", 10.0)]
+    run = run_of(
+        history,
+        [logged(1, 0, {1: 8.0, 2: 8.3, 3: 8.6}, {1: 8.2, 2: 8.5}), logged(2, 2, {3: 9.0, 4: 9.3}, {3: 9.2, 4: 9.5})],
+    )
+    assert [[step.number for step in generation.steps] for generation in run.generations] == [[1, 2], [3, 4]]
+    assert run.generations[0].steps[0].loss == 2.0
+    [change] = changes(run)
+    assert (change.gap_s, change.pause_s, change.steps_repeated) == (0.7, 0.4, 1)
+
+
 def test_repeated_steps_are_those_after_the_resumed_checkpoint(story: Run) -> None:
-    assert [change.steps_repeated for change in changes(story)] == [0, 0, 2]
+    assert [change.steps_repeated for change in changes(story)] == [0, 0, 1]
 
 
 def test_detection_counts_from_the_kill_and_only_for_recoveries(story: Run) -> None:
@@ -71,11 +102,16 @@ def test_a_recovery_at_the_same_size_is_no_new_size(story: Run) -> None:
     assert sizes(story) == (2, 4, 2)
 
 
-def test_phases_follow_each_other_without_holes(story: Run) -> None:
-    found = spans(story)
+def test_phases_follow_each_other_without_holes() -> None:
+    grown, shrunk, crashed = (
+        entry(2, 2, 4, "resize", "CapacityAvailable", 10.0, depth="process"),
+        GROW_SHRINK_CRASH[2],
+        {**GROW_SHRINK_CRASH[3], "depth": "pod"},
+    )
+    found = spans(run_of([GROW_SHRINK_CRASH[0], grown, shrunk, crashed], GROW_SHRINK_CRASH_LOGS))
     assert [span.phase for span in found] == [
         JobPhase.STARTING, JobPhase.TRAINING, JobPhase.DRAINING, JobPhase.RESTARTING, JobPhase.TRAINING, JobPhase.DRAINING,
-        JobPhase.RESTARTING, JobPhase.TRAINING, JobPhase.RECOVERING, JobPhase.TRAINING,
+        JobPhase.IN_MEMORY, JobPhase.TRAINING, JobPhase.RECOVERING, JobPhase.TRAINING,
     ]  # fmt: skip
     assert found[0].start_s == 0
     assert every(before.end_s == after.start_s for before, after in pairwise(found))
@@ -101,8 +137,14 @@ def test_a_generation_that_made_no_step_gives_its_gap_to_the_next() -> None:
 def test_the_report_holds_what_is_promised(story: Run) -> None:
     report = build_report(story, AUDIT)
     assert report["resizes"] == [
-        {"generation": 2, "from": 2, "to": 4, "cause": "CapacityAvailable", "gap_s": 1.8, "steps_repeated": 0},
-        {"generation": 3, "from": 4, "to": 2, "cause": "NodeDrained", "gap_s": 1.25, "steps_repeated": 0},
+        {
+            **{"generation": 2, "from": 2, "to": 4, "cause": "CapacityAvailable", "depth": "memory"},
+            **{"gap_s": 1.8, "pause_s": 0.0, "steps_repeated": 0},
+        },
+        {
+            **{"generation": 3, "from": 4, "to": 2, "cause": "NodeDrained", "depth": "memory"},
+            **{"gap_s": 1.25, "pause_s": 0.0, "steps_repeated": 0},
+        },
     ]
     [recovery] = report["recoveries"]
     assert (recovery["cause"], recovery["detection_s"], recovery["gap_s"]) == ("WorkerCrash", 0.01, 1.0)
@@ -125,15 +167,24 @@ def test_a_run_that_showed_everything_has_no_shortcomings() -> None:
     [
         pytest.param({}, "Failed", 0, "ended as Failed", id="a job that did not complete"),
         pytest.param({}, "Completed", 1, "exactly once", id="an audit that is not clean"),
-        pytest.param({"sizes": [2, 4]}, "Completed", 0, "2 -> 4, not 2 -> 4 -> 2 -> 4 -> 2 -> 4", id="a size that was never reached"),
+        pytest.param({"sizes": [2, 4]}, "Completed", 0, "2 -> 4, not 2 -> 4 -> 2 -> 4 -> 2 -> 4 -> 2", id="a size that was never reached"),
         pytest.param({"recoveries": []}, "Completed", 0, "no recovery", id="a crash that nobody saw"),
         pytest.param(
-            {"resizes": [{"from": 2, "to": 4, "steps_repeated": 3}]}, "Completed", 0, "repeated 3 steps",
+            {"resizes": [{"from": 2, "to": 4, "cause": "NodeDrained", "depth": "memory", "steps_repeated": 3}]},
+            "Completed", 0, "repeated 3 steps",
             id="a resize that repeats steps",
         ),
         pytest.param(
-            {"recoveries": [{"steps_repeated": 20}]}, "Completed", 0, "the recovery repeated 20 steps",
-            id="a crash that goes back to a durable checkpoint",
+            {"recoveries": [{**CRASH, "steps_repeated": 20}]},
+            "Completed", 0, "the recovery repeated 20 steps", id="a crash that goes back to a durable checkpoint",
+        ),
+        pytest.param(
+            {"recoveries": [{**CRASH, "depth": "process", "depth_reason": "of that"}]}, "Completed", 0,
+            "2 -> 2 (WorkerCrash) went as deep as process because of that, not memory", id="a crash that restarts processes",
+        ),
+        pytest.param(
+            {"resizes": [{**CRASH, "cause": "ScaledByUser"}]}, "Completed", 0,
+            "2 -> 2 (ScaledByUser) went as deep as memory, not process", id="a forced restart that was none",
         ),
     ],
 )  # fmt: skip
@@ -150,10 +201,10 @@ def test_a_job_that_never_trained_still_gives_a_report() -> None:
 
 def test_the_report_says_how_deep_each_change_went_and_why() -> None:
     told = [
-        {**entry(1, 0, 2, "start", "JobCreated", 0.0)},
-        {**entry(2, 2, 4, "resize", "CapacityAvailable", 10.0), "depth": "memory"},
-        {**entry(3, 4, 4, "recovery", "WorkerCrash", 20.0), "depth": "process", "depth_reason": "why"},
-        {**entry(4, 4, 2, "resize", "NodeDrained", 30.0)},
+        entry(1, 0, 2, "start", "JobCreated", 0.0),
+        entry(2, 2, 4, "resize", "CapacityAvailable", 10.0, depth="memory"),
+        entry(3, 4, 4, "recovery", "WorkerCrash", 20.0, depth="process", depth_reason="why"),
+        entry(4, 4, 2, "resize", "NodeDrained", 30.0, depth=None),
     ]
     history = parse_history(told)
     assert [(one.depth, one.depth_reason) for one in history] == [

@@ -11,6 +11,7 @@ import pytest
 from tests.unit.demo.runs import (
     BOTH_ACTS_LOGS,
     CREATED_AT,
+    FORCED,
     GROW_SHRINK_CRASH,
     GROW_SHRINK_CRASH_LOGS,
     WORDS,
@@ -24,6 +25,7 @@ from elastipod_local.demo.result import (
     MODEL_PARAMETERS,
     Audit,
     collect_diagnostics,
+    depth_lines,
     queue_lines,
     samples_line,
     table,
@@ -40,10 +42,21 @@ STORY = Run(CREATED_AT, parse_history(GROW_SHRINK_CRASH), generations(GROW_SHRIN
 
 def test_the_table_has_a_line_for_each_change() -> None:
     assert table(build_report(STORY, AUDIT)).splitlines() == [
-        "generation  replicas  cause              detected after  training gap  steps repeated",
-        "2           2 -> 4    CapacityAvailable  -               1.800 s       0",
-        "3           4 -> 2    NodeDrained        -               1.250 s       0",
-        "4           2 -> 2    WorkerCrash        -               1.000 s       2",
+        "generation  replicas  cause              depth   detected after  training gap  pause    steps repeated",
+        "2           2 -> 4    CapacityAvailable  memory  -               1.800 s       0.000 s  0",
+        "3           4 -> 2    NodeDrained        memory  -               1.250 s       0.000 s  0",
+        "4           2 -> 2    WorkerCrash        memory  -               1.000 s       0.000 s  1",
+    ]
+
+
+def test_the_summary_compares_changes_in_memory_with_the_forced_restart() -> None:
+    assert depth_lines(build_report(elastic_run(), AUDIT)) == [
+        "pause: the gap between two steps beyond what a step usually takes",
+        "6 changes in memory: pauses of 0.00 to 0.00 s; no worker that stayed was restarted",
+        f"4 -> 2 with new processes, for comparison: a pause of 6.00 s ({FORCED})",
+    ]
+    assert depth_lines(build_report(elastic_run([], []), AUDIT)) == [
+        "pause: the gap between two steps beyond what a step usually takes"
     ]
 
 
@@ -67,7 +80,7 @@ def test_what_the_audit_could_not_say_is_a_shortcoming(tmp_path: Path) -> None:
 
 def test_shortcomings_of_both_acts_count(tmp_path: Path) -> None:
     repeats = log(6, 0, 2, resumed_step=11, steps={12: 61.5, 13: 66.0, 14: 80.2}, drained_s=80.4)
-    run = elastic_run(logs=[*BOTH_ACTS_LOGS[:6], repeats, BOTH_ACTS_LOGS[-1]])
+    run = elastic_run(logs=[*BOTH_ACTS_LOGS[:6], repeats, *BOTH_ACTS_LOGS[-2:]])
     result = write_result(run, Audit(0, AUDIT), "Completed", urgent_run(state="Failed"), {}, tmp_path)
     assert result.shortcomings == [
         "the resize 4 -> 2 repeated 2 steps, not 0",
@@ -96,9 +109,10 @@ def test_the_summary_says_what_its_figures_are_taken_from(tmp_path: Path) -> Non
 
 def test_the_models_size_is_the_examples() -> None:
     script = (
-        "import sys; sys.path.insert(0, 'examples/lm'); sys.argv = ['train.py', '--checkpoint-dir=x', '--sample-log-dir=x'];"
-        "import torch, train; options = train.parse_options();"
-        "model = train.build_model(options, torch.device('cpu'), 1);"
+        "import sys; sys.path.insert(0, 'examples/lm');"
+        "import settings, torch, train;"
+        "options = settings.options_of('').parse_args(['--checkpoint-dir=x', '--sample-log-dir=x']);"
+        "model = train.build(options, 1, torch.device('cpu'))['model'];"
         "print(sum(parameter.numel() for parameter in model.parameters()))"
     )
     counted = subprocess.run(

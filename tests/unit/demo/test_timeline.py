@@ -26,9 +26,9 @@ def test_each_change_is_noted_with_its_cause_and_gap(run: Run) -> None:
     timeline = timeline_of(run, "a run")
     assert timeline.spans == spans(run)
     assert timeline.notes == (
-        Note(10.0, "2 → 4, 1.80 s gap\nCapacityAvailable"),
-        Note(20.0, "4 → 2, 1.25 s gap\nNodeDrained"),
-        Note(30.02, "2 → 2, 1.00 s gap\nWorkerCrash"),
+        Note(10.0, "2 → 4, 0.00 s pause\nCapacityAvailable\nin memory", "memory"),
+        Note(20.0, "4 → 2, 0.00 s pause\nNodeDrained\nin memory", "memory"),
+        Note(30.02, "2 → 2, 0.00 s pause\nWorkerCrash\nin memory", "memory"),
     )
 
 
@@ -83,5 +83,5 @@ def test_the_picture_distinguishes_how_deep_changes_went(tmp_path: Path, run: Ru
 
     assert picture("memory") != picture("process")
     assert picture("process") == picture(None), "as before the history told it"
-    deep = replace(run, history=tuple(replace(one, depth="memory") for one in run.history))
-    assert timeline_of(deep, "t").notes[0] == Note(10.0, "2 → 4, 1.80 s gap\nCapacityAvailable\nin memory", "memory")
+    untold = replace(run, history=tuple(replace(one, depth=None) for one in run.history))
+    assert timeline_of(untold, "t").notes[0] == Note(10.0, "2 → 4, 0.00 s pause\nCapacityAvailable")

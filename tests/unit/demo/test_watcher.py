@@ -93,7 +93,10 @@ def test_progress_is_that_of_the_newest_generation_that_made_a_step(tmp_path: Pa
 def test_steps_since_the_last_checkpoint_are_counted(tmp_path: Path) -> None:
     lines = log(2, 0, 2, resumed_step=10, steps={11: 1.0, 12: 2.0})
     write_log(tmp_path / "lm", 2, 0, lines)
-    assert read_progress(tmp_path, "lm").unsaved_steps == 2  # type: ignore[union-attr]
+    assert read_progress(tmp_path, "lm").unsaved_steps == 12  # type: ignore[union-attr]
+    first = [*log(1, 0, 2, steps={10: 0.5}), {"kind": "saved", "step": 8, "t": 0.4}]
+    write_log(tmp_path / "lm", 1, 0, first)
+    assert read_progress(tmp_path, "lm").unsaved_steps == 4  # type: ignore[union-attr]  # step 10 was in memory
     write_log(tmp_path / "lm", 2, 0, [*lines, {"kind": "saved", "step": 12, "t": 3.0}])
     assert read_progress(tmp_path, "lm").unsaved_steps == 0  # type: ignore[union-attr]
 
