@@ -7,6 +7,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
+from . import metrics
 from .agents.agent_ports import agents_over
 from .agents.status_cache import open_session
 from .garbage_collection import collect_garbage, manual_collection
@@ -90,6 +91,7 @@ async def lead(options: Options, stop: asyncio.Event) -> int:
         if await _race(lease.acquire(), stop.wait()) == 1:
             return 0
         leadership.leading = True
+        metrics.LEADING.set(1)
         await mark_leader(api, options, leads=True)
         with manual_collection():
             return await _watch_while_leading(lease, options, api, stop)

@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from . import clock, metrics
 from .core.actions import Plan
 from .core.phase_accounting import Phase, goodput, phase_times_since
 from .core.record import PhaseTimes, Record
+from .core.snapshot import ObservedJob
+from .job_collector import JobFigures
 
 
 class JobMetrics:
-    """Jobs by state and phase, and how their time was spent."""
+    """Jobs by state and phase, each job, and how their time was spent. newest_step: of a job, by its UID."""
 
-    def __init__(self) -> None:
+    def __init__(self, newest_step: Callable[[str], int | None] = lambda _uid: None) -> None:
         self._states: dict[str, str] = {}
         self._ledgers: dict[str, PhaseTimes] = {}
+        self._figures: dict[str, JobFigures] = {}
+        metrics.EACH_JOB.export(self._figures, newest_step)
         metrics.GOODPUT.set_function(self._goodput)
         metrics.export_leading()
         for name in metrics.STATES:
             metrics.JOBS.labels(name).set(0)
 
-    def update(self, uid: str, state: str, phase_times: PhaseTimes) -> None:
-        """Record the present state and phase of a job."""
-        self._update_state(uid, state)
-        self._update_phase(uid, phase_times)
+    def update(self, job: ObservedJob, todo: Plan) -> None:
+        """Record the present state, phase and size of a job."""
+        phase_times = todo.record.phase_times
+        self._update_state(job.uid, todo.conditions[-1].type)
+        self._update_phase(job.uid, phase_times)
+        self._figures[job.uid] = JobFigures(
+            job.namespace, job.name, todo.size, todo.record.restarts, phase_times.phase, phase_times.since
+        )
 
     def forget(self, uid: str) -> None:
         """Drop a deleted job."""
         self._update_state(uid, None)
         self._update_phase(uid, PhaseTimes())
+        self._figures.pop(uid, None)
 
     def record_written(self, before: Record, todo: Plan) -> None:
         """Count what a written record shows: ended phases and new generations."""

@@ -6,12 +6,15 @@ from contextlib import suppress
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
+from .job_collector import JobCollector
+
 STATES = ("Created", "Suspended", "PodsRunning", "Running", "Faulted", "Completed", "Failed")
 JOBS = Gauge("elastipod_jobs", "Jobs known to this operator", ["state"])
 JOBS_IN_PHASE = Gauge("elastipod_jobs_in_phase", "Jobs by present phase", ["phase"])
 PHASE_SECONDS = Counter(
     "elastipod_phase_seconds_total", "Time of all jobs by phase, booked when a job changes its phase", ["phase"]
 )
+LEADING = Gauge("elastipod_leading", "1 for the operator that leads, 0 for one on standby")
 # Exported by the leader only, because 0 would be wrong for an operator on standby.
 GOODPUT = Gauge(
     "elastipod_goodput_ratio",
@@ -61,6 +64,7 @@ EVICTIONS_LATE = Gauge(
     "Evicted Workloads whose quota has not been returned within the grace time",
     registry=None,
 )
+EACH_JOB = JobCollector()
 EVICTION_CAUSES = (
     "Preempted", "PodsReadyTimeout", "AdmissionCheck", "ClusterQueueStopped", "LocalQueueStopped", "NodeFailures", "Deactivated",
 )  # fmt: skip
@@ -68,9 +72,9 @@ EVICTION_CAUSES = (
 
 def export_leading() -> None:
     """Export the metrics that only the leader has; safe to repeat."""
-    for gauge in (GOODPUT, EVICTIONS_LATE):
+    for collector in (GOODPUT, EVICTIONS_LATE, EACH_JOB):
         with suppress(ValueError):  # exported already
-            REGISTRY.register(gauge)
+            REGISTRY.register(collector)
 
 
 def eviction_cause(reason: str) -> str:

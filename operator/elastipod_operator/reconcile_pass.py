@@ -66,7 +66,7 @@ class ReconcilePass:
         await gather_all(
             self._act(made, calls), self._report_and_supply(job, job_task, made, calls, may_create=may_create)
         )
-        self.metrics.update(job.fact.uid, todo.conditions[-1].type, todo.record.phase_times)
+        self.metrics.update(job.fact, todo)
         if calls:  # a call that failed is repeated soon
             return min(todo.wake_at or datetime.max.replace(tzinfo=UTC), clock.now() + COMMAND_RETRY)
         return todo.wake_at

@@ -50,7 +50,7 @@ class Reconciler:
         self._events = events
         self._agents = JobAgents(agents, self.wake, keys)
         self._job_tasks: dict[str, JobTask] = {}
-        self._metrics = JobMetrics()
+        self._metrics = JobMetrics(self._newest_step)
         self._queues = Queues(QueueApi(api), store, self.wake, self._list_pods)
         self._control = PodControl(
             api, store, keys, place=self._queues.place_pods, list_pods=self._list_pods, forget=self._agents.forget,
@@ -114,6 +114,12 @@ class Reconciler:
     def retry_queues(self) -> None:
         """Retry what waits for Kueue, because its objects can be read again."""
         self._queues.retry_all()
+
+    def _newest_step(self, uid: str) -> int | None:
+        """Give the newest step that the agents of a job reported."""
+        job = self._store.jobs.get(uid)
+        steps = [self._agents.fact(pod_uid).step for pod_uid in job.pods] if job is not None else []
+        return max((step for step in steps if step is not None), default=None)
 
     def forget_pod(self, pod_uid: str) -> None:
         """Stop polling the agent of a pod that was deleted."""

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import base64
-import json
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from tests.patience import PATIENCE_S
+from tests.chart.rendered import Objects, container, deployment, helm, render
 
-from elastipod_local import binaries
 from elastipod_operator.api import crd
-
-CHART = Path(__file__).resolve().parents[2] / "charts" / "elastipod"
-Objects = dict[tuple[str, str, str], dict[str, Any]]
 
 VALUE_SETS: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -44,36 +36,24 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "podLabels": {"c": "d"},
         "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
         "fullnameOverride": "trainer",
+        "enabled": True,
+        "monitoring": {
+            "service": {"annotations": {"prometheus.io/scrape": "true"}},
+            "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "interval": "30s"},
+            "agentMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "portName": "numbers"},
+            "rules": {"enabled": True, "labels": {"release": "prometheus"}},
+            "dashboard": {"enabled": True, "annotations": {"grafana_folder": "Training"}},
+        },
+        "networkPolicy": {
+            "operator": {"enabled": True, "metricsFrom": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]},
+            "agents": {
+                "enabled": True,
+                "namespaces": ["team-a", "team-b"],
+                "additionalIngress": [{"ports": [{"port": 9}]}],
+            },
+        },
     },
 }
-
-
-def helm(*arguments: str, values: dict[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
-    program = binaries.ensure(["helm"])["helm"]
-    command = [str(program), *arguments, str(CHART), "--namespace", "aws-hyperpod", "--values", "-"]
-    return subprocess.run(command, input=json.dumps(values or {}), capture_output=True, text=True, timeout=PATIENCE_S)
-
-
-def render(values: dict[str, Any] | None = None) -> Objects:
-    done = helm("template", "elastipod", values=values)
-    assert done.returncode == 0, done.stderr
-    # The CRD is long: the loader in C takes a fifteenth of the other's time.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    objects = [body for body in yaml.load_all(done.stdout, Loader=loader) if body]
-    keys = [(body["kind"], body["metadata"].get("namespace", ""), body["metadata"]["name"]) for body in objects]
-    assert len(set(keys)) == len(keys)
-    return dict(zip(keys, objects, strict=True))
-
-
-def deployment(objects: Objects) -> dict[str, Any]:
-    (found,) = (body for (kind, _, _), body in objects.items() if kind == "Deployment")
-    return found
-
-
-def container(objects: Objects) -> dict[str, Any]:
-    (only,) = deployment(objects)["spec"]["template"]["spec"]["containers"]
-    assert isinstance(only, dict)
-    return only
 
 
 def environment(objects: Objects) -> dict[str, str]:
@@ -116,7 +96,7 @@ def test_the_pod_is_restricted(values: dict[str, Any]) -> None:
 
 def test_defaults() -> None:
     objects = render()
-    assert container(objects)["image"] == "docker.io/elastipod/operator:dev"
+    assert container(objects)["image"] == "docker.io/elastipod/operator:0.1.0"
     assert environment(objects)["WATCH_NAMESPACES"] == ""
     assert container(objects)["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
     assert container(objects)["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
@@ -197,7 +177,15 @@ def test_with_a_list_of_namespaces_rights_end_there() -> None:
 def test_an_account_of_the_users_own() -> None:
     objects = render(VALUE_SETS["own account, no roles"])
     assert deployment(objects)["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
-    assert {kind for kind, _, _ in objects} == {"CustomResourceDefinition", "ClusterRole", "Deployment", "Secret"}
+    assert {kind for kind, _, _ in objects} == {
+        "CustomResourceDefinition",
+        "ClusterRole",
+        "Deployment",
+        "Secret",
+        "Service",
+        "PodDisruptionBudget",
+        "Pod",
+    }
 
 
 def test_kueue_may_read_jobs_only_when_asked_for() -> None:
@@ -251,6 +239,10 @@ def test_without_tokens_there_is_no_key_and_no_right_to_secrets() -> None:
         ({"watchNamespaces": "team-a"}, "/watchNamespaces"),
         ({"replicaCount": 2}, "replicaCount"),
         ({"image": {"repo": "x"}}, "/image"),
+        ({"image": {"digest": "latest"}}, "/image/digest"),
+        ({"monitoring": {"rules": {"enable": True}}}, "/monitoring/rules"),
+        ({"monitoring": {"serviceMonitor": {"interval": "often"}}}, "/monitoring/serviceMonitor/interval"),
+        ({"networkPolicy": {"agents": {"namespaces": ["Team A"]}}}, "/networkPolicy/agents/namespaces"),
     ],
 )
 def test_wrong_values_are_refused_by_name(values: dict[str, Any], field: str) -> None:

@@ -21,7 +21,8 @@ def cluster(worker_id: str) -> Iterator[Cluster]:
     name = "e2e" if worker_id == "master" else f"e2e-{worker_id}"
     with Cluster.up(name, nodes=4, options=NodeOptions(cpus=1), progress=print) as made:
         chart = ("install", "elastipod", str(ROOT / "charts" / "elastipod"))
-        made.helm(*chart, "--namespace", OPERATOR_NAMESPACE, "--create-namespace", "--wait", "--timeout", "90s")
+        where = ("--namespace", OPERATOR_NAMESPACE, "--create-namespace", "--set", "image.tag=dev")
+        made.helm(*chart, *where, "--wait", "--timeout", "90s")
         made.kubectl("apply", "-f", str(ROOT / "examples" / "storage.yaml"))
         yield made
 

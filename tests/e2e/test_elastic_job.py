@@ -73,6 +73,13 @@ def steps_of(job: JobRun) -> dict[int, list[int]]:
     return found
 
 
+def test_helm_test_reaches_the_leader(cluster: Cluster) -> None:
+    """Through the Service, as Prometheus does."""
+    shown = cluster.helm("test", "elastipod", "-n", OPERATOR_NAMESPACE, "--logs")
+    assert "Phase:          Succeeded" in shown
+    assert "\nleading\n" in shown
+
+
 def test_user_scales_and_the_operator_dies(job: JobRun, cluster: Cluster) -> None:
     assert "created" in job.apply("--steps=900", "--min-step-time=0.2", "--checkpoint-every=50")
     job.until_training(4)

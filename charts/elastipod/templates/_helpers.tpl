@@ -26,6 +26,14 @@
 {{- default (printf "%s-install-key" (include "elastipod.fullname" .)) .Values.authentication.existingSecret }}
 {{- end }}
 
+{{- define "elastipod.image" -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- end -}}
+{{- end }}
+
 {{- define "elastipod.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "elastipod.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -64,7 +72,8 @@ app.kubernetes.io/component: operator
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
-# What jobs with a queue ask of Kueue.
+{{- if .Values.kueue.enabled }}
+# What jobs with a queue request from Kueue.
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
   # patch: their priority, when the job's class was edited.
@@ -72,10 +81,11 @@ app.kubernetes.io/component: operator
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads/status]
   verbs: [patch]
-# The one called default adopts jobs without a queue; of others it is told what is wrong with them.
+# The one called default adopts jobs without a queue; jobs are warned of what is wrong with others.
 - apiGroups: [kueue.x-k8s.io]
   resources: [localqueues]
-  verbs: [get, list]
+  verbs: {{ ternary "[get, list]" "[get]" .Values.kueue.readQueues }}
+{{- end }}
 {{- end }}
 
 {{/* A role and its binding to the operator's account. Takes a dict: kind (Role or ClusterRole), name, namespace, rules, root. */}}

@@ -1,6 +1,6 @@
 """Write what is generated from the models: `python -m elastipod_operator.api.generate [--check | --pod-schema-from KUBECONFIG]`.
 
-Run in a checkout. Writes the CRD, the chart's copy of it, the API reference and the reference of reasons.
+Run in a checkout. Writes the CRD, the chart's copy of it, the API reference, the reference of reasons, and the chart's README.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from typing import Any
 
 import yaml
 
-from elastipod_operator.api import crd, pod_schema, reasons_reference, reference
+from elastipod_operator.api import chart_readme, crd, pod_schema, reasons_reference, reference
 
 HEADER = "# Generated from the models in operator/elastipod_operator/api by `make generate`; edits are lost.\n"
 CRD_FILE = Path("crds/hyperpodpytorchjobs.yaml")
 CHART_CRD_FILE = Path("charts/elastipod/templates/crd.yaml")
 REFERENCE_FILE = Path("docs/api-reference.md")
+VALUES_FILE = Path("charts/elastipod/values.yaml")
+CHART_README_FILE = Path("charts/elastipod/README.md")
 REASONS_FILE = Path("docs/reference/reasons.md")
 
 # Helm never upgrades what lies in a chart's crds/ folder, so the chart's copy is a template.
@@ -51,6 +53,7 @@ def generated() -> dict[Path, str]:
         CHART_CRD_FILE: HEADER + _as_template(text),
         REFERENCE_FILE: reference.render(crd.object_schema()),
         REASONS_FILE: reasons_reference.render(),
+        CHART_README_FILE: chart_readme.render((checkout() / VALUES_FILE).read_text(encoding="utf-8")),
     }
 
 

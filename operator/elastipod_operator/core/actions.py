@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from .history import HistoryEntry
 from .names import PodId
@@ -182,6 +182,20 @@ class JobEvent:
     warning: bool = False
 
 
+class JobSize(NamedTuple):
+    """Replicas that train, those after the change in progress, and the maximum."""
+
+    running: int
+    target: int
+    maximum: int
+
+    def __str__(self) -> str:
+        return "/".join(map(str, self))
+
+
+NO_SIZE = JobSize(0, 0, 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A decision: the record to be written first, then actions in their order, then status and events.
@@ -194,7 +208,7 @@ class Plan:
     record: Record
     actions: tuple[Action, ...] = ()
     conditions: tuple[Condition, ...] = ()
-    size: str = ""
+    size: JobSize = NO_SIZE
     events: tuple[JobEvent, ...] = ()
     history: tuple[HistoryEntry, ...] = ()
     running_since: datetime | None = None

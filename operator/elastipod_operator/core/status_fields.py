@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..api.job_status import RUNNING, SELECTOR
+from .actions import JobSize
 from .grant import Grant
 from .growth import possible_size
 from .names import LABEL_JOB, PodId, master_port
@@ -15,8 +16,8 @@ from .replica import Replicas
 from .snapshot import Snapshot
 
 
-def size_text(snapshot: Snapshot, record: Record, replicas: Replicas, grant: Grant | None) -> str:
-    """Give the size as it is printed: running/target/max."""
+def job_size(snapshot: Snapshot, record: Record, replicas: Replicas, grant: Grant | None) -> JobSize:
+    """Give the size of the job; of one that has ended nothing trains."""
     policy = snapshot.job.policy
     maximum = policy.sizes.maximum if policy else 0
     transition = record.transition
@@ -24,7 +25,7 @@ def size_text(snapshot: Snapshot, record: Record, replicas: Replicas, grant: Gra
     if transition is None and grant is not None:
         target = max(target, possible_size(record, replicas, grant))
     running = len(record.members) if transition is None and record.running_since else 0
-    return f"{0 if record.outcome else running}/{0 if record.outcome else target}/{maximum}"
+    return JobSize(0, 0, maximum) if record.outcome else JobSize(running, target, maximum)
 
 
 def status_fields(snapshot: Snapshot, record: Record, replicas: Replicas, grant: Grant | None) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def metadata_changes(job: Job, todo: Plan) -> dict[str, Any]:
     if todo.skips_record:
         wanted: dict[str, str] = {}
     else:
-        wanted = {ANNOTATION_STATE: encode(replace(todo.record, owner=job.fact.uid)), ANNOTATION_SIZE: todo.size}
+        wanted = {ANNOTATION_STATE: encode(replace(todo.record, owner=job.fact.uid)), ANNOTATION_SIZE: str(todo.size)}
     if job.fact.policy is not None and (todo.adopts_spec or wanted):
         applied = applied_annotation(job.body, adopts_spec=todo.adopts_spec, room=room_for_applied(job.body))
         if applied is not None:

@@ -288,10 +288,10 @@ def test_a_start_is_told_with_history_and_size() -> None:
     todo = plan(observed(job(NEW, policy(2, 4)), [(pod(n), ready(0)) for n in range(2)]))
     assert [(e.generation, e.at) for e in todo.history] == [(1, NOW)]
     assert todo.running_since is None
-    assert todo.size == "0/2/4"
+    assert str(todo.size) == "0/2/4"
     assert len(acts(todo, StartWorkers)) == 2
     runs = plan(observed(job(todo.record, policy(2, 4)), BOTH))
-    assert (runs.running_since, runs.history, runs.size) == (NOW, (), "2/2/4")
+    assert (runs.running_since, runs.history, str(runs.size)) == (NOW, (), "2/2/4")
 
 
 def test_an_ended_job_lets_its_pods_go_and_looks_again() -> None:

@@ -201,7 +201,7 @@ def test_an_admitted_base_lets_its_pods_come_and_the_increments_be_asked_for() -
     assert (todo.record.transition and todo.record.transition.cause) == "Admitted"
     assert [(a.pod, a.workload) for a in acts(todo, CreatePod)] == [(pid(n), workload(0).name) for n in range(2)]
     assert [a.number for a in acts(todo, CreateWorkload)] == [1, 2]
-    assert todo.size == "0/2/4"
+    assert str(todo.size) == "0/2/4"
 
 
 def test_a_quota_that_is_only_reserved_starts_nothing() -> None:
@@ -258,7 +258,7 @@ def test_what_increments_wait_for_is_told_in_kueues_words() -> None:
         "Queued",
         "2 more replicas are wanted; the request waits in queue gpus: no room",
     )
-    assert todo.size == "2/2/4"
+    assert str(todo.size) == "2/2/4"
 
 
 def test_an_evicted_increment_is_left_in_order_and_then_given_back() -> None:

@@ -33,7 +33,7 @@ from elastipod_operator.core.record import (
     TransitionKind,
 )
 from elastipod_operator.core.snapshot import ObservedAgent, Snapshot, SpecLimits
-from elastipod_operator.core.status_fields import size_text, status_fields
+from elastipod_operator.core.status_fields import job_size, status_fields
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ from elastipod_operator.core.status_fields import size_text, status_fields
 )
 def test_size(record: Record, pods: list[Seen], size: str) -> None:
     snapshot = observed(job(record), pods)
-    assert size_text(snapshot, record, assess(snapshot), granted(snapshot)) == size
+    assert str(job_size(snapshot, record, assess(snapshot), granted(snapshot))) == size
 
 
 def test_the_size_of_a_job_that_cannot_be_used() -> None:
     snapshot = observed(replace(job(trains()), policy=None, spec_error="no"), RUN)
-    assert size_text(snapshot, trains(), assess(snapshot), granted(snapshot)) == "2/2/0"
+    assert str(job_size(snapshot, trains(), assess(snapshot), granted(snapshot))) == "2/2/0"
 
 
 def status(record: Record, wishes: Any = FULL, *pods: Seen) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def test_the_base_spec_is_the_first_to_be_wanted() -> None:
     ],
 )
 def test_the_size_is_running_target_and_maximum(snapshot: Snapshot, size: str) -> None:
-    assert plan(snapshot).size == size
+    assert str(plan(snapshot).size) == size
 
 
 def test_the_status_holds_only_fields_that_clients_know() -> None:

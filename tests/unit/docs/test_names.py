@@ -12,10 +12,10 @@ import pytest
 import yaml
 from prometheus_client import REGISTRY
 from tests.nonempty import some
+from tests.unit.docs.metric_names import operator_metrics
 from tests.unit.docs.pages import ROOT, Page, page, pages, sources
 
 from elastipod_agent.metrics import FAMILIES
-from elastipod_operator import metrics
 from elastipod_operator.api.models import HyperPodPyTorchJob
 
 PAGES = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.path))
@@ -57,14 +57,9 @@ def test_every_label_and_annotation_is_documented() -> None:
     assert keys - set(KEY.findall(documented())) <= set(INTERNAL_KEYS)
 
 
-def operator_metrics() -> dict[str, set[str]]:
-    """Give the names under which Prometheus gets the operator's metrics, without the suffixes of histograms, with their labels."""
-    found = {}
-    for value in vars(metrics).values():
-        if hasattr(value, "_labelnames") and str(getattr(value, "_name", "")).startswith("elastipod_"):
-            name = value._name + ("_total" if value._type == "counter" else "")
-            found[name.removeprefix("elastipod_")] = set(value._labelnames)
-    return found
+def exported() -> dict[str, frozenset[str]]:
+    """Give the labels of the operator's metrics by name, without the common prefix."""
+    return {metric.name.removeprefix("elastipod_"): metric.labels for metric in operator_metrics()}
 
 
 def names_in_table(heading: str) -> dict[str, set[str]]:
@@ -83,8 +78,8 @@ def names_in_table(heading: str) -> dict[str, set[str]]:
 def test_the_operations_guide_lists_every_metric_of_the_operator_and_no_other() -> None:
     assert REGISTRY is not None
     listed = names_in_table("`elastipod_...`")
-    assert set(listed) == set(operator_metrics())
-    for name, labels in operator_metrics().items():
+    assert set(listed) == set(exported())
+    for name, labels in exported().items():
         assert labels <= listed[name], name
 
 
@@ -99,7 +94,7 @@ def named_metrics(page: Page) -> set[str]:
 
 @PAGES
 def test_metrics_that_are_named_in_full_exist(page: Page) -> None:
-    known = {f"elastipod_{name}" for name in operator_metrics()} | {f"elastipod_agent_{name}" for name in FAMILIES}
+    known = {f"elastipod_{name}" for name in exported()} | {f"elastipod_agent_{name}" for name in FAMILIES}
     assert {name.removesuffix("_bucket") for name in named_metrics(page) - known} <= known
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ..actions import JobEvent
+from ..actions import JobEvent, JobSize
 from ..context import Context
 from ..grant import Grant
 from ..quota import Quota
@@ -15,7 +15,7 @@ from ..reasons import AnyReason, Reason, as_reason, writes_event_when_reported
 from ..record import Record
 from ..replica import Replicas
 from ..snapshot import Condition, Snapshot
-from ..status_fields import size_text, status_fields
+from ..status_fields import job_size, status_fields
 from ..time_order import earliest
 from ..wording import training
 from . import pods_ready, scaling, state, warning
@@ -40,7 +40,7 @@ class StatusReport:
     """conditions: oldest first, the present state last. events: those for reasons that are new."""
 
     conditions: tuple[Condition, ...]
-    size: str
+    size: JobSize
     status: dict[str, Any]
     events: tuple[JobEvent, ...] = ()
     wake_at: datetime | None = None
@@ -64,7 +64,7 @@ def describe(
     )
     return StatusReport(
         conditions,
-        size_text(snapshot, record, replicas, grant),
+        job_size(snapshot, record, replicas, grant),
         status_fields(snapshot, record, replicas, grant),
         events,
         wake,

@@ -1,0 +1,42 @@
+"""The metrics that the operator exports, by the names and labels that Prometheus stores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from elastipod_operator import metrics
+
+HISTOGRAM_PARTS = ("_bucket", "_sum", "_count")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricName:
+    """A metric. labels: without `le`, which the buckets of a histogram have."""
+
+    name: str
+    kind: str
+    labels: frozenset[str]
+
+    @property
+    def series(self) -> dict[str, frozenset[str]]:
+        """The names that a query uses, with their labels."""
+        if self.kind != "histogram":
+            return {self.name: self.labels}
+        return {self.name + part: self.labels | ({"le"} if part == "_bucket" else set()) for part in HISTOGRAM_PARTS}
+
+
+def operator_metrics() -> list[MetricName]:
+    """Give all metrics of the operator."""
+    found: list[Any] = [value for value in vars(metrics).values() if _is_metric(value)]
+    names = [MetricName(_name(value), value._type, frozenset(value._labelnames)) for value in found]
+    each_job: list[Any] = list(metrics.EACH_JOB.collect())
+    return names + [MetricName(family.name, family.type, frozenset(family._labelnames)) for family in each_job]
+
+
+def _is_metric(value: Any) -> bool:
+    return hasattr(value, "_labelnames") and str(getattr(value, "_name", "")).startswith("elastipod_")
+
+
+def _name(value: Any) -> str:
+    return f"{value._name}_total" if value._type == "counter" else str(value._name)
