@@ -9,7 +9,7 @@ from typing import Any
 
 from . import metrics
 from .agents.agent_ports import agents_over
-from .agents.status_cache import open_session
+from .agents.status_requests import open_session
 from .garbage_collection import collect_garbage, manual_collection
 from .kopf_handlers import handlers, run_kopf, stop_on_signals
 from .kube.api import CALL_ERRORS, Api, ApiError, connect

@@ -11,7 +11,7 @@ from . import metrics
 from .agents.agent_ports import ConnectAgents
 from .agents.command_builder import CommandBuilder
 from .agents.commands import Command
-from .agents.status_cache import Address
+from .agents.polled_agent import Address
 from .core.record import Record
 from .core.snapshot import ObservedAgent, ObservedPod
 from .job_task import Decision

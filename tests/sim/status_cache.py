@@ -15,8 +15,8 @@ from tests.sim.objects import Body, SimPod
 
 from elastipod_operator.agents import status_cache as shipped
 from elastipod_operator.agents.peer_reachability import ASK_AFTER, PEERS_ASKED
+from elastipod_operator.agents.polled_agent import Address
 from elastipod_operator.agents.status import InvalidStatus, parse_status
-from elastipod_operator.agents.status_cache import Address
 from elastipod_operator.core.silence import SILENCE_LIMIT, is_answering
 from elastipod_operator.core.snapshot import ObservedAgent
 

@@ -11,7 +11,8 @@ from ..core.snapshot import ObservedAgent
 from .authentication import Authenticators
 from .commands import Command, CommandSender
 from .encoded_json import EncodedJson
-from .status_cache import Address, AgentStatusCache
+from .polled_agent import Address
+from .status_cache import AgentStatusCache
 
 Wake = Callable[[str], None]
 

@@ -15,7 +15,7 @@ from ..core.snapshot import ObservedAgent, ObservedPod
 from .agent_ports import AgentStatuses
 from .commands import Command
 from .encoded_json import EncodedJson
-from .status_cache import Address
+from .polled_agent import Address
 
 # The list of addresses is only sent up to this many pods, and up to this many entries.
 MAX_RANK_IPS = 512

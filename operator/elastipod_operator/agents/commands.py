@@ -15,9 +15,9 @@ import aiohttp
 
 from .authentication import AuthenticationFailed, Authenticators, Response
 from .encoded_json import EncodedJson
+from .polled_agent import Address
 from .responses import read_response
 from .status import InvalidStatus
-from .status_cache import Address
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
 
 import aiohttp
 from yarl import URL
@@ -18,11 +17,9 @@ from .. import clock
 from ..core.silence import HEARTBEAT, is_answering
 from .authentication import AuthenticationFailed, Authenticators, Response
 from .budgets import ByteBudget
+from .polled_agent import Address, PolledAgent
 from .responses import decode_json, read_response
 from .status import InvalidStatus, parse_reachability
-
-if TYPE_CHECKING:
-    from .status_cache import Address, PolledAgent
 
 log = logging.getLogger(__name__)
 

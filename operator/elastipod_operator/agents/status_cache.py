@@ -15,31 +15,27 @@ import json
 import logging
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields, replace
-from datetime import timedelta
-from functools import partial
+from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any
 
 import aiohttp
 
 from .. import clock
-from ..core.silence import HEARTBEAT, SILENCE_LIMIT
+from ..core.silence import SILENCE_LIMIT
 from ..core.snapshot import ObservedAgent
-from .authentication import NO_CREDENTIALS, AuthenticationFailed, Authenticators, Credentials, Response
+from .authentication import AuthenticationFailed, Authenticators
 from .budgets import ByteBudget
 from .encoded_json import EncodedJson
 from .peer_reachability import PeerReachability
-from .polls import ConnectFailed, PollConnection, PollInterrupted, TooLarge, UnsupportedResponse
-from .responses import decode_json, read_response
-from .status import MAX_EXCESS, MAX_REASON, MAX_RESPONSE_BYTES, AgentStatus, InvalidStatus, parse_status
+from .polled_agent import Address, PolledAgent, with_kernel_activity
+from .polls import ConnectFailed, PollInterrupted
+from .status import MAX_EXCESS, MAX_REASON, AgentStatus, InvalidStatus
+from .status_requests import CONNECT_S, LONG_POLL_S, StatusRequests
 
 log = logging.getLogger(__name__)
 
-# The agent holds a long poll this long; with the limits below an answer comes at least once a heartbeat.
-LONG_POLL_S = HEARTBEAT.total_seconds() - 1
 # Target rate of polls for an idle fleet, and the limit of the duration of a poll.
 POLLS_PER_S, LONGEST_POLL_S = 250, 45.0
 # Polls end together at these ticks: a hundred responses in a row cost a quarter of what they cost one by one, because the
@@ -49,7 +45,6 @@ TICK_S = 0.1
 SUSPECT_FOR_S = 30.0
 # Spreads the polls of agents that began to train at the same moment.
 SPREAD = 0.1
-CONNECT_S = 2.0
 PLAIN_POLL_S = 1.0
 # Retries until an agent answers, which is within a second of its container's start.
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 1.0
@@ -78,74 +73,6 @@ _VOLATILE = {
 _STABLE = attrgetter(*(field.name for field in fields(ObservedAgent) if field.name not in _VOLATILE))
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """The address of a pod's agent, and the job to wake."""
-
-    job: str
-    ip: str
-    port: int
-    credentials: Credentials = NO_CREDENTIALS
-    """The credentials of the operator and the agent."""
-    restarts: int = 0
-    """Restarts of its container; each one is a new agent process."""
-
-    def url(self, path: str) -> str:
-        return f"http://{self.host_port}{path}"
-
-    @property
-    def host_port(self) -> str:
-        """Host and port."""
-        host = f"[{self.ip}]" if ":" in self.ip else self.ip
-        return f"{host}:{self.port}"
-
-
-@dataclass(slots=True)
-class PolledAgent:
-    """An agent that is polled, and its newest status."""
-
-    address: Address
-    fact: ObservedAgent = field(default_factory=ObservedAgent)
-    version: int | None = None
-    progress: str = ""
-    worker_data: str = ""
-    """Both as in AgentStatus."""
-    num_text_bytes: int = 0
-    """Counted bytes of its failure message."""
-    task: asyncio.Task[None] | None = None
-    last_error: str = ""
-    connection: PollConnection | None = None
-    """For its long polls; created with the first one."""
-    needs_http_client: bool = False
-    """Its responses need the general HTTP client."""
-    is_long: bool = False
-    """Its present poll lasts longer than a heartbeat."""
-    hash_position: float = field(init=False)
-    """A hash from 0 to 1 that spreads agents."""
-
-    def __post_init__(self) -> None:
-        self.hash_position = zlib.crc32(self.address.url("").encode()) / 2**32
-
-    def stop(self) -> None:
-        """Stop polling it."""
-        if self.task is not None:
-            self.task.cancel()
-            self.task = None
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
-
-
-def open_session() -> aiohttp.ClientSession:
-    """Give a session for calls to agents: no decompression (a small response must not become a large one), no cookies."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        headers={"Accept-Encoding": "identity"},
-    )
-
-
 class AgentStatusCache:
     """Keeps an ObservedAgent for each pod UID. `wake` is called with the job's UID whenever a fact changed that may matter."""
 
@@ -155,7 +82,6 @@ class AgentStatusCache:
         wake: Callable[[str], None],
         authenticators: Authenticators | None = None,
     ) -> None:
-        self._session = session
         self._wake = wake
         self._polled: dict[str, PolledAgent] = {}
         self._authenticators = authenticators or Authenticators()
@@ -165,6 +91,7 @@ class AgentStatusCache:
         self._data = ByteBudget(per_job=MAX_JOB_DATA, in_all=MAX_DATA, free=FREE_DATA)
         self._texts = ByteBudget(per_job=MAX_JOB_TEXTS, in_all=MAX_TEXTS, free=FREE_TEXTS)
         self._parts = ByteBudget(per_job=MAX_JOB_PARTS, in_all=MAX_PARTS, free=FREE_PARTS)
+        self._requests = StatusRequests(session, self._authenticators, self._parts)
         self._peers = PeerReachability(session, self._authenticators, wake, self._parts)
 
     def watch(self, pod_uid: str, address: Address) -> None:
@@ -215,7 +142,7 @@ class AgentStatusCache:
         polled = self._polled.get(pod_uid)
         if polled is None:
             return ObservedAgent()
-        return _with_kernel_activity(polled) if polled.is_long else polled.fact
+        return with_kernel_activity(polled) if polled.is_long else polled.fact
 
     def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
         """Give the newest complete checkpoint for each prefix, as the agents of a job report it (for the next /start).
@@ -256,7 +183,7 @@ class AgentStatusCache:
         while True:
             began = time.monotonic()
             try:
-                answer = await self._ask(polled)
+                answer = await self._requests.ask(polled, self._poll_s)
             except PollInterrupted:
                 polled.version = None
                 continue
@@ -271,60 +198,6 @@ class AgentStatusCache:
             quick = quick + 1 if time.monotonic() - began < QUICK_S else 0
             if answer.version is None or quick > QUICK_ANSWERS:
                 await asyncio.sleep(PLAIN_POLL_S)
-
-    async def _ask(self, polled: PolledAgent) -> AgentStatus:
-        if polled.version is not None and not polled.needs_http_client:
-            try:
-                return await self._poll(polled, polled.version)
-            except UnsupportedResponse as error:
-                log.info("agent at %s is polled by the general client: %s", polled.address.url(""), error)
-                polled.needs_http_client = True
-        target, limit_s = "/status", CONNECT_S + 1
-        if polled.version is not None:
-            target += f"?after={polled.version}&wait={LONG_POLL_S:g}"
-            limit_s += LONG_POLL_S
-        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=CONNECT_S)
-        url = polled.address.url(target)
-        hold = partial(self._parts.change, polled.address.job)
-
-        async def send(headers: dict[str, str]) -> Response:
-            async with self._session.get(url, timeout=timeout, allow_redirects=False, headers=headers) as response:
-                return await read_response(response, hold)
-
-        reply = await self._authenticators.of(polled.address.credentials).exchange("GET", target, b"", send)
-        _check(reply.status)
-        return parse_status(decode_json(reply.body), polled.fact, clock.now())
-
-    async def _poll(self, polled: PolledAgent, version: int) -> AgentStatus:
-        """Poll for a newer status over a persistent connection; these are nearly all calls while jobs train."""
-        if polled.connection is None:
-            address = polled.address
-            hold = partial(self._parts.change, address.job)
-            polled.connection = PollConnection(address.ip, address.port, MAX_RESPONSE_BYTES, hold)
-        connection = polled.connection
-        wait_s = self._poll_s(polled)
-        polled.is_long = wait_s > LONG_POLL_S
-        target = f"/status?after={version}&wait={wait_s:g}"
-
-        async def send(headers: dict[str, str]) -> Response:
-            return await connection.ask(target, CONNECT_S, wait_s + CONNECT_S + 1, headers)
-
-        try:
-            reply = await self._authenticators.of(polled.address.credentials).exchange("GET", target, b"", send)
-        except TooLarge as error:
-            raise InvalidStatus(str(error)) from error
-        except (OSError, PollInterrupted) as error:
-            if polled.is_long and not isinstance(error, TimeoutError):
-                polled.fact = _with_kernel_activity(polled)  # it has been silent since then
-            raise
-        finally:
-            is_long, polled.is_long = polled.is_long, False
-        _check(reply.status)
-        now = clock.now()
-        answer = decode_json(reply.body)
-        if is_long:  # the agent was alive all the time
-            polled.fact = replace(polled.fact, last_answer=now)
-        return parse_status(answer, polled.fact, now)
 
     def _poll_s(self, polled: PolledAgent) -> float:
         now = time.monotonic()
@@ -417,24 +290,9 @@ def align_to_tick(now: float, wait_s: float) -> float:
     return wait_s - (now + wait_s) % TICK_S
 
 
-def _check(status: int) -> None:
-    if status != 200:
-        raise InvalidStatus(f"the agent answers /status with HTTP {status}")
-
-
 def _stable_part(fact: ObservedAgent) -> tuple[object, ...]:
     """Give the parts of a fact that change rarely, and whether there is a step."""
     return (fact.step is None, *_STABLE(fact))
-
-
-def _with_kernel_activity(polled: PolledAgent) -> ObservedAgent:
-    """Give the fact of an agent in a long poll, with its machine's last sign of life as the last answer."""
-    heard_at = polled.connection.heard_at() if polled.connection is not None else None
-    if heard_at is None:
-        return polled.fact
-    heard = clock.now() - timedelta(seconds=time.monotonic() - heard_at)
-    before = polled.fact.last_answer
-    return polled.fact if before is None or heard <= before else replace(polled.fact, last_answer=heard)
 
 
 def _was_silent(before: ObservedAgent, after: ObservedAgent) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 from tests.patience import PATIENCE_S
 
-from elastipod_operator.agents.status_cache import Address
+from elastipod_operator.agents.polled_agent import Address
 
 JOB = "job-uid"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

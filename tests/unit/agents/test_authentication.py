@@ -17,7 +17,9 @@ from elastipod_agent.server.http_messages import Response
 from elastipod_operator.agents import authentication
 from elastipod_operator.agents.authentication import AuthenticationFailed, Authenticator, Authenticators, Credentials
 from elastipod_operator.agents.commands import Command, CommandSender
-from elastipod_operator.agents.status_cache import Address, AgentStatusCache, open_session
+from elastipod_operator.agents.polled_agent import Address
+from elastipod_operator.agents.status_cache import AgentStatusCache
+from elastipod_operator.agents.status_requests import open_session
 from elastipod_operator.core.snapshot import AgentState
 
 POD, NAME, KEY, TOKEN = "pod-uid", "job-workers-0", "5" * 64, "70ce" * 16

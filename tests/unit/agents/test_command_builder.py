@@ -9,7 +9,7 @@ import pytest
 from tests.unit.core.builders import agent, pod, ready, running, trains
 
 from elastipod_operator.agents.command_builder import CommandBuilder
-from elastipod_operator.agents.status_cache import Address
+from elastipod_operator.agents.polled_agent import Address
 from elastipod_operator.core.actions import Action, AssignSpare, CreatePod, ShutDownAgent, StartWorkers, StopWorkers
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.record import RestartMode

@@ -12,7 +12,7 @@ from tests.unit.core.builders import pod, ready, trains
 
 from elastipod_operator.agents.command_builder import CommandBuilder
 from elastipod_operator.agents.commands import Command, CommandSender
-from elastipod_operator.agents.status_cache import Address
+from elastipod_operator.agents.polled_agent import Address
 from elastipod_operator.core.actions import StartWorkers
 from elastipod_operator.core.record import RestartMode
 from elastipod_operator.core.snapshot import ObservedAgent

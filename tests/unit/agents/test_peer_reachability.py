@@ -15,8 +15,10 @@ from tests.unit.agents.fake_agent import JOB, FakeAgent, serving, until
 
 from elastipod_operator.agents import peer_reachability as peers_module
 from elastipod_operator.agents.peer_reachability import MAX_NEVER_ANSWERED, PEERS_ASKED
+from elastipod_operator.agents.polled_agent import Address
 from elastipod_operator.agents.status import InvalidStatus, parse_reachability
-from elastipod_operator.agents.status_cache import Address, AgentStatusCache, open_session
+from elastipod_operator.agents.status_cache import AgentStatusCache
+from elastipod_operator.agents.status_requests import open_session
 
 SILENT = "silent-pod"
 

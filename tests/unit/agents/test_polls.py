@@ -13,7 +13,8 @@ from aiohttp import web
 from tests.unit.agents.fake_agent import JOB, FakeAgent, serving, until
 
 from elastipod_operator.agents.polls import ConnectFailed, PollConnection, TooLarge, UnsupportedResponse
-from elastipod_operator.agents.status_cache import AgentStatusCache, open_session
+from elastipod_operator.agents.status_cache import AgentStatusCache
+from elastipod_operator.agents.status_requests import open_session
 
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 

@@ -16,8 +16,10 @@ from tests.unit.agents.fake_agent import JOB, FakeAgent, serving, until
 
 from elastipod_operator.agents import status_cache as status_cache
 from elastipod_operator.agents.authentication import Credentials
+from elastipod_operator.agents.polled_agent import Address
 from elastipod_operator.agents.status import MAX_RESPONSE_BYTES
-from elastipod_operator.agents.status_cache import Address, AgentStatusCache, open_session
+from elastipod_operator.agents.status_cache import AgentStatusCache
+from elastipod_operator.agents.status_requests import LONG_POLL_S, open_session
 from elastipod_operator.core.snapshot import AgentState
 
 POD = "pod-uid"
@@ -64,7 +66,7 @@ async def test_a_change_arrives_at_once_and_wakes_the_job(
     await until(lambda: state(statuses) is AgentState.RUNNING)
     assert wakes == [JOB, JOB]
     assert agent.polls[1]["after"] == "1"
-    assert status_cache.LONG_POLL_S - status_cache.TICK_S < float(agent.polls[1]["wait"]) <= status_cache.LONG_POLL_S
+    assert LONG_POLL_S - status_cache.TICK_S < float(agent.polls[1]["wait"]) <= LONG_POLL_S
 
 
 async def test_a_newcomer_that_has_become_warm_wakes_the_job(

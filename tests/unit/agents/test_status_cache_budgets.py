@@ -15,15 +15,10 @@ from elastipod_operator.agents import status_cache as status_cache
 from elastipod_operator.agents.budgets import ByteBudget
 from elastipod_operator.agents.commands import _serialized
 from elastipod_operator.agents.encoded_json import EncodedJson
+from elastipod_operator.agents.polled_agent import Address
 from elastipod_operator.agents.status import MAX_PROGRESS_BYTES, MAX_WORKER_DATA_BYTES, InvalidStatus, parse_status
-from elastipod_operator.agents.status_cache import (
-    MAX_DATA,
-    MAX_JOB_DATA,
-    MAX_JOB_TEXTS,
-    Address,
-    AgentStatusCache,
-    open_session,
-)
+from elastipod_operator.agents.status_cache import MAX_DATA, MAX_JOB_DATA, MAX_JOB_TEXTS, AgentStatusCache
+from elastipod_operator.agents.status_requests import open_session
 from elastipod_operator.core.snapshot import ObservedAgent
 
 PLAIN = {"status": "running", "protocol": 1, "generation": 3}

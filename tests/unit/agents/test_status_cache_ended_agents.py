@@ -11,8 +11,10 @@ import pytest
 from tests.unit.agents.fake_agent import JOB, FakeAgent, serving, until
 
 from elastipod_operator.agents import status_cache as status_cache
+from elastipod_operator.agents.polled_agent import PolledAgent
 from elastipod_operator.agents.polls import ConnectFailed
-from elastipod_operator.agents.status_cache import AgentStatusCache, PolledAgent, open_session
+from elastipod_operator.agents.status_cache import AgentStatusCache
+from elastipod_operator.agents.status_requests import StatusRequests, open_session
 from elastipod_operator.core.snapshot import AgentState
 
 POD = "pod-uid"
@@ -75,11 +77,11 @@ async def test_only_a_refused_connection_tells_that_nobody_listens(
 ) -> None:
     tried: list[int] = []
 
-    async def ask(self: AgentStatusCache, watched: PolledAgent) -> Any:
+    async def ask(self: StatusRequests, polled: PolledAgent, poll_s: object) -> Any:
         tried.append(code)
         raise ConnectFailed(code, "no way")
 
-    monkeypatch.setattr(AgentStatusCache, "_ask", ask)
+    monkeypatch.setattr(StatusRequests, "ask", ask)
     monkeypatch.setattr(status_cache, "FIRST_RETRY_S", 0.01)
     statuses.watch(POD, replace(FakeAgent().address, job=JOB, ip="127.0.0.1", port=1))
     await until(lambda: len(tried) > 1)

@@ -14,7 +14,10 @@ from tests.unit.agents.fake_agent import JOB, FakeAgent, serving, until
 from elastipod_operator.agents import polls as polls_module
 from elastipod_operator.agents import status as answers_module
 from elastipod_operator.agents import status_cache as status_cache
-from elastipod_operator.agents.status_cache import AgentStatusCache, open_session
+from elastipod_operator.agents import status_requests
+from elastipod_operator.agents.polled_agent import Address
+from elastipod_operator.agents.status_cache import AgentStatusCache
+from elastipod_operator.agents.status_requests import LONG_POLL_S, open_session
 
 ONE, OTHER = "one", "other"
 
@@ -118,14 +121,14 @@ async def test_at_the_first_doubt_about_one_all_agents_of_its_job_are_asked(
     await until(lambda: statuses.fact(OTHER).connection_refused)
     await until(lambda: statuses.fact(ONE).step == 7 and len(agent.polls) == 4)
     first, second = agent.polls[2:]
-    assert (first, second["after"], float(second["wait"]) <= status_cache.LONG_POLL_S) == ({}, "1", True)
+    assert (first, second["after"], float(second["wait"]) <= LONG_POLL_S) == ({}, "1", True)
     statuses.forget(OTHER)
 
 
 async def test_agents_of_other_jobs_are_left_alone(statuses: AgentStatusCache, agent: FakeAgent) -> None:
     async with serving(FakeAgent()) as other:
         await held(statuses, agent)
-        other.address = status_cache.Address("another job", other.address.ip, other.address.port)
+        other.address = Address("another job", other.address.ip, other.address.port)
         await held(statuses, other, OTHER)
     await until(lambda: statuses.fact(OTHER).connection_refused)
     assert len(agent.polls) == 2
@@ -138,6 +141,7 @@ async def test_a_process_that_hangs_is_silent_since_its_last_answer(
     """Its kernel lives and acknowledges everything."""
     for name, value in (("TICK_S", 0.001), ("LONG_POLL_S", 0.01), ("LONGEST_POLL_S", 0.05), ("CONNECT_S", 0.05)):
         monkeypatch.setattr(status_cache, name, value)
+        monkeypatch.setattr(status_requests, name, value, raising=False)
     forever = asyncio.Event()
 
     async def never(request: web.Request) -> web.Response:

@@ -12,7 +12,8 @@ from tests.fields import DOCUMENT, ROOT, SPEC, STATUS, UNWRITTEN, document, leav
 from tests.unit.core.builders import pid, pod, trains
 
 from elastipod_operator.agents.command_builder import CommandBuilder
-from elastipod_operator.agents.status_cache import Address, AgentStatusCache
+from elastipod_operator.agents.polled_agent import Address
+from elastipod_operator.agents.status_cache import AgentStatusCache
 from elastipod_operator.api import JobSpec
 from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import StartWorkers

@@ -17,8 +17,9 @@ from tests.unit.kube.random_clusters import JOB_UID, NOW, World, odd_world, soun
 
 from elastipod_operator.agents.command_builder import CommandBuilder
 from elastipod_operator.agents.commands import Command
+from elastipod_operator.agents.polled_agent import Address
 from elastipod_operator.agents.status import InvalidStatus, parse_status
-from elastipod_operator.agents.status_cache import Address, AgentStatusCache
+from elastipod_operator.agents.status_cache import AgentStatusCache
 from elastipod_operator.core.actions import CreatePod, CreateWorkload, Plan
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record_codec import decode, encode

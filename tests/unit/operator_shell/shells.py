@@ -13,7 +13,7 @@ from tests.unit.kube.bodies import JOB_UID, job_body
 from tests.unit.operator_shell.api_server import ApiServer
 
 from elastipod_operator.agents.agent_ports import agents_over
-from elastipod_operator.agents.status_cache import open_session
+from elastipod_operator.agents.status_requests import open_session
 from elastipod_operator.core.snapshot import Snapshot
 from elastipod_operator.kube.api import Api
 from elastipod_operator.kube.events import Events

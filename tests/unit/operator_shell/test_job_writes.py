@@ -18,7 +18,7 @@ from tests.unit.operator_shell.shells import Shell
 from elastipod_operator import job_writes, pod_control
 from elastipod_operator import reconciler as reconciler_module
 from elastipod_operator.agents.agent_ports import agents_over
-from elastipod_operator.agents.status_cache import open_session
+from elastipod_operator.agents.status_requests import open_session
 from elastipod_operator.core.actions import DeletePod
 from elastipod_operator.core.names import ANNOTATION_STATE, FINALIZER
 from elastipod_operator.core.reasons import OpenReason, Reason

@@ -18,7 +18,7 @@ from tests.unit.operator_shell.test_reconciler_order import RECORD, Notes, carri
 from elastipod_operator import clock, reconcile_pass
 from elastipod_operator.agents.command_builder import CommandBuilder
 from elastipod_operator.agents.commands import Command
-from elastipod_operator.agents.status_cache import Address
+from elastipod_operator.agents.polled_agent import Address
 from elastipod_operator.core.actions import DeleteJob, ListPods, Plan, StartWorkers, StopWorkers
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.snapshot import ContainerState, ObservedAgent, ObservedContainer, ObservedPod

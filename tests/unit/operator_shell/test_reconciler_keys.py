@@ -15,7 +15,7 @@ from tests.unit.operator_shell.shells import Shell, settled
 from elastipod_agent.authentication import Credentials
 from elastipod_operator import pod_control
 from elastipod_operator.agents.agent_ports import agents_over
-from elastipod_operator.agents.status_cache import open_session
+from elastipod_operator.agents.status_requests import open_session
 from elastipod_operator.kube.api import Api
 from elastipod_operator.kube.events import Events
 from elastipod_operator.kube.job_keys import JobKeys

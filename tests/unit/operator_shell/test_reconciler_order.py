@@ -14,7 +14,7 @@ from tests.unit.kube.bodies import JOB_UID, job_body
 
 from elastipod_operator.agents.agent_ports import agents_over
 from elastipod_operator.agents.commands import Command
-from elastipod_operator.agents.status_cache import open_session
+from elastipod_operator.agents.status_requests import open_session
 from elastipod_operator.core.actions import (
     Action,
     CreatePod,

@@ -13,7 +13,7 @@ from tests.unit.operator_shell.api_server import serving
 from tests.unit.operator_shell.queue_server import CANNOT_CONVERT, QueueServer
 
 from elastipod_operator.agents.agent_ports import agents_over
-from elastipod_operator.agents.status_cache import open_session
+from elastipod_operator.agents.status_requests import open_session
 from elastipod_operator.core.names import ANNOTATION_STATE, ANNOTATION_WORKLOAD, workload_name
 from elastipod_operator.kube.events import Events
 from elastipod_operator.kube.store import Store
