@@ -5,7 +5,7 @@ MAKEFLAGS += --no-print-directory
 
 PY := .venv/bin/python
 TIERS := unit sim api e2e chart
-CODE := operator agent localcluster tests bench examples
+CODE := operator agent client localcluster tests bench examples
 # What the session that runs the tests has; empty means the test's own default.
 NAME ?=
 SEED ?=

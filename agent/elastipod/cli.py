@@ -46,6 +46,7 @@ COMMANDS = {
     "tokens": Command(
         "elastipod.data.tokens_command", "build token files from text for training, and show what they contain"
     ),
+    "why": Command("elastipod_client.why", "say what a job does, what it waits for, and what to do", python=(3, 11)),
 }
 
 USAGE_ERROR = 2

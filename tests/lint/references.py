@@ -17,7 +17,20 @@ HEADING = re.compile(r"^#+ +(.*?)\s*$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 # A path is only judged when it begins like one of ours; anything else may be a path of a node, a pod or another project.
 OURS = frozenset(
-    {"operator", "agent", "localcluster", "tests", "docs", "charts", "crds", "examples", "bench", "design", "core"}
+    {
+        "operator",
+        "agent",
+        "client",
+        "localcluster",
+        "tests",
+        "docs",
+        "charts",
+        "crds",
+        "examples",
+        "bench",
+        "design",
+        "core",
+    }
 )
 # Files that are spoken of and are not in the repository, each with its reason.
 ELSEWHERE = {

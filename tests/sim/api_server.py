@@ -95,6 +95,8 @@ class ApiServer(ABC):
         self.last_write = ""
         self.called_at: list[float] = []
         """When operators called it or agents."""
+        self.events: deque[Body] = deque(maxlen=KEPT_EVENTS)
+        """The newest Events about the job."""
         self._versions = 1
         self._uids = 0
         self._watches: list[Watch] = []
@@ -184,6 +186,10 @@ class ApiServer(ABC):
         """Tell of a pod that is another one now."""
         pod.version = self.bump()
         self.tell("pod", change, pod.body())
+
+    def keep_event(self, reason: str, message: str) -> None:
+        """Keep an Event about the job."""
+        self.events.append({"reason": reason, "message": message, "lastTimestamp": format_time(self.kernel.utc())})
 
     # -- calls of the operator; each is a script that takes time and may fail before or after its effect
 

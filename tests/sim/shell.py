@@ -42,14 +42,16 @@ SLOTS = (1, 2, WRITE_PARALLEL)
 
 
 class SimEvents:
-    """Where Events go: the checker of the invariants notes them."""
+    """Where Events go: the checker of the invariants notes them, and the cluster keeps the newest."""
 
-    def __init__(self, checker: InvariantChecker) -> None:
+    def __init__(self, checker: InvariantChecker, cluster: Cluster) -> None:
         self._checker = checker
+        self._cluster = cluster
 
     def record(self, job: ObservedJob, events: Iterable[JobEvent]) -> None:
         for note in events:
             self._checker.met[f"Event: {note.reason}"] += 1
+            self._cluster.keep_event(str(note.reason), note.message)
 
     async def close(self) -> None:
         """Nothing waits here."""
@@ -60,7 +62,7 @@ class ObservedReconciler(Reconciler):
 
     def __init__(self, shell: Shell, store: Store, slots: int) -> None:
         connect: ConnectAgents = lambda _: (shell.statuses, shell.commander)  # noqa: E731
-        super().__init__(shell.api, store, connect, SimEvents(shell.checker))
+        super().__init__(shell.api, store, connect, SimEvents(shell.checker, shell.cluster))
         self._agents = ObservedAgents(connect, self.wake, shell)
         self._control = replace(self._control, slots=asyncio.Semaphore(slots), forget=self._agents.forget)
         self._reconcile = ObservedPass(**{**vars(self._reconcile), "agents": self._agents}, shell=shell)
@@ -102,7 +104,7 @@ class Shell:
 
     def __init__(self, kernel: Kernel, rng: Random, cluster: Cluster, checker: InvariantChecker) -> None:
         self._kernel = kernel
-        self._cluster = cluster
+        self._cluster = self.cluster = cluster
         self.checker = checker
         clock = self._clock = SteadyClock(
             wall=lambda: EPOCH.timestamp() + kernel.now + cluster.clock_offset_s, steady=lambda: kernel.now

@@ -25,6 +25,7 @@ from elastipod_operator.api.base import (
 )
 from elastipod_operator.api.explain import field_error, value_error
 from elastipod_operator.api.job_status import JobStatus
+from elastipod_operator.core.clean_pod_policy import CleanPodPolicy as CleanPodPolicy
 from elastipod_operator.core.names import API_VERSION, KIND
 
 NPROC_PATTERN = r"^(auto|cpu|gpu|[1-9][0-9]{0,3})$"
@@ -35,15 +36,6 @@ MAX_LOG_RULES = 64
 MAX_PATTERN = 4096
 
 DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=63)]
-
-
-class CleanPodPolicy(StrEnum):
-    """Which pods are deleted when a job has ended."""
-
-    ALL = "All"
-    RUNNING = "Running"
-    ONLY_COMPLETE = "OnlyComplete"
-    NONE = "None"
 
 
 class ThresholdOperator(StrEnum):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from ..api.models import CleanPodPolicy
 from .actions import Action, DeleteJob, DeletePod, JobEvent, SetFinalizer, ShutDownAgent, StopWorkers
+from .clean_pod_policy import CleanPodPolicy
 from .context import Context, PlanDraft
 from .health import drain_grace
 from .pod_removal import remove

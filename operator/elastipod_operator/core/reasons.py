@@ -76,12 +76,10 @@ class Reason(StrEnum):
     )  # fmt: skip
     RESUMING = "Resuming", "Suspended", INFO, NEVER, "The job resumes as soon as its workers have stopped."
     QUEUED = (
-        "Queued",
-        "Suspended, Scaling",
-        INFO,
-        NEVER,
+        "Queued", "Suspended, Scaling", INFO, NEVER,
         "The job, or an increment, waits for quota; the message quotes Kueue.",
-    )
+        "Nothing, if others may use the quota; a higher priority class or more quota admits it earlier.",
+    )  # fmt: skip
     DEACTIVATED = (
         "Deactivated", "Suspended", WARNING, NEVER, "Kueue or a user has deactivated the base Workload.",
         "Set `spec.active` of the Workload to true.",
@@ -138,7 +136,7 @@ class Reason(StrEnum):
     PODS_REFUSED = (
         "PodsRefused", "PodsReady", WARNING, WHEN_REPORTED,
         "The API server refuses pods: quota, limits, admission, or a webhook that does not answer.",
-        "The message quotes the API server.",
+        "Raise the quota, or repair what the message quotes; the operator tries again by itself.",
     )  # fmt: skip
     IMAGE_PULL_FAILED = (
         "ImagePullFailed", "PodsReady", WARNING, WHEN_REPORTED, "An image could not be pulled for half a minute.",
@@ -260,6 +258,7 @@ class Reason(StrEnum):
         WARNING,
         WHEN_REPORTED,
         "The queue admits nothing; the message quotes Kueue.",
+        "Repair what Kueue names: a ResourceFlavor, an AdmissionCheck or a Topology that is missing.",
     )
     PREEMPTION_NEVER = (
         "PreemptionNever", "Warning", WARNING, WHEN_REPORTED, "The job's increments are never preempted for other jobs of its queue.",
@@ -316,15 +315,18 @@ class Reason(StrEnum):
         "`kubectl logs POD -c CONTAINER --previous`, or your log collection.",
     )  # fmt: skip
     POD_LOST = "PodLost", CAUSE, WARNING, HAPPENS, "A pod of the job is gone.", "Find out who deletes pods."
-    POD_DELETED = "PodDeleted", CAUSE, WARNING, HAPPENS, "A pod is being deleted; its workers save a checkpoint first."
+    POD_DELETED = (
+        "PodDeleted", CAUSE, WARNING, HAPPENS, "A pod is being deleted; its workers save a checkpoint first.",
+        "Find out who deletes pods, if it was not you: the operator creates another.",
+    )  # fmt: skip
     POD_DISRUPTED = (
-        "PodDisrupted",
-        CAUSE,
-        WARNING,
-        HAPPENS,
-        "A pod is evicted or preempted; its workers save a checkpoint first.",
-    )
-    POD_TERMINATING = "PodTerminating", CAUSE, WARNING, HAPPENS, "The container of a pod was told to end (SIGTERM)."
+        "PodDisrupted", CAUSE, WARNING, HAPPENS, "A pod is evicted or preempted; its workers save a checkpoint first.",
+        "Nothing, if its node is drained on purpose or other pods may go first; otherwise see the pod's condition DisruptionTarget.",
+    )  # fmt: skip
+    POD_TERMINATING = (
+        "PodTerminating", CAUSE, WARNING, HAPPENS, "The container of a pod was told to end (SIGTERM).",
+        "See the pod's Events for who ended it.",
+    )  # fmt: skip
     CONTAINER_RESTARTED = (
         "ContainerRestarted", CAUSE, WARNING, HAPPENS, "The agent's container ended and was restarted. It counts as a retry.",
         "`kubectl logs POD --previous`; the message has the exit code.",
@@ -337,7 +339,10 @@ class Reason(StrEnum):
         "AgentEnded", CAUSE, WARNING, HAPPENS, "The container still runs, but `hyperpodrun` in it has ended.",
         "Make the command end with the agent: `exec hyperpodrun ...` as its last line.",
     )  # fmt: skip
-    GIVEN_UP = "GivenUp", CAUSE, WARNING, HAPPENS, "The operator has given the pod up and replaces it."
+    GIVEN_UP = (
+        "GivenUp", CAUSE, WARNING, HAPPENS, "The operator has given the pod up and replaces it.",
+        "Check its node; the message says what was wrong with the pod.",
+    )  # fmt: skip
     NODE_LOST = (
         "NodeLost",
         CAUSE,
@@ -346,8 +351,14 @@ class Reason(StrEnum):
         "A node does not answer. It does not count as a retry.",
         "Check the node.",
     )
-    NODE_DELETED = "NodeDeleted", CAUSE, WARNING, HAPPENS, "The node of a pod was deleted."
-    NODE_OUT_OF_SERVICE = "NodeOutOfService", CAUSE, WARNING, HAPPENS, "The node of a pod is tainted as out of service."
+    NODE_DELETED = (
+        "NodeDeleted", CAUSE, WARNING, HAPPENS, "The node of a pod was deleted.",
+        "Nothing, if an autoscaler or you removed it; the job continues with other nodes, or with fewer.",
+    )  # fmt: skip
+    NODE_OUT_OF_SERVICE = (
+        "NodeOutOfService", CAUSE, WARNING, HAPPENS, "The node of a pod is tainted as out of service.",
+        "Repair the node and remove the taint; the job continues without it.",
+    )  # fmt: skip
     NODE_DRAINED = (
         "NodeDrained",
         CAUSE,
@@ -370,6 +381,7 @@ class Reason(StrEnum):
         WARNING,
         HAPPENS,
         "Another process has the port of global rank 0; the next generation uses another port.",
+        "Nothing, if it happens once; otherwise find out what else listens on ports 10000 to 18990 of the nodes.",
     )
     START_NOT_TAKEN = (
         "StartNotTaken",
@@ -434,6 +446,7 @@ class Reason(StrEnum):
         WARNING,
         HAPPENS,
         "A node goes earlier than the drain may take; the workers have less time to save.",
+        "Save more often, or in memory, if the checkpoint does not fit into that time.",
     )
     EVENT_UNANSWERED = (
         "EventUnanswered", "", WARNING, HAPPENS, "No worker can notice a drain, so they are stopped at once.",

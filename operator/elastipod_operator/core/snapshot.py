@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from ..api.models import CleanPodPolicy
+from .clean_pod_policy import CleanPodPolicy
 from .names import PodId
 from .queue_facts import QueueFact
 from .reasons import NO_REASON, AnyReason, Reason, ReasonAndMessage

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-PARTS = ("torch", "elastipod_operator", "elastipod_local", "elastipod_agent")
+PARTS = ("torch", "elastipod_operator", "elastipod_local", "elastipod_agent", "elastipod_client")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,9 @@ __all__ = ["MAX_TEXT", "StatusReport", "describe"]
 MAX_TEXT = 8192
 
 
+# Their status never changes while a job runs: what is new about them is the reason, so their time is that of the reason.
+TOLD_BY_REASON = ("PodsReady", "Warning", "Scaling")
+
 # Beside the state, in the order of status.conditions. Each gives its condition (None when it does not apply) and when to check again.
 AUXILIARY: tuple[Callable[[Record, Context], tuple[ConditionDraft | None, datetime | None]], ...] = (
     pods_ready.describe,
@@ -79,7 +82,10 @@ def _is_reported(before: Condition | None, reason: AnyReason, message: str) -> b
 def _dated(line: ConditionDraft, old: dict[str, Condition], now: datetime) -> Condition:
     """Give a condition with its time. A message that quotes a very long text of the user is cut."""
     before = old.get(line.type)
-    since = before.since if before is not None and before.status == line.status else now
+    is_same = before is not None and before.status == line.status
+    if line.type in TOLD_BY_REASON:
+        is_same = is_same and before is not None and before.reason == line.reason
+    since = before.since if before is not None and is_same else now
     message = line.message if len(line.message) <= MAX_TEXT else f"{line.message[:MAX_TEXT]} ..."
     return Condition(line.type, line.status, line.reason, message, since)
 

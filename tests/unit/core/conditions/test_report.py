@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ from tests.unit.core.conditions.reports import (
 )
 
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.reasons import OpenReason, Reason
+from elastipod_operator.core.reasons import OpenReason, Reason, as_reason
 from elastipod_operator.core.record import (
     TransitionKind,
 )
@@ -196,3 +197,11 @@ def test_the_time_of_a_condition_is_that_of_its_status() -> None:
     todo = plan(observed(job(trains(), conditions=(before,)), RUN))
     assert todo.conditions[-1].since == LONG_AGO
     assert plan(observed(job(trains()), RUN)).conditions[-1].since == NOW
+
+
+@pytest.mark.parametrize(("before", "since"), [("AtMaximum", LONG_AGO), ("WaitingForCapacity", NOW)])
+def test_a_condition_whose_status_never_changes_has_the_time_of_its_reason(before: str, since: datetime) -> None:
+    known = (Condition("Scaling", False, as_reason(before), "", LONG_AGO),)
+    found = plan(observed(job(trains(), FULL, conditions=known), RUN)).conditions
+    (scaling,) = [condition for condition in found if condition.type == "Scaling"]
+    assert (scaling.reason, scaling.since) == ("AtMaximum", since)

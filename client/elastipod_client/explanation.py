@@ -1,0 +1,154 @@
+"""A plain answer to "why": what a job does, what it waits for, since when, and what to do. Pure: objects and a time in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from elastipod_operator.core.reasons import Reason, Severity
+from elastipod_operator.core.record import TransitionKind
+from elastipod_operator.core.record_codec import format_time
+
+from .activity import activity
+from .blocker import NOTHING, Blocker, sentence
+from .condition_blockers import auxiliary_blockers, event_blockers, state_blocker
+from .pod_blockers import pod_blockers, pods_left
+from .queue_blockers import queue_blockers, usage_text
+from .situation import JobFacts, Situation, job_facts
+from .spans import since_text, time_text
+
+RANK = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
+QUEUE_WAITS = (Reason.QUEUED,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """The answer in parts. text: all of it as one paragraph."""
+
+    job: str
+    does: str
+    since: datetime | None
+    blockers: tuple[Blocker, ...]
+    last_change: str
+    unread: Mapping[str, str]
+    now: datetime
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether a person should act: something failed, or is wrong."""
+        return any(blocker.severity is not Severity.INFO for blocker in self.blockers)
+
+    @property
+    def text(self) -> str:
+        parts = [f"Job {self.job} {self.does}."]
+        several = len(self.blockers) > 1
+        for number, blocker in enumerate(self.blockers, start=1):
+            parts.append(f"{f'({number}) ' if several else ''}{_blocker_text(blocker, self.now)}")
+        if not any(blocker.advice for blocker in self.blockers):
+            parts.append(NOTHING)
+        if self.last_change:
+            parts.append(f"{self.last_change}.")
+        if self.unread:
+            unread = "; ".join(f"{kind}: {why}" for kind, why in sorted(self.unread.items()))
+            parts.append(f"Not read, so there may be more: {unread}.")
+        return " ".join(parts)
+
+    def as_json(self) -> dict[str, Any]:
+        """Give the parts for `-o json`; times in UTC, or null."""
+        return {
+            "job": self.job,
+            "does": self.does,
+            "since": format_time(self.since),
+            "needsAttention": self.needs_attention,
+            "blockers": [
+                {
+                    "reason": str(blocker.reason), "severity": blocker.severity.value, "where": blocker.where,
+                    "message": blocker.message, "since": format_time(blocker.since), "toDo": blocker.advice,
+                }
+                for blocker in self.blockers
+            ],
+            "lastChange": self.last_change,
+            "notRead": dict(self.unread),
+            "text": self.text,
+        }  # fmt: skip
+
+
+def explain(situation: Situation) -> Explanation:
+    """Explain a job."""
+    job = job_facts(situation.job, situation.now)
+    doing = activity(job, situation.now)
+    does = doing.text
+    if job.deleting_since is not None:
+        left = pods_left(situation)
+        does += f"; {left} still exist" if left else ""
+    return Explanation(
+        job=job.name,
+        does=does,
+        since=doing.since,
+        blockers=tuple(_blockers(situation, job)),
+        last_change=_last_change(job, situation.now),
+        unread=situation.unread,
+        now=situation.now,
+    )
+
+
+def _blockers(situation: Situation, job: JobFacts) -> Iterable[Blocker]:
+    """Give every blocker once, the most urgent first. What a condition has said already is not said again."""
+    state = state_blocker(job)
+    found = [state] if state is not None else []
+    found += auxiliary_blockers(job, situation.events)
+    found += event_blockers(job, situation.events, situation.now)
+    usage = usage_text(situation.cluster_queue)
+    for blocker in (*queue_blockers(situation, job), *pod_blockers(situation, job)):
+        if not _is_told(blocker, found):
+            found.append(blocker)
+    if usage and (at := next((n for n, one in enumerate(found) if one.reason in QUEUE_WAITS), None)) is not None:
+        found[at] = _with_usage(found[at], usage)
+    return sorted(_without_repetition(found), key=lambda blocker: RANK[blocker.severity])
+
+
+def _is_told(blocker: Blocker, found: Iterable[Blocker]) -> bool:
+    """Whether a blocker was found before: one with its message, or one of the operator that names the same object."""
+    core = blocker.message.split(": ", 1)[-1]
+    about = blocker.where.split(" ", 1)[-1]
+    return any(core in one.message or (one.reason == blocker.reason and about in one.message) for one in found)
+
+
+def _without_repetition(found: list[Blocker]) -> list[Blocker]:
+    """Cut the ends of messages that are a blocker of their own, which has the advice too: "0 of 2 are ready: image x ..."."""
+    messages = [blocker.message for blocker in found]
+    cut = []
+    for blocker in found:
+        ends = [f": {message}" for message in messages if blocker.message.endswith(f": {message}")]
+        if ends:
+            blocker = replace(blocker, message=blocker.message.removesuffix(ends[0]), advice="")
+        cut.append(blocker)
+    return cut
+
+
+def _with_usage(blocker: Blocker, usage: str) -> Blocker:
+    return replace(blocker, message=f"{blocker.message} ({usage})")
+
+
+def _blocker_text(blocker: Blocker, now: datetime) -> str:
+    since = since_text(blocker.since, now)
+    # A message of the operator often ends with the advice; it is not said twice.
+    advice = "" if sentence(blocker.advice).lower() in blocker.message.lower() else blocker.advice
+    told = f"{blocker.reason}: {sentence(blocker.message)}{f', {since}' if since else ''}."
+    return f"{told} To do: {_own_sentence(advice)}" if advice else told
+
+
+def _own_sentence(advice: str) -> str:
+    return advice[0].lower() + advice[1:] if advice[:1].isupper() and not advice[:2].isupper() else advice
+
+
+def _last_change(job: JobFacts, now: datetime) -> str:
+    """Say what changed the generation last; empty for a job that has only started."""
+    entry = job.history[-1] if job.history else None
+    if entry is None or entry.kind is TransitionKind.START:
+        return ""
+    meaning = f" ({sentence(entry.cause.meaning.split('. ')[0])})" if isinstance(entry.cause, Reason) else ""
+    size = f"{entry.from_size} → {entry.to_size} replicas" if entry.from_size != entry.to_size else "same size"
+    return f"Last change: {entry.kind.value}, {size}, at {time_text(entry.at, now)}, cause {entry.cause}{meaning}"

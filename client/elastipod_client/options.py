@@ -1,0 +1,92 @@
+"""Options and exit codes that the commands share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .kubectl import Kubectl, KubectlError
+
+OK, ATTENTION, USAGE_ERROR, UNREACHABLE = 0, 1, 2, 3
+EXIT_CODES = """\
+exit codes: 0 nothing needs attention, or done; 1 something needs attention; 2 wrong usage or a missing package;
+3 the cluster could not be asked, or there is no such job"""
+FORMATS = ("text", "wide", "json", "yaml")
+
+
+class UsageError(Exception):
+    """The command cannot be carried out as it was given; the text says why in one sentence."""
+
+
+def parser_of(name: str, description: str) -> argparse.ArgumentParser:
+    """Give the parser of a command with the options that all have."""
+    parser = argparse.ArgumentParser(
+        prog=f"elastipod {name}",
+        description=description,
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-n", "--namespace", default="", help="namespace of the job (default: kubectl's)")
+    parser.add_argument("--context", default="", help="context of the kubeconfig (default: the current one)")
+    parser.add_argument("--kubeconfig", default="", help="kubeconfig file (default: kubectl's)")
+    return parser
+
+
+def add_job(parser: argparse.ArgumentParser) -> None:
+    """Add the argument JOB."""
+    parser.add_argument("job", metavar="JOB", type=_job_name, help="name of the job")
+
+
+def add_output(parser: argparse.ArgumentParser, formats: Sequence[str] = FORMATS) -> None:
+    """Add the option -o; the first format is the default."""
+    parser.add_argument("-o", "--output", choices=formats, default=formats[0], help=f"default: {formats[0]}")
+
+
+def _job_name(written: str) -> str:
+    """Read the name of a job; `kubectl get -o name` writes its kind in front."""
+    kind, _, name = written.rpartition("/")
+    if kind and kind.split(".")[0] not in ("hpjob", "hyperpodjob", "hyperpodpytorchjob", "hyperpodpytorchjobs"):
+        raise argparse.ArgumentTypeError(f"{written!r} names a {kind}, not a job; use -n for the namespace")
+    return name
+
+
+def kubectl_of(args: argparse.Namespace) -> Kubectl:
+    """Give the way to the API server that the options name."""
+    return Kubectl(namespace=args.namespace, context=args.context, kubeconfig=args.kubeconfig)
+
+
+def run(name: str, command: Callable[[], int]) -> int:
+    """Run a command; gives its exit code, and prints what went wrong as one sentence."""
+    try:
+        return command()
+    except UsageError as error:
+        print(f"elastipod {name}: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except KubectlError as error:
+        print(f"elastipod {name}: {error}", file=sys.stderr)
+        return UNREACHABLE
+    except KeyboardInterrupt:
+        return OK
+
+
+def structured(found: Mapping[str, Any], form: str) -> str:
+    """Give data as JSON or YAML. Raises UsageError if YAML is asked for and cannot be written here."""
+    if form == "json":
+        return json.dumps(found, indent=2, ensure_ascii=False)
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise UsageError("-o yaml needs the package yaml; install it with: pip install 'elastipod[cli]'") from error
+    return str(yaml.safe_dump(dict(found), sort_keys=False, allow_unicode=True, width=120)).rstrip()
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Give rows in columns, the first row being their heads. The last column is not filled up."""
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]) - 1)]
+    lines = [
+        "   ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,46 @@
+"""A kubectl that answers from a table: the command line's beginning, and what it prints or complains about."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """#!{python}
+import json, sys
+table = json.load(open({table!r}))
+with open({log!r}, "a") as log:
+    print(json.dumps(sys.argv[1:]), file=log)
+line = " ".join(sys.argv[1:])
+found = max((start for start in table if line.startswith(start)), key=len, default=None)
+answer = table[found] if found is not None else "error: not in the table: " + line
+if answer.startswith(("error:", "Error")) or answer == "no":
+    print(answer, file=sys.stderr)
+    sys.exit(1)
+print(answer)
+"""
+
+
+class FakeKubectl:
+    """answers: by the beginning of a command line, the longest that fits."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._table, self._log = folder / "table.json", folder / "log"
+        self.answer({})
+        program = folder / "kubectl"
+        program.write_text(SCRIPT.format(python=sys.executable, table=str(self._table), log=str(self._log)))
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    def answer(self, answers: Mapping[str, object]) -> None:
+        """Set what calls are answered with: text, or an object that is printed as JSON."""
+        texts = {start: one if isinstance(one, str) else json.dumps(one) for start, one in answers.items()}
+        self._table.write_text(json.dumps(texts))
+
+    def calls(self) -> list[list[str]]:
+        """Give the arguments of each call so far."""
+        return [json.loads(line) for line in self._log.read_text().splitlines()]
