@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from elastipod.errors import ElasticAgreementTimeout as ElasticAgreementTimeout
     from elastipod.errors import ElastipodError as ElastipodError
     from elastipod.errors import FencedError as FencedError
+    from elastipod.errors import FrameworkError as FrameworkError
     from elastipod.errors import RecipeError as RecipeError
     from elastipod.errors import SampleLogError as SampleLogError
     from elastipod.errors import StateDiffersError as StateDiffersError
@@ -63,6 +64,7 @@ _ERRORS = (
     "ElasticAgreementTimeout",
     "ElastipodError",
     "FencedError",
+    "FrameworkError",
     "RecipeError",
     "SampleLogError",
     "StateDiffersError",

@@ -39,6 +39,10 @@ class DataError(ElastipodError):
     """Data cannot be used: it differs from the checkpoint's, a file is damaged or foreign, or a shard ends early."""
 
 
+class FrameworkError(ElastipodError):
+    """A framework is missing, too old, or set up so that a resize would not be exact; the text says what to change."""
+
+
 class BatchSizeError(ElastipodError, ValueError):
     """A batch cannot be divided as requested; the text names sizes that work."""
 

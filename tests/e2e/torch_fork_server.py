@@ -8,6 +8,7 @@ ends, with its workers, when stdin does.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -51,9 +52,12 @@ class ForkedTestWorker:
 class TorchForkServer:
     """The process that workers are forked from; ended by `close`."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(
+        self, environment: dict[str, str], python: str = sys.executable, preload: Sequence[str] = ("sklearn.datasets",)
+    ) -> None:
+        """python: interpreter of the workers. preload: modules that their scripts need beside torch and the library."""
         self._process = subprocess.Popen(
-            [sys.executable, __file__], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [python, __file__, *preload], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._workers: dict[int, ForkedTestWorker] = {}
         self._num_orders = 0
@@ -130,12 +134,12 @@ def _preload() -> None:
     import torch
     import torch.distributed.fsdp
     import torch.nn.parallel
-    from sklearn import datasets
 
     import elastipod.checkpoint
 
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
     torch.optim.AdamW([torch.zeros(1)])
-    assert datasets
     assert elastipod.checkpoint
     gc.freeze()  # otherwise every fork copies, and at its end walks, all of these objects
     assert threading.active_count() == 1

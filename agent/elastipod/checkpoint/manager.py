@@ -34,6 +34,7 @@ from elastipod.checkpoint.saver import Save, Saver
 from elastipod.checkpoint.staging import Staging
 from elastipod.checkpoint.training_state import Scheduler, TrainingState
 from elastipod.errors import CheckpointError, FencedError
+from elastipod.fsdp1 import refuse_fsdp1
 from elastipod.json_records import decode, encode
 from elastipod.local_worker import generation_from_env, job_from_env, run_id_from_env
 from elastipod.rank_in_world import RankInWorld
@@ -49,6 +50,7 @@ class CheckpointManager:
 
     Every method is collective: all ranks of the default process group call it in the same order, from one thread. A single
     process needs no process group. Create a new manager after the process group was recreated.
+    Models that are wrapped by FSDP1 are refused (FrameworkError).
     """
 
     def __init__(
@@ -235,6 +237,7 @@ class CheckpointManager:
         when storage cannot read the newest one at the moment or another version wrote it, and when it does not fit the model and
         optimizer; in the last case nothing was changed.
         """
+        refuse_fsdp1(model)
         with drain.checkpoint_call():
             run = self._run()  # claim first: no older generation can commit afterwards
             self._has_tried_to_load = True
@@ -350,6 +353,7 @@ class CheckpointManager:
         is_durable: bool,
     ) -> None:
         require_step(step)
+        refuse_fsdp1(model)
         run = self._run()
         self._wait_for_previous()
         if self._save is None and not self._has_tried_to_load:

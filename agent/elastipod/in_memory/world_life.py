@@ -15,6 +15,7 @@ from torch import nn
 from elastipod import chaos
 from elastipod.data import ElasticBatches
 from elastipod.errors import CheckpointError, ElasticAgreementError
+from elastipod.fsdp1 import refuse_fsdp1
 from elastipod.in_memory.agent_link import AgentLink, WorldPlace
 from elastipod.in_memory.collective_failure import ASK_AGENT_S, is_collective_failure
 from elastipod.in_memory.durable_tier import DurableTier
@@ -202,6 +203,7 @@ class WorldLife:
             if not self.is_lost_to(error):
                 raise
             raise WorldLost(f"the model could not be wrapped: {error}") from error
+        refuse_fsdp1(self.model)
 
     def _pass(self, moment: chaos.Moment) -> None:
         chaos.reached(moment, rank=self.place.rank, step=1 + (self.memory.rank.completed or 0))

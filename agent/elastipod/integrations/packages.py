@@ -1,0 +1,45 @@
+"""Which frameworks the integrations work with: their packages, the oldest versions, and the sentence when one is missing."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
+
+from elastipod.errors import FrameworkError
+
+
+class Framework(NamedTuple):
+    """oldest: version that the integration works with; tested: version that the tests use; extra: of elastipod."""
+
+    oldest: str
+    tested: str
+    extra: str
+
+
+TESTED = {
+    "transformers": Framework("5.23", "5.23", "transformers"),
+    "accelerate": Framework("1.15", "1.15", "accelerate"),
+}
+
+
+def require(package: str) -> None:
+    """Raise FrameworkError, in one sentence, when the package is missing or older than the integration needs."""
+    framework = TESTED[package]
+    remedy = f"pip install 'elastipod[{framework.extra}]'"
+    try:
+        found = version(package)
+    except PackageNotFoundError:
+        raise FrameworkError(
+            f"elastipod.integrations.{package} needs the package {package} {framework.oldest} or newer, which is not "
+            f"installed; {remedy}"
+        ) from None
+    if _numbers(found) < _numbers(framework.oldest):
+        raise FrameworkError(
+            f"elastipod.integrations.{package} needs {package} {framework.oldest} or newer, but {found} is installed; {remedy}"
+        )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Give the leading numbers of a version: (5, 23) of 5.23.0rc1 are compared, so a release candidate counts as its release."""
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])

@@ -1,0 +1,81 @@
+"""What the integrations refuse, with the real packages: prints each case and its sentence as one JSON object."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from transformers import Trainer, TrainingArguments
+
+from elastipod.errors import ElastipodError
+from elastipod.integrations.accelerate import elastic_steps
+from elastipod.integrations.transformers import elastic_train
+
+
+class Rows(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(1)
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter([torch.ones(1)])
+
+
+def trainer(data: Any = None, **settings: Any) -> Any:
+    arguments = TrainingArguments(sys.argv[1], use_cpu=True, report_to="none", **{"max_steps": -1, **settings})
+    return Trainer(torch.nn.Linear(1, 1), arguments, train_dataset=data or Rows())
+
+
+def train(global_batch: int = 6, data: Any = None, options: Any = None, **settings: Any) -> None:
+    elastic_train(trainer(data, **settings), global_batch=global_batch, **(options or {}))
+
+
+def loop(loader: Any = None, scheduler: Any = None, accumulation: int = 1, prepares: bool = False) -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    if scheduler:
+        scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+        scheduler = accelerator.prepare(scheduler)
+    loader = DataLoader(Rows(), batch_size=2) if loader is None else loader
+    if prepares:
+        loader = accelerator.prepare(loader)
+    next(elastic_steps(accelerator, loader, model, optimizer, scheduler, global_batch=6, checkpoints=sys.argv[1]))
+
+
+CASES: dict[str, Callable[[], None]] = {
+    "trainer: stream": lambda: train(data=Stream(), max_steps=5),
+    "trainer: grouped": lambda: train(train_sampling_strategy="group_by_length"),
+    "trainer: auto_find_batch_size": lambda: train(auto_find_batch_size=True),
+    "trainer: ignore_data_skip": lambda: train(ignore_data_skip=True),
+    "trainer: dataloader_drop_last": lambda: train(dataloader_drop_last=True),
+    "trainer: average_tokens_across_devices": lambda: train(average_tokens_across_devices=False),
+    "trainer: save_only_model": lambda: train(save_only_model=True),
+    "trainer: resume_from_checkpoint": lambda: train(options={"resume_from_checkpoint": True}),
+    "accelerate: stream": lambda: loop(DataLoader(Stream(), batch_size=2)),
+    "accelerate: batch_sampler": lambda: loop(DataLoader(Rows(), batch_sampler=[[0], [1]])),
+    "accelerate: prepared loader": lambda: loop(prepares=True),
+    "accelerate: prepared scheduler": lambda: loop(scheduler=True),
+    "accelerate: accumulation": lambda: loop(accumulation=4),
+}
+
+
+def sentence(case: Callable[[], None]) -> str:
+    try:
+        case()
+    except ElastipodError as error:
+        return str(error)
+    return "not refused"
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: sentence(case) for name, case in CASES.items()}))

@@ -1,0 +1,173 @@
+"""Frameworks with their real packages (tests/peers.py): resizes 2 -> 3 -> 1 leave no trace in the training."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.e2e.torch_fork_server import TorchForkServer
+from tests.e2e.training_run import REPOSITORY, TrainingRun, wait_until, worker_environment
+from tests.patience import PATIENCE_S
+from tests.peers import peer_python
+
+from elastipod.audit.log_reader import read_logs
+from elastipod.audit.report import audit
+
+LOSS_TOLERANCE = 1e-4
+# No world size divides the global batch, nor the batch the data: passes have different sizes, and some ranks have none.
+SAMPLES, EPOCHS, GLOBAL_BATCH = 200, 2, 13
+STEPS = EPOCHS * -(-SAMPLES // GLOBAL_BATCH)
+JOB = [f"--samples={SAMPLES}", f"--epochs={EPOCHS}", f"--global-batch={GLOBAL_BATCH}"]
+PRELOAD = ("transformers.trainer", "transformers.models.llama", "accelerate", "lightning.pytorch")
+
+MakeRun = Callable[..., TrainingRun]
+
+
+@pytest.fixture(scope="module")
+def make_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeRun]:
+    made: list[TrainingRun] = []
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path_factory.mktemp("hugging-face"))}
+    fork_server = TorchForkServer(
+        {**worker_environment(), **offline}, python=str(peer_python("frameworks")), preload=PRELOAD
+    )
+
+    def make(script: str, *arguments: str, **environment: str) -> TrainingRun:
+        folder = tmp_path_factory.mktemp("run") / "job"
+        run = TrainingRun(fork_server, folder, REPOSITORY / script, list(arguments), {**offline, **environment})
+        made.append(run)
+        return run
+
+    yield make
+    for run in made:
+        run.close()
+    fork_server.close()
+
+
+def resize_twice(run: TrainingRun) -> tuple[int, int]:
+    """Train at 2, then 3, then 1 workers to the end; gives the steps after which the world changed."""
+    run.start(2)
+    run.reach(5)
+    grown_at = run.drain(rank=1)  # one rank is told, all leave
+    run.start(3)
+    run.reach(grown_at + 8)
+    shrunk_at = run.drain(rank=2)
+    run.start(1)
+    run.finish()
+    return grown_at, shrunk_at
+
+
+def check_audit(run: TrainingRun, grown_at: int, shrunk_at: int) -> None:
+    """Check that every sample was trained once in each epoch, and no step twice."""
+    report = audit(read_logs(run.logs))
+    assert report.exact, report.sentence
+    assert report.completed
+    assert report.lineage == [[1, 1, grown_at], [2, grown_at + 1, shrunk_at], [3, shrunk_at + 1, STEPS]]
+    assert sum(report.steps_repeated.values()) == 0
+
+
+def trainer_losses(run: TrainingRun) -> dict[int, float]:
+    """Give the loss of each step as the Trainer recorded it in its last checkpoint."""
+    state = json.loads((run.checkpoints / f"checkpoint-{STEPS}" / "trainer_state.json").read_text())
+    return {entry["step"]: entry["loss"] for entry in state["log_history"] if "loss" in entry}
+
+
+def check_losses(losses: dict[int, float], undisturbed: dict[int, float]) -> None:
+    assert sorted(losses) == sorted(undisturbed) == list(range(1, STEPS + 1))
+    assert undisturbed[STEPS] < undisturbed[1] * 0.9, "it learns, so that equal losses say something"
+    assert max(abs(losses[step] / undisturbed[step] - 1) for step in undisturbed) <= LOSS_TOLERANCE
+
+
+TRAINERS = {
+    "tokens": ("examples/hf_trainer/train.py", "--sample-time=0.004", "--jit"),
+    "mean": ("tests/e2e/trainer_worker.py", "mean"),
+    "TRL SFT": ("tests/e2e/trainer_worker.py", "sft"),
+}
+
+
+@pytest.mark.parametrize("script", [pytest.param(script, id=name) for name, script in TRAINERS.items()])
+def test_the_trainer_resizes(make_run: MakeRun, script: tuple[str, ...]) -> None:
+    undisturbed = make_run(*script, *JOB)
+    undisturbed.start(2)
+    undisturbed.finish()
+    run = make_run(*script, *JOB)
+    grown_at, shrunk_at = resize_twice(run)
+    assert f"done: {STEPS} steps" in run.output(0)
+    check_audit(run, grown_at, shrunk_at)
+    check_losses(trainer_losses(run), trainer_losses(undisturbed))
+    marks = [json.loads(path.read_text()) for path in run.checkpoints.glob("checkpoint-*/elastipod.json")]
+    assert {shrunk_at, STEPS} <= {mark["step"] for mark in marks}
+
+
+def test_sigterm_to_one_rank_saves_one_step_on_all_ranks_outside_a_pod(make_run: MakeRun) -> None:
+    run = make_run("examples/hf_trainer/train.py", *JOB, "--sample-time=0.02", "--jit", ELASTIPOD_WORKER_FILE="")
+    run.start(2)
+    wait_until(lambda: run.alive() and "'loss'" in run.output(0), "the first step")
+    run.workers[1].send_signal(signal.SIGTERM)
+    run.finish()
+    assert "done" not in run.output(0)
+    assert len(list(run.checkpoints.glob("checkpoint-*/elastipod.json"))) == 1
+
+
+def test_a_torn_checkpoint_is_not_resumed_from(make_run: MakeRun) -> None:
+    """A crash while the Trainer writes leaves a folder that looks like a checkpoint to the Trainer itself."""
+    run = make_run("examples/hf_trainer/train.py", *JOB, "--sample-time=0.004", "--save-steps=4")
+    run.start(2)
+    run.reach(10)
+    run.kill(rank=1)
+    newest = max(
+        run.checkpoints.glob("checkpoint-*/elastipod.json"), key=lambda path: int(path.parent.name.split("-")[1])
+    )
+    weights = newest.parent / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    run.start(2)
+    run.finish()
+    assert f"{newest.parent} is not resumed from: model.safetensors has" in run.output(0)
+    report = audit(read_logs(run.logs))
+    assert report.exact, report.sentence
+    assert report.steps_repeated[2] >= 4
+
+
+def test_an_accelerate_loop_resizes(make_run: MakeRun) -> None:
+    undisturbed = make_run("examples/accelerate/train.py", *JOB)
+    undisturbed.start(2)
+    undisturbed.finish()
+    run = make_run("examples/accelerate/train.py", *JOB, "--sample-time=0.004")
+    grown_at, shrunk_at = resize_twice(run)
+    assert f"done: {STEPS} steps" in run.output(0)
+    check_audit(run, grown_at, shrunk_at)
+    check_losses(run.losses(), undisturbed.losses())
+
+
+REFUSED = {
+    "trainer: stream": "gives no sample by its index",
+    "trainer: grouped": "set 'random' or 'sequential'",
+    "trainer: auto_find_batch_size": "TrainingArguments.auto_find_batch_size is True; an exact resize needs False",
+    "trainer: ignore_data_skip": "TrainingArguments.ignore_data_skip is True; an exact resize needs False",
+    "trainer: dataloader_drop_last": "TrainingArguments.dataloader_drop_last is True; an exact resize needs False",
+    "trainer: average_tokens_across_devices": "average_tokens_across_devices is False; an exact resize needs True",
+    "trainer: save_only_model": "TrainingArguments.save_only_model is True; an exact resize needs False",
+    "trainer: resume_from_checkpoint": "resume_from_checkpoint cannot be given",
+    "accelerate: stream": "gives no sample by its index",
+    "accelerate: batch_sampler": "give it batch_size, the maximum for one pass, instead",
+    "accelerate: prepared loader": "leave it out of accelerator.prepare",
+    "accelerate: prepared scheduler": "the learning rate would depend on the world size",
+    "accelerate: accumulation": "the number of passes follows from global_batch",
+}
+
+
+def test_what_a_resize_could_not_keep_exact_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    script = REPOSITORY / "tests" / "e2e" / "framework_refusals.py"
+    done = subprocess.run(
+        [peer_python("frameworks"), script, tmp_path / "out"],
+        env=worker_environment(), capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    sentences = json.loads(done.stdout.splitlines()[-1])
+    assert sorted(sentences) == sorted(REFUSED)
+    for case, text in REFUSED.items():
+        assert text in sentences[case], case
+        assert "\n" not in sentences[case]

@@ -1,0 +1,84 @@
+"""A worker with Hugging Face's Trainer: `mean` trains a plain module whose loss is a mean over samples, `sft` TRL's SFTTrainer."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainingArguments
+
+from elastipod.integrations.transformers import elastic_train
+
+
+class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Rows of eight numbers, whose target is a fixed mixture of them."""
+
+    def __init__(self, size: int) -> None:
+        rows = torch.randn(size, 8, generator=torch.Generator().manual_seed(1))
+        self._rows, self._targets = rows, rows @ torch.arange(8.0) / 8
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        time.sleep(0.004)
+        return {"rows": self._rows[index], "labels": self._targets[index]}
+
+
+class Regression(torch.nn.Module):
+    """A module that knows nothing of the Trainer's token counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+
+    def forward(self, rows: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": (self.layers(rows).squeeze(-1) - labels).pow(2).mean()}
+
+
+def sft_trainer(options: argparse.Namespace, settings: dict[str, Any]) -> Any:
+    import datasets
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from trl import SFTConfig, SFTTrainer
+
+    words = ["<pad>", "<eos>", *(f"w{number}" for number in range(30))]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    processing = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+    texts = [" ".join(f"w{(at + row) % 30}" for at in range(4 + row % 9)) for row in range(options.samples)]
+    data = datasets.Dataset.from_dict({"text": texts})
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=64, pad_token_id=0, eos_token_id=1, bos_token_id=1,
+    )  # fmt: skip
+    arguments = SFTConfig(options.checkpoint_dir, max_length=32, bf16=False, **settings)
+    return SFTTrainer(LlamaForCausalLM(config), args=arguments, train_dataset=data, processing_class=processing)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=("mean", "sft"))
+    parser.add_argument("--checkpoint-dir", required=True)
+    parser.add_argument("--sample-log-dir", required=True)
+    for name in ("samples", "epochs", "global-batch"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    options = parser.parse_args()
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 4, "num_train_epochs": options.epochs, "learning_rate": 3e-3, "logging_steps": 1,
+        "save_strategy": "epoch", "use_cpu": True, "report_to": "none", "disable_tqdm": True,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    if options.kind == "sft":
+        trainer = sft_trainer(options, settings)
+    else:
+        arguments = TrainingArguments(options.checkpoint_dir, **settings)
+        trainer = Trainer(Regression(), arguments, train_dataset=Rows(options.samples))
+    elastic_train(trainer, global_batch=options.global_batch, sample_log=options.sample_log_dir)
+    print(f"done: {trainer.state.global_step} steps", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Marks: which of a framework's checkpoints are complete."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from elastipod.errors import CheckpointError, FencedError, FrameworkError
+from elastipod.integrations.marks import MARK, MarkedCheckpoints
+
+NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def write(checkpoints: MarkedCheckpoints, step: int, *, is_marked: bool = True) -> Path:
+    path = checkpoints.directory / f"checkpoint-{step}"
+    checkpoints.begin(path)
+    (path / "part").mkdir(parents=True)
+    (path / "part" / "weights").write_bytes(b"w" * step)
+    if is_marked:
+        checkpoints.finish(path, step, {"samples": 3 * step})
+    return path
+
+
+def test_the_newest_complete_checkpoint_is_found(tmp_path: Path) -> None:
+    checkpoints = MarkedCheckpoints(tmp_path, NAME)
+    assert checkpoints.newest() is None
+    write(checkpoints, 9)
+    write(checkpoints, 10)
+    found = MarkedCheckpoints(tmp_path, NAME).newest()
+    assert found is not None
+    assert (found.path.name, found.step, found.generation, found.world_size) == ("checkpoint-10", 10, 1, 1)
+    assert found.data == {"samples": 30}
+
+
+def test_what_is_not_complete_is_named_and_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoints = MarkedCheckpoints(tmp_path, NAME)
+    write(checkpoints, 1)
+    for step in (2, 3, 4, 5):
+        write(checkpoints, step)
+    (tmp_path / "checkpoint-2" / "part" / "weights").write_bytes(b"")
+    (tmp_path / "checkpoint-3" / "part" / "weights").unlink()
+    (tmp_path / "checkpoint-4" / MARK).write_text("{")
+    write(checkpoints, 6, is_marked=False)
+    (tmp_path / "checkpoint-5" / MARK).unlink()
+    with caplog.at_level(logging.WARNING):
+        found = checkpoints.newest()
+    assert found is not None
+    assert found.step == 1
+    reasons = [record.getMessage() for record in caplog.records]
+    assert len(reasons) == 5
+    assert "has no elastipod.json" in reasons[0]
+    assert "weights is missing" in reasons[3]
+    assert "part/weights has 0 bytes, but 2 were written" in reasons[4]
+
+
+def test_a_checkpoint_that_is_written_again_is_not_complete_meanwhile(tmp_path: Path) -> None:
+    checkpoints = MarkedCheckpoints(tmp_path, NAME)
+    path = write(checkpoints, 3)
+    checkpoints.begin(path)
+    assert checkpoints.newest() is None
+
+
+def test_a_replaced_generation_is_refused_before_it_writes(tmp_path: Path) -> None:
+    old, _new = MarkedCheckpoints(tmp_path, NAME), MarkedCheckpoints(tmp_path, NAME)
+    with pytest.raises(FencedError, match="generation 2 has taken over"):
+        old.begin(tmp_path / "checkpoint-1")
+
+
+def test_a_mark_of_another_version_is_refused(tmp_path: Path) -> None:
+    checkpoints = MarkedCheckpoints(tmp_path, NAME)
+    mark = write(checkpoints, 3) / MARK
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), "v": 2}))
+    assert checkpoints.newest() is None
+
+
+def test_what_is_no_shared_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FrameworkError, match="name a directory that all ranks share"):
+        MarkedCheckpoints("s3://bucket/out", NAME)
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError):
+        MarkedCheckpoints(tmp_path / "file", NAME)
