@@ -9,13 +9,12 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from tests.patience import PATIENCE_S
-
-from elastipod.in_memory.agent_link import WorldPlace
-from elastipod.in_memory.process_groups import ProcessGroups
 
 
 def run_ranks(number: int, body: Callable[[int], Any]) -> list[Any]:
@@ -68,12 +67,17 @@ def _read(reading: int) -> str:
 
 
 @contextmanager
-def world(rank: int, size: int, port: int, *, generation: int = 1) -> Iterator[ProcessGroups]:
+def world(rank: int, size: int, port: int) -> Iterator[None]:
     """Be a rank of a world that meets at a port of this host."""
-    groups = ProcessGroups("gloo", None)
-    groups.connect(WorldPlace(generation, rank, size, "127.0.0.1", port), lambda: False)
-    yield groups
-    groups.leave()
+    limit = timedelta(seconds=PATIENCE_S)
+    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, timeout=limit, wait_for_workers=False)  # type: ignore[attr-defined]
+    _stores.append(store)  # others may still be reading it when this rank has left
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    yield
+    dist.destroy_process_group()
+
+
+_stores: list[Any] = []
 
 
 def raised_by(action: Callable[[], Any]) -> list[str]:

@@ -3,37 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from tests.unit.in_memory.models import train, trained
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
 
-from elastipod.in_memory.apply_step import apply_gradients
 from elastipod.in_memory.durable_tier import DurableTier
 from elastipod.in_memory.members import Content, Members, as_bytes, digest_of
-
-
-def build(seed: int = 0) -> dict[str, Any]:
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=50)
-    return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "ema": AveragedModel(model)}
-
-
-def trained(steps: int, seed: int = 0) -> Members:
-    members = Members(build(seed))
-    train(members, steps)
-    return members
-
-
-def train(members: Members, steps: int) -> None:
-    for step in range(steps):
-        members.zero_grad()
-        members.model(torch.full((4, 3), float(step)) + torch.eye(4, 3)).square().sum().backward()
-        apply_gradients(members)
 
 
 @pytest.mark.parametrize("steps_of_receiver", [0, 2])

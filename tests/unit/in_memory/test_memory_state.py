@@ -1,0 +1,199 @@
+"""One rank's state over generations, with the other ranks of its world as processes of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.agent_client import free_port
+from tests.unit.in_memory.forked_ranks import raised_by, run_ranks, world
+from tests.unit.in_memory.models import train, trained
+
+from elastipod.errors import CheckpointError
+from elastipod.in_memory.members import Members, digest_of
+from elastipod.in_memory.memory_state import WHOLE, MemoryState, WorldLost, compare_replicas, lost_world
+from elastipod.in_memory.offer_wire import RankOffer
+from elastipod.in_memory.offers import Offer
+from elastipod.in_memory.phase_limit import PhaseLimit
+from elastipod.in_memory.phases import Phase
+from elastipod.in_memory.rank import RankState
+
+
+class Limits(PhaseLimit):
+    """Notes which phases were begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered: list[Phase] = []
+
+    def enter(self, phase: Phase) -> None:
+        self.entered.append(phase)
+
+
+def state_of(members: Members, completed: int | None, *, origin: int = 0) -> MemoryState:
+    """Give the state of a rank that is about to tell the others what it has."""
+    memory = MemoryState(members, Limits())
+    parts = frozenset() if completed is None else WHOLE
+    memory.rank = RankState(Phase.AGREEING, 2, parts, completed)
+    memory.origin = origin
+    return memory
+
+
+def join(memory: MemoryState, rank: int) -> tuple[int, int] | None:
+    """Be filled and compared; give the step and the number of receivers' beats."""
+    offers = memory.exchange_offers()
+    resume = memory.begin_filling(offers, rank)
+    if resume is None:
+        return None
+    beats: list[int] = []
+    memory.fill(resume, [each.offer for each in offers], lambda: beats.append(1))
+    memory.finish_filling()
+    memory.verify(resume.donors[0][0])
+    return resume.step, len(beats)
+
+
+def test_a_newcomer_and_a_rank_that_is_behind_are_filled_from_the_newest() -> None:
+    """The rank that is behind keeps what is overwritten until the new world has trained."""
+    port = free_port()
+    steps, origins = [3, 4, None], [7, 8, 0]
+
+    def body(rank: int) -> Any:
+        completed = steps[rank]
+        memory = state_of(trained(completed or 0, seed=3 if completed else 9), completed, origin=origins[rank])
+        before = memory.members.digests()
+        with world(rank, 3, port):
+            found = join(memory, rank)
+            kept = {step: image.tensors.keys() >= {"model.0.weight"} for step, image in memory._images.items()}
+            images = dict(memory.rank.images)
+            for image in memory._images.values():
+                other = trained(1, seed=1)
+                other.load(image.copied())
+                assert other.digests() == before
+            digest = digest_of(memory.members.digests())
+            memory.move(memory.rank.verified())
+            memory.commit()
+        assert found is not None
+        return [
+            found[0], found[1] > 0, memory.origin, digest, [*kept.items()], [*images], memory.completed,
+            [*memory.rank.images], [*memory._images], memory.rank.phase, [*memory._limit.entered],  # type: ignore[attr-defined]
+        ]  # fmt: skip
+
+    found = run_ranks(3, body)
+    assert [each[:3] for each in found] == [[4, True, 8]] * 3
+    assert len({each[3] for each in found}) == 1
+    assert [each[4:6] for each in found] == [[[[3, True]], [3]], [[], []], [[], []]]
+    assert [each[6:] for each in found] == [[5, [], [], "training", ["filling", "verifying", "training"]]] * 3
+
+
+def test_a_world_without_any_state_resumes_nowhere() -> None:
+    port = free_port()
+
+    def body(rank: int) -> Any:
+        memory = state_of(trained(0), None)
+        with world(rank, 2, port):
+            return [join(memory, rank), memory.rank.phase]
+
+    assert run_ranks(2, body) == [[None, "agreeing"]] * 2
+
+
+def test_offers_come_from_all_ranks_in_their_order() -> None:
+    memory = state_of(trained(0), 6, origin=5)
+    assert memory.exchange_offers() == [RankOffer(Offer(WHOLE, 6), 5)], "alone"
+    port = free_port()
+
+    def body(rank: int) -> Any:
+        with world(rank, 2, port):
+            offers = state_of(trained(0), 6 + rank, origin=rank).exchange_offers()
+        return [[each.offer.completed, each.origin] for each in offers]
+
+    assert run_ranks(2, body) == [[[6, 0], [7, 1]]] * 2
+
+
+def test_a_rank_that_failed_in_its_optimizer_resumes_from_its_own_image() -> None:
+    members = trained(3)
+    digests, image = members.digests(), members.content().copied()
+    memory = state_of(members, None)
+    memory.rank = RankState(Phase.AGREEING, 2, WHOLE, None, images={3: WHOLE})
+    memory._images = {3: image}
+    train(members, 1)
+    assert join(memory, 0) == (3, 0)
+    assert memory.members.digests() == digests
+    assert memory.completed == 3
+    train(members, 1)
+    members.load(memory._images[3])
+    assert members.digests() == digests, "the image is not what the members train on"
+
+
+def test_only_a_change_of_phase_begins_a_limit() -> None:
+    memory = state_of(trained(0), 0)
+    limits: Limits = memory._limit  # type: ignore[assignment]
+    memory.move(memory.rank)
+    assert limits.entered == []
+    memory.move(memory.rank.stopped())
+    assert limits.entered == [Phase.QUIESCED]
+
+
+def test_images_that_the_protocol_drops_are_gone() -> None:
+    memory = state_of(trained(0), 2)
+    image = memory.members.content()
+    memory._images = {1: image, 2: image}
+    memory.rank = RankState(Phase.TRAINING, 2, WHOLE, 2, images={1: WHOLE, 2: WHOLE})
+    memory.move(RankState(Phase.TRAINING, 2, WHOLE, 2, images={2: WHOLE}))
+    assert [*memory._images] == [2]
+
+
+def test_replicas_that_differ_are_named_with_their_tensors_on_the_rank_that_differs() -> None:
+    port = free_port()
+
+    def body(rank: int) -> Any:
+        members = trained(2)
+        if rank == 1:
+            with torch.no_grad():
+                members.model[2].bias[0] += 1  # type: ignore[index]
+        if rank == 3:
+            train(members, 1)
+        with world(rank, 4, port):
+            return raised_by(lambda: compare_replicas(members, 2, "after step 2"))
+
+    found = run_ranks(4, body)
+    said = "after step 2 the state of ranks 1,3 differs from that of rank 2"
+    assert found[0] == found[2] == ["WorldLost", said]
+    assert found[1] == ["StateDiffersError", f"{said}, in model.2.bias"]
+    kind, text = found[3]
+    assert kind == "StateDiffersError"
+    keys, _, more = text.removeprefix(f"{said}, in ").partition(" and ")
+    everything = sorted(trained(2).digests())
+    assert keys.split(", ") == everything[:5]
+    assert more == f"{len(everything) - 5} more"
+
+
+def test_replicas_that_are_equal_pass() -> None:
+    port = free_port()
+
+    def body(rank: int) -> Any:
+        with world(rank, 2, port):
+            compare_replicas(trained(2), 0, "now")
+        return "equal"
+
+    assert run_ranks(2, body) == ["equal"] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("closed by peer\nat pair.cc"), "texts are lost: closed by peer"),
+        (torch.OutOfMemoryError(), "texts are lost: OutOfMemoryError"),
+    ],
+)
+def test_a_failed_collective_is_a_lost_world_with_one_line(error: RuntimeError, said: str) -> None:
+    with pytest.raises(WorldLost) as caught, lost_world("texts are lost"):
+        raise error
+    assert str(caught.value) == said
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [CheckpointError("x"), ValueError("x")])
+def test_another_failure_is_what_it_is(error: Exception) -> None:
+    with pytest.raises(type(error)), lost_world("texts are lost"):
+        raise error
