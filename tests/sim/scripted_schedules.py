@@ -37,6 +37,14 @@ IN_MEMORY: tuple[tuple[str, tuple[Event, ...], dict[str, Any]], ...] = (
     ("the operator dies in a drain", (Event(100, "scale", 1), Event(100.3, "operator_dies", 0, 3)), {}),
     ("a worker crashes in a drain", (Event(100, "scale", 1), Event(100.4, "crash_worker", 0)), {}),
     ("the job is suspended and resumed", (Event(100, "suspend", 0, 30),), {}),
+    *(
+        (
+            f"the job is suspended in a resize, after {late:g} s",
+            (Event(100, "scale", 1), Event(100 + late, "suspend", 0, 30)),
+            {},
+        )
+        for late in (0.1, 1.5, 3.0)
+    ),
 )
 
 

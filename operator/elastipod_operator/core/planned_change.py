@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from .context import Context
 from .depth import depth_of_change
 from .faults import STOP_TIME
+from .grant import Grant
 from .payback import record_step_time
 from .ranks import count_trainable
 from .reasons import AnyReason, Reason, ReasonAndMessage
@@ -88,6 +89,8 @@ def planned_change(record: Record, context: Context, members: list[Replica]) -> 
     """Begin a drain if the job is suspended, a member is disrupted, or the size is no longer allowed; else None."""
     grant = context.grant
     size = len(record.members)
+    if grant.is_suspended and _starts_from_memory(record, members, grant):
+        return None
     if grant.is_suspended:
         return suspension(record, context)
     disrupted = [r for r in (_without_quota(r, context) for r in members) if r.health is Health.DISRUPTED]
@@ -116,6 +119,16 @@ def planned_change(record: Record, context: Context, members: list[Replica]) -> 
         message = f"the workers of pod {drained[0].pod.name} were stopped by another client"
         return begin(record, context, TransitionKind.RESIZE, Reason.DRAINED_FROM_OUTSIDE, message, target_size=size)
     return None
+
+
+def _starts_from_memory(record: Record, members: list[Replica], grant: Grant) -> bool:
+    """Whether workers that are just being started hold the only copy of the state: they can save it once all of them run.
+
+    A member that does not start is a fault, and ends the wait.
+    """
+    if record.running_since is not None or grant.suspended_by is not None:
+        return False
+    return any(r.agent.memory_state for r in members)
 
 
 def _why_shrink(size: int, context: Context) -> ReasonAndMessage:

@@ -21,7 +21,7 @@ from .planned_change import drain_limit, suspension
 from .pod_removal import remove
 from .ranks import usable
 from .reasons import Reason
-from .record import RECORD_LOST, SUSPENDED_BY_USER, Record, Transition, TransitionKind
+from .record import RECORD_LOST, SUSPENDED_BY_USER, Depth, Record, Transition, TransitionKind
 from .recovery import begin_recovery
 from .replica import Health, Replica
 from .snapshot import Policy
@@ -155,7 +155,7 @@ def _gather(record: Record, context: Context) -> PlanDraft:
     """Wait for enough ready replicas after all old workers have stopped, then allocate the next generation."""
     transition, sizes, now = record.transition, context.grant.sizes, context.now
     assert transition is not None
-    if context.grant.is_suspended:
+    if context.grant.is_suspended and not _is_only_in_memory(record, context):
         return _suspended(suspension(record, context), context)
     if transition.cause == RECORD_LOST and any(_may_report_generation(r, now) for r in context.replicas.by_id.values()):
         return PlanDraft(record, wake_at=now + RECHECK_AFTER)
@@ -177,6 +177,23 @@ def _gather(record: Record, context: Context) -> PlanDraft:
     if size < target_size and now < patience:
         return PlanDraft(record, wake_at=patience)
     return _start(record, context, ready[:size])
+
+
+def _is_only_in_memory(record: Record, context: Context) -> bool:
+    """Whether the stopped workers have left no checkpoint, and could train at once: then they do, and are drained with one.
+
+    A recovery does not count, because what it starts may fail again: the user would wait for a job that never stops.
+    """
+    transition, grant = record.transition, context.grant
+    assert transition is not None
+    if (
+        transition.kind is not TransitionKind.RESIZE
+        or transition.depth is not Depth.MEMORY
+        or grant.suspended_by is not None
+    ):
+        return False
+    ready = usable(context.replicas.candidates(), record, grant)
+    return any(r.agent.num_kept for r in ready) and grant.sizes.fit(len(ready)) > 0
 
 
 def _may_report_generation(replica: Replica, now: datetime) -> bool:
