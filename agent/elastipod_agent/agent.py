@@ -17,9 +17,18 @@ from elastipod.ipc.protocol import SOCKET_ENV, RestartMode
 from elastipod_agent import __version__
 from elastipod_agent.clock import utc_now
 from elastipod_agent.core.exits import Outcome, StopMode, agent_exit_code, signal_name
-from elastipod_agent.core.fences import CallDecision, CallVerdict, FenceState, decide_start, decide_stop, decide_update
+from elastipod_agent.core.fences import (
+    CallDecision,
+    CallVerdict,
+    FenceState,
+    decide_prepare,
+    decide_start,
+    decide_stop,
+    decide_update,
+)
 from elastipod_agent.core.inprocess_restart import keeps_processes, parse_restart_mode
-from elastipod_agent.core.requests import StartRequest, StopRequest, UpdateRequest
+from elastipod_agent.core.requests import PrepareRequest, StartRequest, StopRequest, UpdateRequest
+from elastipod_agent.core.run_env import before_generation
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.fork_server.fork_server_manager import ForkServerManager
 from elastipod_agent.generation.faults import Fault
@@ -71,7 +80,9 @@ class Agent:
         self._usual_mode = usual
         self._reporter = StatusReporter(self.status, log, usual, self._link.reported)
         self._pool: WorkerPool | None = None  # with --inprocess-restart
-        self._kept = KeptPool(self._runtime, self._coordinator, self._guarded, self._kept_workers_changed)
+        self._kept = KeptPool(
+            self._runtime, self._coordinator, self._guarded, self._kept_workers_changed, self._reporter.preparation
+        )
         self._pool_task: asyncio.Task[None] | None = None
         self._supervisor: GenerationSupervisor | None = None
         self._task: asyncio.Task[None] | None = None
@@ -143,6 +154,15 @@ class Agent:
         self._supervisor = self._new_supervisor(request)
         self._reporter.started(request, self._settings.layout.nproc)
         self._task = asyncio.ensure_future(self._run_generation(self._supervisor))
+        return decision
+
+    def prepare(self, request: PrepareRequest) -> CallDecision:
+        """Start the workers ahead of the next generation, up to the barrier; they are under way when this returns."""
+        has_workers = self._pool is not None or not self._kept.is_empty
+        decision = decide_prepare(self._fence_state(), request.generation, has_workers=has_workers)
+        self._log_unless_acted("prepare", decision, request.generation)
+        if decision.verdict is CallVerdict.ACT:
+            self._kept.prepare(before_generation(request.nnodes, request.generation or 0))
         return decision
 
     def _new_supervisor(self, request: StartRequest) -> GenerationSupervisor:

@@ -11,14 +11,14 @@ from typing import Any
 
 from elastipod.worker_file import Progress
 from elastipod_agent import __version__
-from elastipod_agent.core.inprocess_restart import StateKind
+from elastipod_agent.core.inprocess_restart import StateKind, WorkerPreparation
 from elastipod_agent.core.states import AgentState, move
 from elastipod_agent.waiting import set_within
 from elastipod_agent.workers.failure import Failure
 
 PROTOCOL = 1
 # Optional additions to the protocol that callers may use (docs/design/contracts.md, 3).
-FEATURES = ("reach",)
+FEATURES = ("reach", "prepare")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,9 @@ class Status:
     has_priority: bool = False  # its processes survived the last run
     kept_state: StateKind | None = None  # what all workers here keep in memory beyond a run
     num_kept: int | None = None  # how many processes survived the last run; None during a run
+    preparation: WorkerPreparation | None = (
+        None  # of workers that were started ahead of their first run, until that run
+    )
     generation: int = 0
     drained: bool = False
     warming: bool = False
@@ -114,6 +117,7 @@ class StatusStore:
             "unanswered": status.unanswered,
             "terminating": status.terminating,
             "in_memory": _in_memory_json(status),
+            "preparation": None if status.preparation is None else status.preparation.value,
             "boot_id": self.boot_id,
             "failure": None if status.failure is None else status.failure.as_json(),
             "worker": _worker_json(progress),

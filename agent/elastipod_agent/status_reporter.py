@@ -7,6 +7,7 @@ from typing import Any
 
 from elastipod.ipc.protocol import RestartMode
 from elastipod_agent.core.exits import Outcome
+from elastipod_agent.core.inprocess_restart import WorkerPreparation
 from elastipod_agent.core.requests import StartRequest, UpdateRequest
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.generation.faults import Fault, GenerationEnd
@@ -46,6 +47,15 @@ class StatusReporter:
             self._status.enter(S.READY, **self._pool_fields())
             self._log.info("ready")
 
+    def preparation(self, now: WorkerPreparation | None) -> None:
+        """Workers that were started ahead of their first run have come this far. A run that takes them over says the rest."""
+        status = self._status
+        if status.current.state is not S.READY or status.current.preparation is now:
+            return
+        status.set(preparation=now, **self._reported())
+        if now is not None:
+            self._log.info(f"prepared workers: {now.value}")
+
     def job_facts(self, request: UpdateRequest, **fields: Any) -> None:
         """The operator has said which place this pod has in the job."""
         self._status.set(**_facts(request), **fields)
@@ -63,6 +73,7 @@ class StatusReporter:
             drained=False,
             has_priority=False,
             num_kept=None,
+            preparation=None,
             failure=None,
         )
         write_termination_message("")

@@ -70,6 +70,19 @@ def decide_start(current: FenceState, generation: int | None) -> CallDecision:
     return ACT
 
 
+def decide_prepare(current: FenceState, generation: int | None, *, has_workers: bool) -> CallDecision:
+    """Decide about a /prepare, which starts workers ahead of the next generation. has_workers: some wait for it already."""
+    if generation is not None and generation < current.generation:
+        return CallDecision(CallVerdict.REFUSE, f"generation {generation} is older than {current.generation}")
+    if current.terminating:
+        return CallDecision(CallVerdict.REFUSE, "the pod is being terminated")
+    if current.state is not _S.READY:
+        return CallDecision(CallVerdict.REFUSE, f"the agent is {current.state}; only a ready one prepares workers")
+    if has_workers:
+        return CallDecision(CallVerdict.NOTHING, "workers wait for the next generation already")
+    return ACT
+
+
 def decide_stop(current: FenceState, generation: int | None, *, is_graceful: bool) -> CallDecision:
     """Decide about a /stop. A hard stop ends a drain that is under way; any other repetition changes nothing."""
     if generation is not None and generation < current.generation:

@@ -46,6 +46,21 @@ class RankPosition(Enum):
         return self in (RankPosition.AT_BARRIER, RankPosition.AWAITING_RANK)
 
 
+class WorkerPreparation(Enum):
+    """How far the workers have come that were started ahead of their first generation."""
+
+    BEGUN = "begun"
+    READY = "ready"  # all of them wait at the barrier
+    FAILED = "failed"  # they have ended; the next start starts others
+
+
+def preparation_now(before: WorkerPreparation, *, is_gathered: bool, has_all_processes: bool) -> WorkerPreparation:
+    """Give how far the workers are. One that waits is not at the barrier for a moment when it asks again."""
+    if is_gathered or (before is WorkerPreparation.READY and has_all_processes):
+        return WorkerPreparation.READY
+    return WorkerPreparation.BEGUN
+
+
 def parse_restart_mode(text: str) -> RestartMode:
     """Parse the `restart_mode` of a /stop. An unknown mode means new processes, which always work."""
     word = text.strip().lower()

@@ -54,6 +54,14 @@ class StartRequest(UpdateRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareRequest:
+    """A request to start the workers ahead of the next generation. nnodes, generation: of the present one."""
+
+    nnodes: int
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest:
     """A request to end the workers. timeout_s: the time for a graceful stop; None for the agent's default.
 
@@ -77,6 +85,12 @@ def parse_start(body: object) -> StartRequest:
     if not isinstance(progress, Mapping):
         raise BadBody("progress", f"must be an object, not {_kind(progress)}")
     return StartRequest(**_update_fields(fields), progress=progress)
+
+
+def parse_prepare(body: object) -> PrepareRequest:
+    """Read the body of /prepare. Raises BadBody."""
+    fields = _object(body)
+    return PrepareRequest(nnodes=_integer(fields, "nnodes", 1, _MAX_RANK), generation=_generation(fields))
 
 
 def parse_update(body: object) -> UpdateRequest:

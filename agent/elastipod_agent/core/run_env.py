@@ -39,6 +39,15 @@ def run_env(update: UpdateRequest, progress: Mapping[str, Any], layout: Layout, 
     return env
 
 
+def before_generation(nnodes: int, present: int) -> StartRequest:
+    """Give the start from which to build the environment of a process that is started ahead of the next generation.
+
+    It names the present generation, not the next one: storage that the process used by mistake would be fenced against those who
+    train.
+    """
+    return replace(UNSTARTED, nnodes=nnodes, fault_count=max(0, present - 1))
+
+
 def before_rank(last: StartRequest | None, nnodes: int) -> StartRequest:
     """Give the start from which to build the environment of a process whose next rank is not known."""
     return replace(UNSTARTED, nnodes=max(1, nnodes)) if last is None else last

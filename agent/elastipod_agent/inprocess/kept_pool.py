@@ -1,4 +1,4 @@
-"""Holds workers that were started for one generation and are kept for the next ones, because all of them announced that they can be."""
+"""Holds workers that live through generations: those of a generation that all announced it, and those that are prepared for their first."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from elastipod_agent.core.inprocess_restart import WorkerPreparation, preparation_now
 from elastipod_agent.core.requests import StartRequest
 from elastipod_agent.inprocess.worker_pool import WorkerPool
 from elastipod_agent.ipc.run_coordinator import RunCoordinator
@@ -21,7 +22,8 @@ RETURN_LIMIT_S = 30.0
 class KeptPool:
     """At most one pool of kept workers. Belongs to the event loop's thread.
 
-    guard: runs a part of the agent's own work. on_change: called when the pool begins or has ended, with it or None.
+    guard: runs a part of the agent's own work. on_change: called when the pool begins or has ended, with it or None. on_preparation:
+    called with how far prepared workers are, until their first run; None when they were told to end.
     """
 
     def __init__(
@@ -30,12 +32,16 @@ class KeptPool:
         coordinator: RunCoordinator,
         guard: Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]],
         on_change: Callable[[WorkerPool | None], None],
+        on_preparation: Callable[[WorkerPreparation | None], None],
     ) -> None:
         self.task: asyncio.Task[None] | None = None
         self._runtime = runtime
         self._coordinator = coordinator
         self._guard = guard
         self._on_change = on_change
+        self._on_preparation = on_preparation
+        self._preparation = WorkerPreparation.BEGUN
+        self._num_prepared = 0
         self._pool: WorkerPool | None = None
 
     @property
@@ -58,13 +64,22 @@ class KeptPool:
             directory=directory,
             start=start,
             tap=tap or OutputTap(),
-            return_limit_s=min(RETURN_LIMIT_S, self._runtime.settings.inprocess_timeout_s),
+            return_limit_s=self._return_limit_s,
             is_standing=False,
         )
-        self._pool = pool
-        self.task = asyncio.ensure_future(self._guard(self._run(pool)))
-        self._on_change(pool)
+        self._begin(pool)
         return pool
+
+    def prepare(self, start: StartRequest) -> None:
+        """Start workers ahead of their first run, for which there is no rank yet."""
+        assert self._pool is None
+        self._num_prepared += 1
+        directory = self._runtime.root / f"prepared-{self._num_prepared}"
+        pool = WorkerPool.prepared(self._runtime, self._coordinator, directory, start, self._return_limit_s)
+        pool.on_change = lambda: self._follow(pool)
+        self._begin(pool)
+        self._preparation = WorkerPreparation.BEGUN
+        self._on_preparation(self._preparation)
 
     def close(self) -> None:
         """Let the processes end; `wait_until_ended` waits for it."""
@@ -76,11 +91,30 @@ class KeptPool:
         if self.task is not None:
             await asyncio.wait([self.task])
 
+    @property
+    def _return_limit_s(self) -> float:
+        return min(RETURN_LIMIT_S, self._runtime.settings.inprocess_timeout_s)
+
+    def _begin(self, pool: WorkerPool) -> None:
+        self._pool = pool
+        self.task = asyncio.ensure_future(self._guard(self._run(pool)))
+        self._on_change(pool)
+
+    def _follow(self, pool: WorkerPool) -> None:
+        if pool.is_closing:
+            return
+        self._preparation = preparation_now(
+            self._preparation, is_gathered=pool.is_gathered, has_all_processes=pool.has_all_processes
+        )
+        self._on_preparation(self._preparation)
+
     async def _run(self, pool: WorkerPool) -> None:
         try:
             await pool.run()
         finally:
             self._pool = None
+            if pool.is_preparing:
+                self._on_preparation(WorkerPreparation.FAILED if pool.has_failed else None)
             self._coordinator.on_position_change = lambda: None
             self._coordinator.forget_kept_state()
             self._on_change(None)

@@ -43,7 +43,7 @@ class PooledWorkers:
         """Release the barrier once every rank has a process; a rank that is on its way to the barrier follows."""
         run, pool = self._run, self._pool
         pool.on_change = run.wake.set
-        while not pool.has_all_processes and not run.is_ending and not pool.is_closing:
+        while not pool.is_releasable and not run.is_ending and not pool.is_closing:
             await run.wait_for_change()
         if run.is_ending or pool.is_closing:
             return False  # no worker has seen anything of this run

@@ -47,7 +47,8 @@ class WorkerPool:
     group: the processes, for which `directory` is. start: the run that they are in, or ranks that cannot be used before the first. tap:
     forwards the output of local rank 0 to the run. return_limit_s: how long a rank may take to come back from a run. is_standing: the
     pool lives as long as the agent, and replaces processes that are late. Otherwise it ends with them, and the next generation starts
-    its own.
+    its own. is_preparing: the processes are still to be started, ahead of their first run; when one of them ends before that run, all
+    do, and ``has_failed`` says so, because a script may need to know its rank before it comes to the barrier.
 
     on_change: called when ranks moved, ended, or were gathered. fault: why gathering was given up. stuck: pids that SIGKILL did not end.
 
@@ -66,6 +67,7 @@ class WorkerPool:
         tap: OutputTap,
         return_limit_s: float,
         is_standing: bool,
+        is_preparing: bool = False,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self.group = group
@@ -75,6 +77,8 @@ class WorkerPool:
         self.fault: Fault | None = None
         self.stuck: list[int] = []
         self.is_closing = False
+        self.is_preparing = is_preparing
+        self.has_failed = False
         self._settings = settings = runtime.settings
         self._log = runtime.log
         self._coordinator = coordinator
@@ -83,8 +87,9 @@ class WorkerPool:
         self._return_limit_s = return_limit_s
         self._is_standing = is_standing
         self._starter = ProcessStarter(runtime, group, lambda: self.is_closing)
-        self._ranks = [_RankRecord(is_renewed=is_standing) for _ in range(settings.layout.nproc)]
-        self._is_gathering = is_standing
+        has_none = is_standing or is_preparing
+        self._ranks = [_RankRecord(is_renewed=has_none) for _ in range(settings.layout.nproc)]
+        self._is_gathering = has_none
         self._is_gathered = False
         self._is_killing = False
         self._last_fault: Fault | None = None
@@ -103,6 +108,24 @@ class WorkerPool:
         return cls(
             runtime, coordinator, group=group, directory=directory, start=start, tap=tap,
             return_limit_s=runtime.settings.inprocess_timeout_s, is_standing=True,
+        )  # fmt: skip
+
+    @classmethod
+    def prepared(
+        cls,
+        runtime: AgentRuntime,
+        coordinator: RunCoordinator,
+        directory: Path,
+        start: StartRequest,
+        return_limit_s: float,
+    ) -> WorkerPool:
+        """Make the pool of workers that start ahead of their first run. start: has no rank yet."""
+        directory.mkdir(mode=0o700)
+        tap = OutputTap()
+        group = WorkerGroup(runtime.settings, start, directory, runtime.reaper, runtime.pump, tap=tap)
+        return cls(
+            runtime, coordinator, group=group, directory=directory, start=start, tap=tap,
+            return_limit_s=return_limit_s, is_standing=False, is_preparing=True,
         )  # fmt: skip
 
     @property
@@ -126,8 +149,14 @@ class WorkerPool:
         is_whole = len(self.group.living) == len(self._ranks) and not self._is_killing
         return self.fault is not None or is_whole
 
+    @property
+    def is_releasable(self) -> bool:
+        """True if a run may begin: every rank has a process. Prepared ones have come as far as the barrier once."""
+        return self.is_gathered if self.is_preparing else self.has_all_processes
+
     def release(self, start: StartRequest) -> None:
         """Begin a run. From now on the run handles ranks that end."""
+        self.is_preparing = False
         self._start = start
         self._is_gathering = self._is_gathered = False
         for record in self._ranks:
@@ -200,8 +229,10 @@ class WorkerPool:
         plan = plan_gathering([self._rank(index) for index in range(len(self._ranks))], now=now)
         if plan.late:
             self._note_late(plan.late)
-        if not self._is_standing and (plan.late or plan.is_given_up):
-            self._log.warning("the kept workers are ended", why=_first_line(self._last_fault))
+        if not self._is_standing and (plan.late or plan.is_given_up or self._cannot_be_prepared(plan)):
+            what = "prepared" if self.is_preparing else "kept"
+            self._log.warning(f"the {what} workers are ended", why=_first_line(self._last_fault))
+            self.has_failed = True
             self.close()
             return None
         if plan.kill:
@@ -217,6 +248,15 @@ class WorkerPool:
                 self._log.error("workers fail before they reach the barrier", message=_first_line(self.fault))
             self.on_change()
         return None if self._is_gathered else plan.wake_at
+
+    def _cannot_be_prepared(self, plan: GatherPlan) -> bool:
+        if not self.is_preparing:
+            return False
+        if plan.is_done and self._coordinator.kept_state is None:
+            told = "they wait at the barrier, but have not announced with `keep` that they can live through several generations"
+            self._last_fault = Fault("WorkerUnhealthy", failure_without_worker(told))
+            return True
+        return any(record.num_failures for record in self._ranks)
 
     def _rank(self, local_rank: int) -> GatheringRank:
         record = self._ranks[local_rank]

@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 from elastipod_agent.agent import Agent
 from elastipod_agent.core.fences import CallDecision, CallVerdict
-from elastipod_agent.core.requests import BadBody, parse_start, parse_stop, parse_update
+from elastipod_agent.core.requests import BadBody, parse_prepare, parse_start, parse_stop, parse_update
 from elastipod_agent.server.http import Request
 from elastipod_agent.server.http_messages import Response
 from elastipod_agent.server.peer_probe import PeerProber, parse_probe_target
@@ -43,6 +43,7 @@ class ControlApi:
         self._prober = PeerProber()
         self._routes: dict[str, dict[str, Callable[[Request], Awaitable[Response]]]] = {
             "/start": {"POST": self._start},
+            "/prepare": {"POST": self._prepare},
             "/stop": {"POST": self._stop},
             "/update": {"POST": self._update},
             "/shutdown": {"POST": self._shutdown},
@@ -78,6 +79,9 @@ class ControlApi:
         if answer.verdict is CallVerdict.ACT:
             self._nnodes = start.nnodes
         return self._answered(answer)
+
+    async def _prepare(self, request: Request) -> Response:
+        return self._answered(self._agent.prepare(parse_prepare(_json(request.body))))
 
     async def _stop(self, request: Request) -> Response:
         body = _json(request.body) if request.body.strip() else None

@@ -122,7 +122,9 @@ async def test_every_call_is_logged_with_its_answer() -> None:
 async def test_a_path_that_does_not_exist_is_answered_with_those_that_do() -> None:
     answer = await Api().call("GET", "/metrics")
     assert answer.status == 404
-    assert answer.body == {"detail": "there is no /metrics; the paths are /start, /stop, /update, /shutdown, /status"}
+    assert answer.body == {
+        "detail": "there is no /metrics; the paths are /start, /prepare, /stop, /update, /shutdown, /status"
+    }
 
 
 @pytest.mark.parametrize(

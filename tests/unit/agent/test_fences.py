@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.nonempty import every
 
-from elastipod_agent.core.fences import CallVerdict, FenceState, decide_start, decide_stop, decide_update
+from elastipod_agent.core.fences import (
+    CallVerdict,
+    FenceState,
+    decide_prepare,
+    decide_start,
+    decide_stop,
+    decide_update,
+)
 from elastipod_agent.core.states import AgentState as S
 
 ACT, NOTHING, REFUSE = CallVerdict.ACT, CallVerdict.NOTHING, CallVerdict.REFUSE
@@ -49,6 +56,29 @@ def at(state: S, *, newest_stopped: int = 0, draining: bool = False, terminating
 )
 def test_start(current: FenceState, generation: int | None, verdict: CallVerdict) -> None:
     assert decide_start(current, generation).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("current", "generation", "has_workers", "verdict"),
+    [
+        pytest.param(at(S.READY), 5, False, ACT, id="ready, the present generation"),
+        pytest.param(at(S.READY), 7, False, ACT, id="ready, a newer generation that runs elsewhere"),
+        pytest.param(at(S.READY), None, False, ACT, id="no generation"),
+        pytest.param(at(S.READY, newest_stopped=6), 6, False, ACT, id="a stop bars no workers that have no generation"),
+        pytest.param(at(S.READY), 5, True, NOTHING, id="they are there"),
+        pytest.param(at(S.READY), 4, False, REFUSE, id="late"),
+        pytest.param(at(S.READY, terminating=True), 5, False, REFUSE, id="the pod ends"),
+        pytest.param(at(S.INIT), 5, False, REFUSE, id="it begins"),
+        pytest.param(at(S.RUNNING), 5, False, REFUSE, id="it trains"),
+        pytest.param(at(S.STOPPING), 5, False, REFUSE, id="it stops"),
+        pytest.param(at(S.FAULTED), 5, False, REFUSE, id="its workers failed"),
+        pytest.param(at(S.SHUTDOWN), 5, False, REFUSE, id="it leaves"),
+    ],
+)
+def test_prepare(current: FenceState, generation: int | None, has_workers: bool, verdict: CallVerdict) -> None:
+    decision = decide_prepare(current, generation, has_workers=has_workers)
+    assert decision.verdict is verdict
+    assert bool(decision.why) is (verdict is not ACT)
 
 
 @pytest.mark.parametrize(
