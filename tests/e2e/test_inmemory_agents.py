@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.agent_client import free_port, until
 from tests.e2e.agent_process import AgentProcess
@@ -90,3 +91,29 @@ def test_a_killed_worker_is_replaced_and_a_resize_keeps_processes(
     report = audit(read_logs(tmp_path / "samples"))
     assert report.exact, report
     assert sum(report.steps_repeated.values()) <= 1, "one crash, and a planned change"
+
+
+def test_the_newcomer_of_a_growth_is_at_the_barrier_before_the_others_are_told_to_stop(agents: Any) -> None:
+    """Its process has started, imported and built while they train, and is the one that joins them."""
+    job = agents(3, steps=8000)
+    *members, newcomer = job.agents
+    job.start(1, 2)
+    first = job.until_joined(1, 2)
+    assert newcomer.call("POST", "/prepare", {"nnodes": 2, "generation": 1}) == (200, None)
+    until(lambda: newcomer.status()["preparation"] == "ready", f"a prepared worker:\n{newcomer.printed()}")
+    assert newcomer.status()["in_memory"] == {"kind": "replicated", "kept": None}
+    waiting = {child.pid for child in psutil.Process(newcomer.process.pid).children(recursive=True)}
+    before = members[0].status()["worker"]["step"]
+    until(lambda: members[0].status()["worker"]["step"] > before, "a step of the others, which nobody has stopped")
+
+    for agent in members:
+        assert agent.drain(1, timeout=60, restart_mode="ipr", leaves=False) == (200, None)
+    for agent in members:
+        agent.until("ready")
+    job.start(2, 3)
+    second = job.until_joined(2, 3)
+    assert second[2][0] in waiting, "the newcomer's process was there before the stop"
+    assert (second[0][0], second[1][0]) == (first[0][0], first[1][0])
+    assert len({step for _, step in second.values()}) == 1, "all go on after the same step"
+    assert second[2][1] > before
+    until(lambda: (newcomer.status()["worker"]["step"] or 0) > second[2][1], "a step of the newcomer")

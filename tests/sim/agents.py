@@ -8,13 +8,20 @@ from enum import Enum
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.events import Make
+from tests.sim.events import Make, Preparing
 from tests.sim.kernel import Kernel
 from tests.sim.training import Checkpoint, Training
 
 from elastipod_agent.core.exits import Outcome, StopMode, WorkerExit, classify
-from elastipod_agent.core.fences import CallDecision, CallVerdict, FenceState, decide_start, decide_stop
-from elastipod_agent.core.inprocess_restart import keeps_processes
+from elastipod_agent.core.fences import (
+    CallDecision,
+    CallVerdict,
+    FenceState,
+    decide_prepare,
+    decide_start,
+    decide_stop,
+)
+from elastipod_agent.core.inprocess_restart import WorkerPreparation, keeps_processes
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.core.states import move
 from elastipod_operator.agents.status import MAX_PROGRESS_BYTES, MAX_WORKER_DATA_BYTES
@@ -68,6 +75,11 @@ class SimAgent:
         """Whether it can be asked if it reaches another agent."""
         self.lie: Lie | None = None
         self.lies_until = self.hangs_until = self.lags_until = self.lag_s = 0.0
+        self.preparing: Preparing | None = None
+        """What becomes of workers that it prepares; None for an agent that can prepare none."""
+        self.preparation: WorkerPreparation | None = None
+        self.ready_at = 0.0
+        """When workers that it prepared came to the barrier."""
         self.processes_since = 0
         """The generation in which its workers' processes were made; they outlive faults where the make says so."""
         self.held: Checkpoint | None = None
@@ -101,6 +113,8 @@ class SimAgent:
             self.version += 1
             self.pod.agent_changed()
         elif answer.verdict is CallVerdict.ACT:
+            self._training.checker.started_prepared(self)
+            self.preparation = None
             self.generation, self.rank, self.is_spare = body["faultCount"] + 1, body["rank"], False
             self.processes_since = self.processes_since or self.generation
             self._training.checker.told(self, body)
@@ -109,6 +123,35 @@ class SimAgent:
             self._enter(S.RUNNING, reason=None)
             self._training.join(self, self.generation, body["rank"], body["nnodes"], body["master_addr"])
         return answer
+
+    def prepare(self, body: dict[str, Any]) -> CallDecision:
+        """POST /prepare."""
+        has_workers = self._has_announced or self.preparation in (WorkerPreparation.BEGUN, WorkerPreparation.READY)
+        answer = decide_prepare(self._fence_state(), body.get("generation"), has_workers=has_workers)
+        if answer.verdict is CallVerdict.ACT and self.preparing is not None:
+            self._prepared(WorkerPreparation.BEGUN)
+            how = self.preparing
+            if how is not Preparing.HANGS:
+                first = WorkerPreparation.FAILED if how is Preparing.FAILS else WorkerPreparation.READY
+                self._kernel.after(self._rng.uniform(1.0, 6.0), lambda: self._come_to(first))
+            if how is Preparing.DIES:
+                self._kernel.after(6.0 + self._rng.uniform(0.1, 4.0), lambda: self._come_to(WorkerPreparation.FAILED))
+        return answer
+
+    def _come_to(self, how: WorkerPreparation) -> None:
+        """Workers that are being prepared get to the barrier, or end. Those of a run are not prepared any more."""
+        if self.alive and self.state is S.READY and self.preparation is not None:
+            if not self._is_awake():
+                self._kernel.after(1.0, lambda: self._come_to(how))
+                return
+            self._prepared(how)
+
+    def _prepared(self, how: WorkerPreparation) -> None:
+        self.preparation, self.ready_at = how, self._kernel.now
+        self._has_announced = how is WorkerPreparation.READY
+        self._training.checker.met[f"prepared workers: {how.value}"] += 1
+        self.version += 1
+        self.pod.agent_changed()
 
     def stop(self, body: dict[str, Any]) -> CallDecision:
         """POST /stop."""
@@ -124,6 +167,7 @@ class SimAgent:
         ):
             stops = self._stops
             self._kernel.after(float(body["timeout"]), lambda: self._out_of_time(stops))
+        self._training.checker.stopped(self.generation, self._kernel.now)
         is_kept = self.make is Make.KEEPING and keeps_processes(body.get("restart_mode") or "", is_graceful=graceful)
         if answer.verdict is not CallVerdict.ACT:
             if answer.verdict is CallVerdict.NOTHING and self.state is S.READY and not is_kept:
@@ -160,7 +204,7 @@ class SimAgent:
 
     def _forget_memory(self) -> None:
         if self._has_announced:
-            self.held, self._has_announced = None, False
+            self.held, self._has_announced, self.preparation = None, False, None
             self.version += 1
             self.pod.agent_changed()
 
@@ -190,7 +234,8 @@ class SimAgent:
         failure = self.failure
         told: dict[str, Any] = {
             "status": self.state.value, "reason": self.reason, "message": failure.message if failure else None,
-            "protocol": 1, "features": ["reach"] if self.tells_of_others else [],
+            "protocol": 1, "features": ["reach"] * self.tells_of_others + ["prepare"] * (self.preparing is not None),
+            "preparation": self.preparation.value if self.preparation is not None else None,
             "version": self.version, "generation": self.generation, "drained": self.drained,
             "terminating": self.terminating, "boot_id": self.pod.uid, "spare": str(self.is_spare),
             "saving": self._stop is StopMode.GRACEFUL and run is not None and run.is_saving,
@@ -206,7 +251,7 @@ class SimAgent:
         if self.make is Make.KEEPING:
             asked = failure.asks if failure is not None and self.state is S.FAULTED else ""
             told["restartMode"] = asked or (IN_PROCESS if self.state is S.FAULTED else "process_level_restart")
-            is_parked = self.state is S.READY
+            is_parked = self.state is S.READY and self.preparation is None
             kept = {"kind": "replicated", "kept": int(self.held is not None) if is_parked else None}
             told["in_memory"] = kept if self._has_announced else None
         return told

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.sim.agents import SimAgent
 from tests.sim.api_server import ApiServer
-from tests.sim.events import Make
+from tests.sim.events import Make, Preparing
 from tests.sim.fault_targets import AFTERMATH_S
 from tests.sim.invariants import InvariantChecker
 from tests.sim.kernel import Kernel, Script
@@ -33,6 +33,7 @@ class Cluster(ApiServer):
         super().__init__(kernel, rng, checker, training, spec)
         self.make = Make.OURS
         self.agents_tell_of_others = True
+        self.preparing: Preparing | None = None
         self.may_be_late = not training.heeds_events
         """Whether a pod may be killed at the end of its grace: scripts that ignore events, an operator that is away."""
         self.followers: list[Callable[[SimPod], None]] = []
@@ -193,6 +194,7 @@ class Cluster(ApiServer):
         assert pod.node is not None
         pod.agent = SimAgent(self.kernel, self.rng, self.training, pod, self.make)
         pod.agent.tells_of_others = self.agents_tell_of_others
+        pod.agent.preparing = self.preparing
         self._agents.append(pod.agent)
         self.pod_changed(pod)
         yield self.rng.uniform(0.05, 0.5)

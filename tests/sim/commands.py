@@ -83,6 +83,8 @@ class SimCommandSender:
                 return
             if command.path == "/start":
                 agent.start(command.body or {})
+            elif command.path == "/prepare":
+                agent.prepare(command.body or {})
             elif command.path == "/stop":
                 agent.stop(command.body or {})
             else:

@@ -15,6 +15,15 @@ class Make(Enum):
     FOREIGN = "of another make"
 
 
+class Preparing(Enum):
+    """What becomes of workers that agents start ahead of their first generation."""
+
+    SUCCEEDS = "they come to the barrier"
+    FAILS = "they end before it"
+    HANGS = "they never come to it"
+    DIES = "they end at it"
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something that happens. number: whom it hits, for the fault to interpret; seconds: how long it lasts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
@@ -10,15 +11,19 @@ from typing import TYPE_CHECKING, Any
 from tests.sim.events import Make
 from tests.sim.kernel import EPOCH
 
+from elastipod_agent.core.inprocess_restart import WorkerPreparation
 from elastipod_operator.api import JobSpec
+from elastipod_operator.core.actions import Plan
 from elastipod_operator.core.escalation import NO_PROGRESS_LIMIT
 from elastipod_operator.core.growth import CAUSE as GROWTH
+from elastipod_operator.core.growth import growth_due
 from elastipod_operator.core.history import HistoryEntry, decode_history
 from elastipod_operator.core.names import ANNOTATION_HISTORY, ANNOTATION_STATE, PodId
 from elastipod_operator.core.phase_accounting import total
+from elastipod_operator.core.preparation import PREPARATION_LIMIT
 from elastipod_operator.core.record import RECORD_LOST, Record, TransitionKind
 from elastipod_operator.core.record_codec import MAX_BYTES, RecordError, decode
-from elastipod_operator.core.snapshot import Policy
+from elastipod_operator.core.snapshot import ObservedJob, Policy
 from elastipod_operator.kube.job_policy import policy_of
 
 if TYPE_CHECKING:
@@ -60,6 +65,8 @@ class InvariantChecker:
         self._trained: set[str] = set()
         self._unwanted: set[str] = set()
         self._asked_for_processes: set[int] = set()
+        self._stopped_at: dict[int, float] = {}
+        """When the first agent heard that a generation is to stop."""
         self._must_count: dict[int, int] = {}
         """Generations that a fault of their own ended, with the retries that were booked before."""
         self._minimum = 0
@@ -232,6 +239,18 @@ class InvariantChecker:
         if ends:
             self.met[f"grows after {max(ends, key=ends.__getitem__)}"] += 1
 
+    def decided(self, job: ObservedJob, todo: Plan, now: datetime) -> None:
+        """A growth that is due does not wait for new replicas longer than it may."""
+        before, after = job.record, todo.record
+        if job.policy is None or before is None or before.transition is not None or job.deleting_since is not None:
+            return
+        if after.queue or after.transition is not None or after.outcome or after.running_since is None:
+            return
+        due = growth_due(after, job.policy, job.uid)
+        if due is not None and now >= due + PREPARATION_LIMIT:
+            raise Violation(f"a growth that was due at {due} waits for new replicas beyond {PREPARATION_LIMIT}")
+        self.met["a growth waits for workers that are prepared"] += due is not None and now >= due
+
     def _noted(self, old: Record, new: Record) -> None:
         """Note what the new generation shows of the fields of the job."""
         before = old.transition
@@ -396,6 +415,17 @@ class InvariantChecker:
                 raise Violation(f"/stop goes to member {_short(pod)} of generation {generation} without a record of it")
             if body is not None and not body.get("is_graceful") and record.transition and record.transition.graceful:
                 self._say(f"hard stop in a drain: {_short(pod)}")
+
+    def stopped(self, generation: int, now: float) -> None:
+        """An agent hears a /stop of its generation."""
+        self._stopped_at.setdefault(generation, now)
+
+    def started_prepared(self, agent: SimAgent) -> None:
+        """An agent takes a /start, with workers that it has prepared or without."""
+        if agent.preparation is WorkerPreparation.READY:
+            last_stop = self._stopped_at.get(max(self._stopped_at, default=0), math.inf)
+            self.met["in memory: prepared workers start"] += 1
+            self.met["in memory: workers were at the barrier before the others stopped"] += agent.ready_at < last_stop
 
     def joined(self, run: Run, agent: SimAgent, rank: int, nnodes: int, master: str) -> None:
         """An agent took a /start."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.sim import faults, queue_faults
 from tests.sim.copied_annotations import Copied
-from tests.sim.events import Event, Make
+from tests.sim.events import Event, Make, Preparing
 from tests.sim.fault_targets import UNFENCED
 from tests.sim.kueue_server import RESOURCE, QueueSettings
 from tests.sim.plain_workloads import PlainGang
@@ -65,6 +65,8 @@ class Schedule:
     """So many seconds the API server's clock is ahead of the true time."""
     agents_tell_of_others: bool = True
     """Whether agents can be asked if they reach another one; those of the version before cannot."""
+    preparing: Preparing | None = None
+    """What becomes of workers that agents start ahead of their first generation; None for agents of the version before."""
     copied: Copied | None = None
     """What another job was doing when this one's manifest was exported from it, with the operator's annotations."""
 
@@ -99,6 +101,8 @@ class Schedule:
             lines.append(f"  pods: {self.containers.value}")
         if self.copied is not None:
             lines.append(f"  a manifest with the annotations of a job that was {self.copied.value}")
+        if self.preparing is not None:
+            lines.append(f"  workers that are prepared: {self.preparing.value}")
         if not self.agents_tell_of_others:
             lines.append("  agents do not tell of others")
         if self.queue is not None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.sim.copied_annotations import Copied
-from tests.sim.events import Event, Make
+from tests.sim.events import Event, Make, Preparing
 from tests.sim.random_schedules import Containers, Schedule
 
 PATIENT = {
@@ -47,6 +47,28 @@ IN_MEMORY: tuple[tuple[str, tuple[Event, ...], dict[str, Any]], ...] = (
     ),
 )
 
+GROWS = (Event(60, "add_node"),)
+# Troubles of workers that start ahead of the growth that takes them: a node comes at 60, its pod's agent answers soon after.
+PREPARED: tuple[tuple[str, tuple[Event, ...], Preparing], ...] = (
+    *((how.value, GROWS, how) for how in Preparing),
+    *(
+        (f"their pod's node is lost at {at:g}", (*GROWS, Event(at, "kill_node", 2)), Preparing.SUCCEEDS)
+        for at in (64, 68, 72)
+    ),
+    *(
+        (f"the operator dies at {at:g}", (*GROWS, Event(at, "operator_dies", 0, 3)), Preparing.SUCCEEDS)
+        for at in (64, 68, 72)
+    ),
+    (
+        "they never come, and operators die",
+        (*GROWS, *(Event(at, "operator_dies", 0, 9) for at in (70, 150, 250, 350))),
+        Preparing.HANGS,
+    ),
+    ("a worker crashes meanwhile", (*GROWS, Event(66, "crash_worker", 0)), Preparing.HANGS),
+    ("the job is suspended meanwhile", (*GROWS, Event(66, "suspend", 0, 30)), Preparing.HANGS),
+    ("calls get lost", (Event(55, "lossy_calls", 0, 60), *GROWS), Preparing.SUCCEEDS),
+)
+
 
 def _schedule(
     *events: Event,
@@ -65,6 +87,7 @@ def _schedule(
     deadlines: dict[str, int] | None = None,
     tells: bool = True,
     copied: Copied | None = None,
+    preparing: Preparing | None = None,
     **restarts: int,
 ) -> Schedule:
     return Schedule(
@@ -87,6 +110,7 @@ def _schedule(
         api_clock_s=api_clock_s,
         agents_tell_of_others=tells,
         copied=copied,
+        preparing=preparing,
     )
 
 
@@ -238,6 +262,14 @@ SCHEDULES: dict[str, Schedule] = {
         f"workers keep their state in memory: {what}": _schedule(*events, make=Make.KEEPING, **more)
         for what, events, more in IN_MEMORY
     },
+    **{
+        f"workers start ahead of a growth: {what}": _schedule(*events, make=Make.KEEPING, preparing=how, nodes=2)
+        for what, events, how in PREPARED
+    },
+    "workers of a spare start ahead, and a node is lost": _schedule(
+        Event(100, "kill_node", 0), make=Make.KEEPING, preparing=Preparing.SUCCEEDS, low=2, high=2, nodes=3,
+        specs=[{"name": "workers", "replicas": 2, "maxReplicas": 2, "spares": 1}],
+    ),
     "a worker asks for new processes of all": _schedule(Event(100, "crash_worker", 7 * 2), make=Make.IN_PROCESS),
     "workers that could outlive a fault are to be new ones": _schedule(
         Event(100, "crash_worker", 0), make=Make.IN_PROCESS, ours={"recovery": "Process"}

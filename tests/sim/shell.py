@@ -21,7 +21,7 @@ from tests.sim.objects import Body
 from tests.sim.process import VirtualLoop
 from tests.sim.status_cache import SimStatusCache
 
-from elastipod_operator import reconcile_pass
+from elastipod_operator import clock, reconcile_pass
 from elastipod_operator.agents.agent_ports import ConnectAgents
 from elastipod_operator.agents.commands import Command
 from elastipod_operator.clock import SteadyClock
@@ -92,6 +92,7 @@ class ObservedPass(ReconcilePass):
         made = await super()._decide(job, job_task)
         self.shell.checker.met["a decision waits for calls that it does not want"] += self.shell.looks - 1
         self.shell.last_plan = made.todo
+        self.shell.checker.decided(made.job.fact, made.todo, clock.now())
         return made
 
     def observe(self, job: Job, job_task: JobTask) -> Snapshot:
@@ -106,7 +107,7 @@ class Shell:
         self._kernel = kernel
         self._cluster = self.cluster = cluster
         self.checker = checker
-        clock = self._clock = SteadyClock(
+        steady = self._clock = SteadyClock(
             wall=lambda: EPOCH.timestamp() + kernel.now + cluster.clock_offset_s, steady=lambda: kernel.now
         )
         self.alive = True
@@ -118,11 +119,11 @@ class Shell:
         """Die after so many further calls."""
         self.held_until = 0.0
         """It stands still until then, and goes on where it was."""
-        self._loop = VirtualLoop(kernel, clock, self._held)  # type: ignore[abstract]  # sockets and processes: the core uses none
-        self.statuses = SimStatusCache(kernel, rng, cluster, clock.now, self.wake, self._held)
+        self._loop = VirtualLoop(kernel, steady, self._held)  # type: ignore[abstract]  # sockets and processes: the core uses none
+        self.statuses = SimStatusCache(kernel, rng, cluster, steady.now, self.wake, self._held)
         self.commander = SimCommandSender(self, kernel, rng, cluster, checker)
         self.api = ApiCalls(self, cluster)
-        self.store = Store(clock.now)
+        self.store = Store(steady.now)
         with self._loop.inside():
             self.reconciler = ObservedReconciler(self, self.store, rng.choice(SLOTS))
         self._events = WatchEvents(self.store, self.reconciler)

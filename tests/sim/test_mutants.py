@@ -29,6 +29,7 @@ from elastipod_operator.core import (
     planned_change,
     pod_removal,
     pod_supply,
+    preparation,
     ranks,
     recovery,
     replica,
@@ -389,6 +390,10 @@ def take_the_record_of_another_job(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(job_annotations, "is_own", lambda *_: True)
 
 
+def wait_for_prepared_workers_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(preparation, "PREPARATION_LIMIT", timedelta(days=999))
+
+
 MUTANTS: dict[Mutant, str | None] = {
     accept_a_stale_generation: "the user scales down and up again in a resize",
     reuse_the_generation: "nothing happens",
@@ -449,6 +454,7 @@ MUTANTS: dict[Mutant, str | None] = {
     date_pods_by_the_clock_of_the_api_server: "a deadline of a job, the API server's clock -3600 s",
     forget_the_last_good_spec: "a tenant edits a template and log rules without end, and a node goes meanwhile",
     take_the_record_of_another_job: "a manifest brings the annotations of a job that was training",
+    wait_for_prepared_workers_for_ever: "workers start ahead of a growth: they never come to it",
     wait_for_a_start_for_ever: "a member stops for a start that it never hears",
 }
 """By mistake, the scripted schedule that finds it; None where a random one does."""

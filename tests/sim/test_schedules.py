@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.long_runs import LongRun
 from tests.sim.conftest import DEFAULT_SCHEDULES, SEEDS_OF_A_TEST, all_seeds
-from tests.sim.events import Event, Make
+from tests.sim.events import Event, Make, Preparing
 from tests.sim.fault_targets import BLINDNESS, LATE_WRITERS, QUOTA_HINDRANCES
 from tests.sim.faults import FAULTS
 from tests.sim.queue_faults import QUEUE_FAULTS
@@ -26,6 +26,7 @@ from tests.sim.simulation import Simulation, explain, failure_of
 
 LONG_RUN_S = 240.0
 KEEPING_SCHEDULES = 20
+PREPARING = (None, Preparing.SUCCEEDS, Preparing.FAILS, Preparing.DIES)
 MAX_STORIES = 3
 # The shortest turn has a record, four pods that go, and the status.
 LEAST_CALLS = 8
@@ -108,12 +109,23 @@ def test_a_scripted_schedule_ends_well(schedule: Schedule) -> None:
         pytest.fail(explain(schedule), pytrace=False)
 
 
+def test_workers_of_a_growth_come_to_the_barrier_before_the_others_stop() -> None:
+    met: Counter[str] = Counter()
+    schedule = SCHEDULES["workers start ahead of a growth: they come to the barrier"]
+    assert failure_of(schedule, met) is None
+    assert met["in memory: workers were at the barrier before the others stopped"] == 1, met
+    met.clear()
+    schedule = SCHEDULES["workers of a spare start ahead, and a node is lost"]
+    assert failure_of(schedule, met) is None
+    assert met["in memory: prepared workers start"], met
+
+
 @pytest.mark.parametrize("first", range(0, KEEPING_SCHEDULES, SEEDS_OF_A_TEST))
 def test_every_schedule_of_workers_that_keep_their_state_ends_well(first: int) -> None:
     """The same faults as ever, with workers that live through resizes and faults in their processes."""
     met: Counter[str] = Counter()
     for seed in range(first, min(first + SEEDS_OF_A_TEST, KEEPING_SCHEDULES)):
-        schedule = replace(draw(seed), make=Make.KEEPING)
+        schedule = replace(draw(seed), make=Make.KEEPING, preparing=PREPARING[seed % len(PREPARING)])
         if failure_of(schedule, met) is not None:
             pytest.fail(f"seed {seed}\n{explain(schedule)}", pytrace=False)
     assert met["in memory: a generation goes on from it"]

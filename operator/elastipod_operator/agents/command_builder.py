@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..core.actions import Action, AssignSpare, ShutDownAgent, StartWorkers, StopWorkers
+from ..core.actions import Action, AssignSpare, PrepareWorkers, ShutDownAgent, StartWorkers, StopWorkers
 from ..core.names import master_port
 from ..core.record import Record, RestartMode
 from ..core.snapshot import ObservedAgent, ObservedPod
@@ -22,7 +22,7 @@ MAX_RANK_IPS = 512
 MAX_RANK_ENTRIES = 16_384
 
 
-AgentAction = StartWorkers | AssignSpare | StopWorkers | ShutDownAgent
+AgentAction = StartWorkers | AssignSpare | PrepareWorkers | StopWorkers | ShutDownAgent
 Call = tuple[str, tuple[str, ...], dict[str, Any] | None]
 """Path, key (see Command) and body."""
 
@@ -59,6 +59,10 @@ class CommandBuilder:
 
     def _assign_spare(self, action: AssignSpare, fact: ObservedAgent) -> Call:
         return "/start", ("spare", str(self.record.generation)), self._start(action.number, fact) | {"spare": True}
+
+    def _prepare_workers(self, action: PrepareWorkers, fact: ObservedAgent) -> Call:
+        generation = self.record.generation
+        return "/prepare", ("prepare", str(generation)), {"nnodes": len(self.record.members), "generation": generation}
 
     def _stop_workers(self, action: StopWorkers, fact: ObservedAgent) -> Call:
         said = f"{action.generation} {action.graceful} {action.reach} {action.keeps}"
@@ -134,6 +138,7 @@ class CommandBuilder:
 _CALLS: Mapping[type[AgentAction], Callable[[CommandBuilder, Any, ObservedAgent], Call]] = {
     StartWorkers: CommandBuilder._start_workers,
     AssignSpare: CommandBuilder._assign_spare,
+    PrepareWorkers: CommandBuilder._prepare_workers,
     StopWorkers: CommandBuilder._stop_workers,
     ShutDownAgent: CommandBuilder._shut_down,
 }

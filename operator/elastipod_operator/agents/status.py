@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ..core.silence import SILENCE_LIMIT
-from ..core.snapshot import REPLICATED, SHARDED, AgentState, Failure, ObservedAgent
+from ..core.snapshot import REPLICATED, SHARDED, AgentState, Failure, ObservedAgent, Preparation
 
 MAX_RESPONSE_BYTES = 1 << 20
 # Texts go into the record, conditions and Events. Tracebacks are cut where they are shown.
@@ -81,10 +81,11 @@ class StatusBody(BaseModel):
     features: list[Any] | None = None
     reach: ReachBody | None = None
     in_memory: InMemoryBody | None = None
+    preparation: str | None = None
     restart_mode: str | None = Field(None, alias="restartMode")
     worker_data: Any = None
 
-    @field_validator("spare", "restart_mode", mode="before")
+    @field_validator("spare", "restart_mode", "preparation", mode="before")
     @classmethod
     def _said(cls, value: Any) -> str | None:
         return None if value is None else str(value)[:MAX_REASON]
@@ -151,6 +152,8 @@ def parse_status(body: Any, before: ObservedAgent, now: datetime) -> AgentStatus
         is_spare=ours and answer.spare == "True",
         memory_state=_memory_state(answer),
         num_kept=answer.in_memory.kept if answer.in_memory is not None else None,
+        can_prepare=ours and "prepare" in (answer.features or ()),
+        preparation=_preparation(answer.preparation),
         can_reach=ours and "reach" in (answer.features or ()),
         answering_since=now if is_back or before.answering_since is None else before.answering_since,
         refused_answer=excess,
@@ -190,6 +193,13 @@ def _memory_state(answer: StatusBody) -> str:
     if not kind:
         return ""
     return REPLICATED if kind == REPLICATED else SHARDED
+
+
+def _preparation(told: str | None) -> Preparation | None:
+    """Give how far prepared workers are; what a later agent calls otherwise is neither their end nor the barrier."""
+    if not told:
+        return None
+    return Preparation(told) if told in tuple(Preparation) else Preparation.BEGUN
 
 
 def _pace(before: ObservedAgent, step: int | None, now: datetime) -> timedelta | None:

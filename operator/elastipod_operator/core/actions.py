@@ -56,6 +56,13 @@ class AssignSpare:
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareWorkers:
+    """Tell an agent to start its workers ahead of the next generation, in which they have no rank yet."""
+
+    pod: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopWorkers:
     """graceful: drain, within timeout_s seconds; otherwise end the workers at once. reach: what the next start restarts.
 
@@ -158,6 +165,7 @@ Action = (
     | DeletePod
     | StartWorkers
     | AssignSpare
+    | PrepareWorkers
     | StopWorkers
     | ShutDownAgent
     | ListPods

@@ -9,7 +9,8 @@ from .backoff import backoff
 from .context import Context
 from .grant import Grant
 from .planned_change import begin
-from .ranks import count_trainable
+from .preparation import preparation_limit
+from .ranks import count_trainable, usable
 from .reasons import Reason
 from .record import Record, TransitionKind
 from .replica import Health, Replica, Replicas
@@ -60,8 +61,13 @@ def growth_window(record: Record, context: Context, members: list[Replica]) -> t
         return replace(record, window_since=None), warm_at
     opened = record.window_since or context.now
     due = growth_due(replace(record, window_since=opened), context.policy, context.key)
-    if due is not None and context.now < due:
+    assert due is not None
+    if context.now < due:
         return replace(record, window_since=opened), earliest(due, warm_at)
+    newcomers = [r for r in usable([*members, *quick], record, context.grant)[:possible] if r.id not in record.members]
+    prepared_by = preparation_limit(newcomers, record, context, due)
+    if prepared_by is not None:
+        return replace(record, window_since=opened), earliest(prepared_by, warm_at)
     message = counted(possible - size, "more replica is ready", "more replicas are ready")
     return begin(record, context, TransitionKind.RESIZE, CAUSE, message, target_size=possible), None
 

@@ -21,6 +21,7 @@ from .initial_record import current_record, without_empty_record
 from .phase_accounting import account_phases, next_phase_change
 from .pod_listing import list_while_leaving
 from .pod_supply import supply
+from .preparation import with_preparation
 from .quota import Quota, adopt_queue, apply_quota, must_request_again
 from .quota_requests import with_quota_requests, with_quota_returns
 from .record import Record
@@ -89,8 +90,10 @@ def _train(record: Record, context: Context, is_new: bool) -> PlanDraft:
         return finish(record, context, "Failed", late.reason, late.message)
 
     # 10. Workers: keep a generation running, or begin to stop it (running: faults, planned_change, growth); bring a
-    #     transition to the next start (transition: stopping, root_cause, escalation, partial_gangs, ranks).
+    #     transition to the next start (transition: stopping, root_cause, escalation, partial_gangs, ranks). Have new replicas
+    #     prepare their workers meanwhile (preparation).
     draft = running(record, context) if record.transition is None else in_transition(record, context)
+    draft = with_preparation(draft, context)
     draft = replace(draft, wake_at=earliest(draft.wake_at, next_deadline(snapshot, draft.record, context.grant)))
     requests_again = context.quota is not None and must_request_again(snapshot, record)
     draft = replace(draft, adopts_spec=draft.adopts_spec or requests_again or (is_new and not replicas.by_id))

@@ -168,7 +168,7 @@ class Reason(StrEnum):
         "Scaling",
         INFO,
         NEVER,
-        "New replicas import the modules that their workers need; training continues meanwhile.",
+        "New replicas import the modules that their workers need, or start their workers ahead; training continues meanwhile.",
     )
     LIMIT_REACHED = (
         "LimitReached", "Scaling", INFO, NEVER, "The API server refuses further pods; the job would grow.",

@@ -224,6 +224,14 @@ class ObservedNode:
     """The latest end of the node: the time that the notice gives, from when this operator first saw it; None if unknown."""
 
 
+class Preparation(StrEnum):
+    """How far workers are that an agent started ahead of their first generation, as on the wire."""
+
+    BEGUN = "begun"
+    READY = "ready"  # they wait at the barrier
+    FAILED = "failed"  # they have ended; the next start starts others
+
+
 REPLICATED, SHARDED = "replicated", "sharded"  # ObservedAgent.memory_state
 
 
@@ -278,6 +286,10 @@ class ObservedAgent:
     """How its workers keep the training state in memory beyond a generation: replicated or sharded; empty if they do not."""
     num_kept: int | None = None
     """How many of their processes survived the last generation; None during one, and if it does not say."""
+    can_prepare: bool = False
+    """It can start workers ahead of their first generation."""
+    preparation: Preparation | None = None
+    """How far such workers are; None without any."""
     can_reach: bool = False
     """It can check whether it reaches another agent."""
     is_reached: bool | None = None

@@ -10,7 +10,15 @@ from tests.unit.core.builders import agent, pod, ready, running, trains
 
 from elastipod_operator.agents.command_builder import CommandBuilder
 from elastipod_operator.agents.polled_agent import Address
-from elastipod_operator.core.actions import Action, AssignSpare, CreatePod, ShutDownAgent, StartWorkers, StopWorkers
+from elastipod_operator.core.actions import (
+    Action,
+    AssignSpare,
+    CreatePod,
+    PrepareWorkers,
+    ShutDownAgent,
+    StartWorkers,
+    StopWorkers,
+)
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.record import RestartMode
 from elastipod_operator.core.snapshot import ObservedAgent
@@ -66,6 +74,10 @@ def test_a_start_carries_the_log_rules(run_policy: Any, rules: Any) -> None:
 
 def test_a_spare_is_told_so() -> None:
     assert body_of(AssignSpare(pod(1).name, 2), ready(), ready())["spare"] is True
+
+
+def test_workers_are_prepared_for_the_generation_after_the_present_one() -> None:
+    assert body_of(PrepareWorkers(pod(1).name), ready(), ready()) == {"nnodes": 2, "generation": 3}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from elastipod_operator.agents.status import (
     parse_status,
 )
 from elastipod_operator.core.silence import SILENCE_LIMIT
-from elastipod_operator.core.snapshot import AgentState, Failure, ObservedAgent
+from elastipod_operator.core.snapshot import AgentState, Failure, ObservedAgent, Preparation
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 OURS: dict[str, Any] = {
@@ -147,6 +147,26 @@ def test_whatever_an_agent_says_is_a_fact_or_is_refused(body: dict[str, Any]) ->
         assert len(str(refusal)) < 400  # noqa: PT017  # either outcome is right
         return
     assert answer.fact.state in set(AgentState)
+
+
+@pytest.mark.parametrize(
+    ("body", "can", "how"),
+    [
+        pytest.param({**OURS, "features": ["reach", "prepare"]}, True, None, id="it could"),
+        pytest.param({**OURS, "features": ["reach"]}, False, None, id="of the previous version"),
+        pytest.param({**OURS, "preparation": "begun"}, False, Preparation.BEGUN, id="begun"),
+        pytest.param({**OURS, "preparation": "ready"}, False, Preparation.READY, id="ready"),
+        pytest.param({**OURS, "preparation": "failed"}, False, Preparation.FAILED, id="failed"),
+        pytest.param({**OURS, "preparation": "fetching"}, False, Preparation.BEGUN, id="a word of a later agent"),
+        pytest.param({**OURS, "preparation": 5}, False, Preparation.BEGUN, id="nonsense"),
+        pytest.param(
+            {"status": "ready", "features": ["prepare"], "preparation": "ready"}, False, None, id="another make"
+        ),
+    ],
+)
+def test_how_far_prepared_workers_are(body: dict[str, Any], can: bool, how: Preparation | None) -> None:
+    fact = parse_status(body, ObservedAgent(), NOW).fact
+    assert (fact.can_prepare, fact.preparation) == (can, how)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from datetime import datetime
 from ..context import Context
 from ..growth import growth_due
 from ..payback import growth_hold
+from ..preparation import PREPARATION_LIMIT, is_on_its_way
 from ..quota import Quota
 from ..quota_requests import increments_requested_from
 from ..reasons import Reason
@@ -39,12 +40,18 @@ def _scaling(record: Record, context: Context) -> ConditionDraft | None:
             f"{counted(size, 'replica trains', 'replicas train')}, which is the maximum",
         )
     due = growth_due(record, policy, snapshot.job.uid)
+    members = frozenset(record.members)
+    if due is not None and due <= snapshot.now:
+        preparing = [r for r in replicas.candidates() if r.id not in members and is_on_its_way(r)]
+        starts = counted(len(preparing), "more replica starts its", "more replicas start their")
+        until = time_of_day(due + PREPARATION_LIMIT)
+        text = f"{starts} workers ahead while training continues; the job grows when they are ready, at {until} at the latest"
+        return ConditionDraft("Scaling", False, Reason.WARMING_UP, text)
     if due is not None:
         text = f"more replicas are ready; the job grows at about {time_of_day(due)}"
         if record.resize_failures:
             text += f" (growths that failed in a row: {record.resize_failures})"
         return ConditionDraft("Scaling", False, Reason.GROWING, text)
-    members = frozenset(record.members)
     loading = [r for r in replicas.candidates() if r.id not in members and r.agent.warming]
     if loading:
         text = f"{counted(len(loading), 'more replica imports', 'more replicas import')} the modules that workers need; training continues"
