@@ -104,7 +104,8 @@ def test_quota_that_is_given_back_early_is_noticed(stage: Stage, seed: int) -> N
     _, _, verdict = stage.play(TINY, seed, program=[str(HASTY)])
     assert GIVEN_BACK_EARLY in verdict.rules_broken()
     told = [violation.what for violation in verdict.violations if violation.rule == GIVEN_BACK_EARLY]
-    assert any("evicted (Preempted)" in what for what in told), told
+    # A slow machine may have finished the churn before anything was preempted.
+    assert not verdict.counts["preemptions"] or any("evicted (Preempted)" in what for what in told), told
 
 
 @pytest.mark.long("churn")
