@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from elastipod.gradients import gradient_sync as gradient_sync
     from elastipod.in_memory.elastic_state import State as State
     from elastipod.in_memory.elastic_state import steps as steps
+    from elastipod.in_memory.shard_copies import Copies as Copies
     from elastipod.progress import report as report
     from elastipod.recipes.present_config import present_config as present_config
     from elastipod.testing.fixed_order import exact_sum as exact_sum
@@ -78,6 +79,7 @@ _HOME = {
     "BatchPlan": "batches.batch_plan",
     "BatchScaledRate": "batches.learning_rate",
     "CheckpointManager": "checkpoint",
+    "Copies": "in_memory.shard_copies",
     "ElasticBatchSampler": "data.loader",
     "ElasticBatches": "data",
     "ElasticLoader": "data.loader",

@@ -73,6 +73,45 @@ def detach_reducer(model: nn.Module) -> None:
             model.__dict__.pop(name, None)
 
 
+def release_shard_groups(model: nn.Module) -> None:
+    """Take the process groups out of what `fully_shard` has left in a model that is not used any more.
+
+    As for `detach_reducer`: a group's connections close with the last reference to it, and a graph that a script still holds leads to
+    this model.
+    """
+    for module in model.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        state: Any = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for group in filter(None, groups):
+            for info in (group.mesh_info, group.post_forward_mesh_info):
+                if info is None:
+                    continue
+                release_mesh_groups(info.mesh)
+                for name, value in list(vars(info).items()):
+                    if isinstance(value, dist.ProcessGroup):
+                        setattr(info, name, None)
+
+
+def release_mesh_groups(mesh: Any) -> None:
+    """Take the process groups out of a mesh that is not used any more. Before torch 2.10 a mesh knows them by name only."""
+    for each in (mesh, getattr(mesh, "_root_mesh", None)):
+        if each is not None:
+            getattr(each, "_pg_registry", {}).clear()
+
+
+def drop_sharding_caches() -> None:
+    """Forget how operations on DTensors were divided: the results name meshes of a former world, which equal those of a new one."""
+    propagator: Any = DTensor._op_dispatcher.sharding_propagator
+    clear = getattr(propagator.propagate_op_sharding, "cache_clear", None)
+    if clear is not None:
+        clear()
+    clear_native = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
+    if clear_native is not None:
+        clear_native()
+
+
 def storage_info(file: str, first_byte: int, num_bytes: int) -> StorageInfo:
     """Give what the metadata of torch's checkpoints says about the place of a chunk."""
     from torch.distributed.checkpoint.filesystem import _StorageInfo  # imports much that only checkpoints need

@@ -48,6 +48,7 @@ class InMemoryJob:
         options: Mapping[str, Any] | None = None,
         hang_s: float = 3.0,
         command: Sequence[str] = (),
+        worker: Path = WORKER,
     ) -> None:
         self.folder = folder
         self.log: list[str] = []
@@ -56,7 +57,7 @@ class InMemoryJob:
         self._resizes = list(resizes)
         # Each happens once in the life of the job, not once in that of every process that takes the rank.
         self._faults = [replace(fault, once=str(folder / f"fault-{at}")) for at, fault in enumerate(faults)]
-        self._command = list(command) or [str(WORKER), json.dumps({"folder": str(folder), **(options or {})})]
+        self._command = list(command) or [str(worker), json.dumps({"folder": str(folder), **(options or {})})]
         self._hang_s = hang_s
         self._changed = threading.Condition()
         self._slots: dict[int, Slot] = {}
@@ -228,6 +229,7 @@ class InMemoryJob:
             SOCKET_ENV: str(self._socket),
             WORKER_FILE_ENV: str(self.folder / f"worker-file-{number}"),
             "ELASTIPOD_JOB": "tests/inmemory",
+            "ELASTIPOD_FAILURE_DOMAIN": f"domain-{number}",
             CHAOS_ENV: json.dumps([fault.to_json() for fault in self._faults]),
         }
         output = self.folder / f"output-{number}-{attempt}"

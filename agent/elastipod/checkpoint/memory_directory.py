@@ -43,9 +43,7 @@ class MemoryDirectory:
     def node(self) -> str:
         """Return the identity of this memory: equal in all processes that share it, and in no others."""
         found = os.stat(self.path)
-        boot = Path("/proc/sys/kernel/random/boot_id")
-        host = boot.read_text().strip() if boot.exists() else os.uname().nodename
-        return hashlib.sha256(f"{host} {found.st_dev} {found.st_ino}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{host_identity()} {found.st_dev} {found.st_ino}".encode()).hexdigest()[:16]
 
     def headers(self) -> list[ImageHeader]:
         """List the complete images; unreadable headers are ignored. Raises OSError when the folder cannot be read."""
@@ -183,3 +181,9 @@ def _remove_stale_directories(ours: MemoryDirectory) -> None:
             is_old = time.time() - found.st_mtime > STALE_AFTER_S
             if is_old and other != ours.path and stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
                 shutil.rmtree(other, ignore_errors=True)
+
+
+def host_identity() -> str:
+    """Return what is equal in all containers of one running machine, and in no others."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text().strip() if boot.exists() else os.uname().nodename

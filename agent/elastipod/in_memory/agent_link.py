@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
 from elastipod.elastic_event import reset_elastic_event
@@ -47,14 +48,26 @@ class WorldPlace:
         )
 
 
-def stays_in_memory(*, leaves: bool | None, kept: bool | None) -> bool:
-    """Tell whether this rank is known to keep its state over a drain (as in the worker file), so that nobody needs a checkpoint.
+class Fate(StrEnum):
+    """What becomes of a rank, and of the state that it holds, when it has stopped for a planned change."""
+
+    STAYS = "stay"
+    LEAVES = "leave"
+    KEPT = "kept"
+    """Its process is kept, as long as its pod stays; whether that does is not decided yet."""
+    UNKNOWN = "unknown"
+
+
+def fate_after_stop(*, leaves: bool | None, kept: bool | None) -> Fate:
+    """Tell what becomes of this rank over a drain, from the worker file.
 
     kept None: an operator that says only which pods stay. Its agents keep processes that return to the barrier.
     """
-    if leaves or kept is False:
-        return False
-    return kept is True or leaves is False
+    if leaves:
+        return Fate.LEAVES
+    if leaves is False and kept is not False:
+        return Fate.STAYS
+    return Fate.KEPT if kept else Fate.UNKNOWN
 
 
 class AgentLink:

@@ -36,7 +36,11 @@ class OptimizerWatch:
     def __init__(self, members: Members) -> None:
         self.has_run = False
         self.rank = self.step = 0
-        for optimizer in members.of_type(torch.optim.Optimizer):
+        self._members = members
+        members.when_built(self._attach)
+
+    def _attach(self) -> None:
+        for optimizer in self._members.of_type(torch.optim.Optimizer):
             optimizer.register_step_pre_hook(self._note)
             optimizer.register_step_post_hook(self._after)
 

@@ -33,13 +33,18 @@ class DurableTier:
     """Saves and loads all members in one directory. Its methods are collective, in one generation at a time."""
 
     def __init__(self, directory: str | os.PathLike[str], members: Members, keep: int) -> None:
-        """Raises TypeError for members that a checkpoint cannot hold."""
+        """Raises TypeError for members that a checkpoint cannot hold; for members that are built later, when they are."""
+        self._directory, self._keep = directory, keep
+        self._manager: CheckpointManager | None = None
+        self._live: dict[str, Any] = {}
+        members.when_built(lambda: self._take(members))
+
+    def _take(self, members: Members) -> None:
         optimizers = members.of_type(torch.optim.Optimizer)
         if len(optimizers) != 1:
             raise TypeError(
                 f"checkpoints hold one optimizer, and build() gives {len(optimizers)}; leave checkpoints out, or save them yourself"
             )
-        self._directory, self._keep = directory, keep
         modules = {name: member for name, member in members.items() if isinstance(member, nn.Module)}
         others = {
             name: member
@@ -47,12 +52,15 @@ class DurableTier:
             if not isinstance(member, nn.Module | torch.optim.Optimizer)
         }
         # One model and one schedule keep the names that a plain script's checkpoint has, so that either can read the other's.
-        self._live: dict[str, Any] = {
+        self._live = {
             "model": modules[MODEL] if len(modules) == 1 else nn.ModuleDict(modules),
             "optimizer": optimizers[0],
             "scheduler": next(iter(others.values()), None) if len(others) <= 1 else _OtherMembers(others),
         }
-        self._manager: CheckpointManager | None = None
+
+    def let_go(self) -> None:
+        """Hold no members any more, until others are built."""
+        self._live = {}
 
     def load(self) -> Resume | None:
         """Load the newest checkpoint of any tier into the members; None when there is none."""

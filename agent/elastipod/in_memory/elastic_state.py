@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,17 +18,20 @@ from elastipod.checkpoint.rng import seed_new_rank
 from elastipod.data import Batch, ElasticBatches
 from elastipod.elastic_event import elastic_event_detected
 from elastipod.errors import StateDiffersError
-from elastipod.in_memory.agent_link import stays_in_memory
+from elastipod.in_memory.agent_link import Fate, fate_after_stop
 from elastipod.in_memory.apply_step import OptimizerWatch, apply_gradients
 from elastipod.in_memory.chaos_hooks import ChaosHooks
 from elastipod.in_memory.durable_tier import DurableTier
 from elastipod.in_memory.elastic_step import ElasticStep
 from elastipod.in_memory.exchange import all_texts
 from elastipod.in_memory.members import Members
-from elastipod.in_memory.memory_state import MemoryState, WorldLost, compare_replicas, lost_world
+from elastipod.in_memory.memory_state import MemoryState, WorldLost, lost_world
+from elastipod.in_memory.mesh_plan import MeshPlan
 from elastipod.in_memory.notary import Notary
 from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.process_groups import ProcessGroups, WorldNotBuilt
+from elastipod.in_memory.shard_copies import Copies
+from elastipod.in_memory.sharded_memory import ShardedMemory
 from elastipod.in_memory.world_life import WorldLife, Wrap
 from elastipod.local_worker import local_worker
 from elastipod.progress import report
@@ -58,9 +61,11 @@ class State:
 
     def __init__(
         self,
-        build: Callable[[], object],
+        build: Callable[..., object],
         *,
         wrap: Wrap | None = None,
+        mesh: Mapping[str, int] | None = None,
+        copies: Copies | None = None,
         apply: Callable[[State], object] | None = None,
         checkpoints: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 0,
@@ -71,23 +76,34 @@ class State:
         backend: str | None = None,
         timeout: timedelta | None = None,
     ) -> None:
-        """Build the members; nothing is sent or read yet.
+        """Build the members, unless they are sharded; nothing is sent or read yet.
 
         build: gives (model, optimizer), (model, optimizer, scheduler), or a dictionary of everything that has state_dict and
         load_state_dict, the model under "model". Called once in each process; no process group exists then. wrap: for example
-        DistributedDataParallel; called in every generation, with the bare model. apply: changes the members once gradients are
-        there; by default optimizers, schedules and averaged models, with the GradScaler if there is one. checkpoints: folder or
-        address for `CheckpointManager`, for a new start and when memory holds no whole state; saved every ``checkpoint_every``
-        steps and at the end, ``keep`` are kept. sample_log: folder for `SampleLog`. seed: of the random numbers, which follow
-        from it, the step and the rank alone. checks_changes: compare gradients, data and replicas in the first step of each
-        generation (`elastipod.in_memory.notary`). backend, timeout: as for init_process_group.
-        Raises TypeError when ``build`` gives something else.
+        DistributedDataParallel; called in every generation, with the bare model. mesh: for a sharded state, as {"shard": -1} or
+        {"replicate": -1, "shard": 4}; ``build`` then takes the DeviceMesh of the generation, is called in each one, and gives
+        members that fully_shard has divided over it. copies: of shards in another failure domain (`elastipod.Copies`). apply:
+        changes the members once gradients are there; by default optimizers, schedules and averaged models, with the GradScaler if
+        there is one. checkpoints: folder or address for `CheckpointManager`, for a new start and when memory holds no whole state;
+        saved every ``checkpoint_every`` steps and at the end, ``keep`` are kept. sample_log: folder for `SampleLog`. seed: of the
+        random numbers, which follow from it, the step and the rank alone. checks_changes: compare gradients, data and replicas in
+        the first step of each generation (`elastipod.in_memory.notary`). backend, timeout: as for init_process_group.
+        Raises TypeError when ``build`` gives something else, ValueError for a mesh that is none.
         """
-        self._members = Members(build())
+        if mesh is None:
+            self._members = Members(build())
+        elif wrap is None:
+            self._members = Members()
+        else:
+            raise ValueError("mesh and wrap exclude each other: with a mesh, build gives the model as it trains")
         self._apply = apply
         durable = DurableTier(checkpoints, self._members, keep) if checkpoints is not None else None
         self._limit = PhaseLimit()
-        self._memory = MemoryState(self._members, self._limit)
+        self._memory = (
+            MemoryState(self._members, self._limit)
+            if mesh is None
+            else ShardedMemory(self._members, self._limit, build, MeshPlan.of(mesh), copies)
+        )
         groups = ProcessGroups(backend, timeout)
         self._world = WorldLife(self._memory, self._limit, groups, wrap, durable)
         self._durable, self._checkpoint_every = durable, checkpoint_every
@@ -95,7 +111,7 @@ class State:
         self._seed = seed
         self._checks_changes, self._is_first_step, self._notary = checks_changes, False, None
         self._optimizers = OptimizerWatch(self._members)
-        self._chaos = ChaosHooks(self._members.model)
+        self._chaos = ChaosHooks(self._members)
         self._started = 0.0
         self._has_finished = False
 
@@ -182,18 +198,22 @@ class State:
         batch = step.batch
         chaos.reached(chaos.Moment.BEFORE_APPLY, rank=self.rank, step=batch.step)
         self._check_gradients(batch)
+        self._memory.prepare(self._run_apply)
         if not self._optimizers.has_run:
-            (self._apply or _apply_to_members)(self)
+            self._run_apply()
         self._memory.commit()
         self._optimizers.has_run = False
         if self._is_first_step:
             if self._checks_changes:
-                compare_replicas(self._members, self._world.donor, f"after step {batch.step}, the first of this world,")
+                self._memory.compare(self._world.donor, f"after step {batch.step}, the first of this world,")
             self._is_first_step = False
         if self._log_of_generation is not None:
             self._log_of_generation.done(batch.step, step.loss)
         samples_per_s = batch.global_size / max(1e-9, time.monotonic() - self._started)
         report(batch.step, batch.samples_seen, step.loss, samples_per_s)
+
+    def _run_apply(self) -> None:
+        (self._apply or _apply_to_members)(self)
 
     def is_world_lost(self, error: BaseException) -> bool:
         """Whether an exception is that of a collective whose peer is gone, from which this process can recover."""
@@ -252,9 +272,9 @@ class State:
         worker = local_worker()
         leaves, kept = (worker.file.leaves(), worker.file.kept()) if worker is not None else (None, None)
         with lost_world("the ranks could not stop together"):
-            stays = self._world.outlives_generation and stays_in_memory(leaves=leaves, kept=kept)
-            stay = "stay" in all_texts("stay" if stays else "unknown")
-        if not stay:  # nobody is known to keep the state in memory
+            fate = fate_after_stop(leaves=leaves, kept=kept) if self._world.outlives_generation else Fate.UNKNOWN
+            fates = [Fate(text) for text in all_texts(fate)]
+        if not self._memory.hand_over(fates):  # nobody is known to keep the state in memory
             self._save(step, waits=True)
         if not self._world.outlives_generation:
             self._end_log("drained")
@@ -265,7 +285,7 @@ class State:
     def _announce(self) -> None:
         link = self._world.link
         if link is not None and not link.is_kept:
-            link.announce("replicated")
+            link.announce(self._memory.kind)
 
     def _leave(self, error: BaseException | None) -> None:
         if self._log_of_generation is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,9 +13,11 @@ from torch import nn
 
 from elastipod.checkpoint.image import checksum
 from elastipod.checkpoint.value_codec import decode_value, encode_value
+from elastipod.torch_compat import DTensor
 
 MODEL = "model"
 _SLOT = "__tensor_of_state__"
+_LATER = object()
 
 
 @runtime_checkable
@@ -59,16 +61,47 @@ class Content:
 class Members:
     """What `build` gave. model: without any wrapper. Names are kept in the order of `build`."""
 
-    def __init__(self, built: object) -> None:
-        """Raises TypeError, with what is expected, for something that is no state."""
-        self._by_name = _by_name(built)
-        model = self._by_name.get(MODEL)
-        if not isinstance(model, nn.Module):
+    def __init__(self, built: object = _LATER) -> None:
+        """Take what was built, or nothing yet. Raises TypeError, with what is expected, for something that is no state."""
+        self._by_name: dict[str, Any] = {}
+        self._when_built: list[Callable[[], None]] = []
+        if built is not _LATER:
+            self.take(built)
+
+    def take(self, built: object) -> None:
+        """Take over what `build` gave, in place of what there was. Raises TypeError as the constructor does."""
+        by_name = _by_name(built)
+        if not isinstance(by_name.get(MODEL), nn.Module):
             raise TypeError('build() gives no nn.Module under the name "model"')
-        self.model: nn.Module = model
-        for name, member in self._by_name.items():
+        for name, member in by_name.items():
             if not isinstance(member, Stateful):
                 raise TypeError(f"{name} is a {type(member).__name__}; a member needs state_dict and load_state_dict")
+        self._by_name = by_name
+        for action in self._when_built:
+            action()
+
+    def when_built(self, action: Callable[[], None]) -> None:
+        """Call ``action`` whenever there are new members, and now if there are any."""
+        self._when_built.append(action)
+        if self:
+            action()
+
+    def clear(self) -> None:
+        """Let all members go, until others are built."""
+        self._by_name = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_name)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model. Raises AttributeError while none is built."""
+        if not self:
+            raise AttributeError(
+                "a sharded state is built when its first world begins; use it inside of the loop over its steps"
+            )
+        model: nn.Module = self._by_name[MODEL]
+        return model
 
     def __getitem__(self, name: str) -> Any:
         return self._by_name[name]
@@ -101,7 +134,12 @@ class Members:
 
     def zero_grad(self) -> None:
         """Drop all gradients: those of a step that was interrupted must not be added to those of the next."""
-        self.model.zero_grad(set_to_none=True)
+        if self:
+            self.model.zero_grad(set_to_none=True)
+
+    def sharded_keys(self) -> frozenset[str]:
+        """Give the keys of the tensors of which this rank holds a part."""
+        return frozenset(key for key, tensor in self.content().tensors.items() if isinstance(tensor, DTensor))
 
     def digests(self) -> dict[str, str]:
         """Give a checksum of every tensor and of all values that replicas have in common, by key.
@@ -120,7 +158,8 @@ class Members:
             if isinstance(member, nn.Module):
                 tensors |= {f"{name}.{key}": value.detach() for key, value in member.named_parameters()}
         for key, tensor in tensors.items():
-            found[key] = f"{checksum(as_bytes(tensor)):016x}"
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            found[key] = f"{checksum(as_bytes(local)):016x}"
         return found
 
 

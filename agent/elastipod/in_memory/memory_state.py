@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from elastipod.errors import ElastipodError, StateDiffersError
+from elastipod.in_memory.agent_link import Fate, Kind
 from elastipod.in_memory.exchange import all_texts, text_of
 from elastipod.in_memory.members import Content, Members, digest_of
 from elastipod.in_memory.offer_wire import RankOffer, decode_offer, encode_offer
@@ -41,7 +42,12 @@ def lost_world(what: str) -> Any:
 
 
 class MemoryState:
-    """The state of one rank, and its phase. origin: the generation whose sample logs end with the completed step."""
+    """The state of one rank, and its phase; here one that every rank has all of.
+
+    origin: the generation whose sample logs end with the completed step.
+    """
+
+    kind: Kind = "replicated"
 
     def __init__(self, members: Members, limit: PhaseLimit) -> None:
         self.members = members
@@ -62,6 +68,9 @@ class MemoryState:
             self._limit.enter(rank.phase)
         self.rank = rank
         self._images = {step: image for step, image in self._images.items() if step in rank.images}
+
+    def prepare(self, apply: Callable[[], None]) -> None:
+        """The gradients are there and good; ``apply`` is about to run. Every replica's are the same, so each commits on its own."""
 
     def commit(self) -> None:
         """The gradients were good and have been applied."""
@@ -90,6 +99,16 @@ class MemoryState:
         self.origin = max(each.origin for each in offers if 0 in each.offer.parts_at(resume.step))
         return resume
 
+    def build(self, world_size: int) -> None:
+        """Have members for the present world: those of the last one."""
+
+    def begin_anew(self, step: int, rank: int, world_size: int, *, is_loaded: bool) -> list[Offer]:
+        """Give the offers of ranks that have loaded a checkpoint, or of which the first gives what it has built."""
+        holders = range(world_size if is_loaded else 1)
+        if rank in holders:
+            self.rank = replace(self.rank, parts=WHOLE, completed=step)
+        return [Offer(WHOLE, step) if each in holders else Offer() for each in range(world_size)]
+
     def fill(self, resume: ResumePlan, offers: Sequence[Offer], progress: Callable[[], None]) -> None:
         """Hold the state of the agreed step afterwards. Collective. Raises WorldLost, BadManifest."""
         donors = resume.donors[0]
@@ -108,7 +127,25 @@ class MemoryState:
 
     def verify(self, donor: int) -> None:
         """Compare the digests of all replicas. Collective. Raises WorldLost, and StateDiffersError on ranks that differ."""
-        compare_replicas(self.members, donor, f"after step {self.completed}")
+        self.compare(donor, f"after step {self.completed}")
+
+    def compare(self, reference: int, when: str) -> None:
+        """Compare the digests of all replicas with those of one rank. Collective. Raises as `verify`."""
+        compare_replicas(self.members, reference, when)
+
+    def donor_of(self, resume: ResumePlan) -> int:
+        """Give a rank that has what the agreed step is known by, such as its position in the data."""
+        return resume.donors[0][0]
+
+    def hand_over(self, fates: Sequence[Fate]) -> bool:
+        """Before a planned change, let those who stay hold the whole state; False when that cannot be. Collective.
+
+        fates: of all ranks. Raises WorldLost.
+        """
+        return Fate.STAYS in fates or Fate.KEPT in fates
+
+    def release(self) -> None:
+        """The world ends: hold nothing that needs it. Members outlive it here."""
 
 
 def compare_replicas(members: Members, reference: int, when: str) -> None:

@@ -66,9 +66,8 @@ def newest_resume(offers: tuple[Offer, ...], parts: Iterable[int]) -> ResumePlan
     """
     needed = frozenset(parts)
     for step in sorted(_candidates(offers), reverse=True):
-        donors = {
-            part: tuple(rank for rank, offer in enumerate(offers) if part in offer.parts_at(step)) for part in needed
-        }
+        held = [offer.parts_at(step) for offer in offers]
+        donors = {part: tuple(rank for rank, parts in enumerate(held) if part in parts) for part in needed}
         if all(donors.values()):
             return ResumePlan(step, tuple(_preparation(offer, step) for offer in offers), donors)
     return None

@@ -8,7 +8,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from elastipod.in_memory.phases import LIMITS, Phase
 
@@ -52,6 +53,18 @@ class PhaseLimit:
         with self._changed:
             if self._limit_s is not None:
                 self._until = time.monotonic() + self._limit_s
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Run code of the script, which may take as long as it takes; the limit of this phase starts anew after it."""
+        with self._changed:
+            self._until = None
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._until = None if self._limit_s is None else time.monotonic() + self._limit_s
+                self._changed.notify_all()
 
     def close(self) -> None:
         """End the thread."""

@@ -63,6 +63,10 @@ class ProcessGroups:
             ) from error
         raise WorldNotBuilt(f"the {place.world_size} ranks of generation {place.generation} could not connect")
 
+    def connect_alone(self) -> None:
+        """Build the default process group of a single process, for a model that is sharded over one rank."""
+        dist.init_process_group(self._backend, store=dist.HashStore(), rank=0, world_size=1, timeout=self._timeout)  # type: ignore[attr-defined]
+
     def begin_training(self) -> None:
         """Give collectives the time that the script's own may take; until now they had the limits of the regroup."""
         set_group_timeout(self._timeout)

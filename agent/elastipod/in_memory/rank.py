@@ -27,15 +27,17 @@ class RankState:
         """The gradients of the next step were reduced, and all collectives that fed them are known to be good."""
         return replace(self, phase=move(self.phase, Phase.PREPARED), is_prepared=True)
 
-    def committed(self) -> RankState:
+    def committed(self, keep_from: int | None = None) -> RankState:
         """Every rank is prepared, and the optimizer has run.
 
         What held the state of two steps before is dropped now, and no sooner: that every rank prepared this step says that
-        every rank has an image of the last one.
+        every rank has an image of the last one. keep_from: the newest step that every rank has an image of, where not every
+        step is copied.
         """
         assert self.completed is not None
         step = self.completed + 1
-        kept = {at: parts for at, parts in self.images.items() if at >= step - 1}
+        oldest = step - 1 if keep_from is None else min(keep_from, step - 1)
+        kept = {at: parts for at, parts in self.images.items() if at >= oldest}
         return replace(self, phase=move(self.phase, Phase.TRAINING), completed=step, is_prepared=False, images=kept)
 
     # -- leaving a world
@@ -47,6 +49,17 @@ class RankState:
     def failed_inside_optimizer(self) -> RankState:
         """The script's optimizer raised: some tensors have its step and some have not."""
         return replace(self.stopped(), completed=None, is_prepared=False)
+
+    def completed_alone(self) -> RankState:
+        """A prepared rank that has left its world has run the optimizer, and keeps the state before that as an image.
+
+        It offers the same as it did prepared, and needs its gradients no more.
+        """
+        assert self.is_prepared
+        assert self.completed is not None
+        before = self.images.get(self.completed, frozenset()) | self.parts
+        images = {**self.images, self.completed: before}
+        return replace(self, completed=self.completed + 1, is_prepared=False, images=images)
 
     def detached(self) -> RankState:
         """The process groups are gone, and the rank waits at the agent's barrier."""

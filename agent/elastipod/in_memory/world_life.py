@@ -7,7 +7,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch.distributed as dist
 from torch import nn
@@ -20,9 +19,8 @@ from elastipod.in_memory.agent_link import AgentLink, WorldPlace
 from elastipod.in_memory.collective_failure import ASK_AGENT_S, is_collective_failure
 from elastipod.in_memory.durable_tier import DurableTier
 from elastipod.in_memory.exchange import text_of
-from elastipod.in_memory.memory_state import WHOLE, MemoryState, WorldLost, lost_world
+from elastipod.in_memory.memory_state import MemoryState, WorldLost, lost_world
 from elastipod.in_memory.offer_wire import RankOffer
-from elastipod.in_memory.offers import Offer
 from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.process_groups import ProcessGroups
 from elastipod.torch_compat import detach_reducer
@@ -37,7 +35,7 @@ Wrap = Callable[[nn.Module], nn.Module]
 
 
 class WorldLife:
-    """This rank's place in the world. model: as wrapped for the present generation. plan: as the job's position has it."""
+    """This rank's place in the world. plan: as the job's position has it."""
 
     def __init__(
         self,
@@ -50,7 +48,7 @@ class WorldLife:
         self.memory = memory
         self.link = AgentLink.connect()
         self.place = SINGLE
-        self.model: nn.Module = memory.members.model
+        self._wrapped: nn.Module | None = None
         self.plan: ElasticBatches | None = None
         self.donor = 0  # the rank whose state the others are compared with
         self.is_loaded = False  # whether the present generation began from a checkpoint
@@ -60,6 +58,11 @@ class WorldLife:
         self._wrap = wrap
         self._lost_to: BaseException | None = None
         self._has_groups = False
+
+    @property
+    def model(self) -> nn.Module:
+        """The model as it is wrapped for the present generation; the bare one where nothing wraps it."""
+        return self._wrapped or self.memory.members.model
 
     @property
     def outlives_generation(self) -> bool:
@@ -88,9 +91,10 @@ class WorldLife:
             offers = self._start_anew(len(offers), plan)
             resume = memory.begin_filling(offers, place.rank)
         assert resume is not None, "a new start has a donor"
+        self._build(len(offers))
         self._pass(chaos.Moment.FILLING)
         memory.fill(resume, [each.offer for each in offers], self._limit.progress)
-        self.donor = donor = resume.donors[0][0]
+        self.donor = donor = memory.donor_of(resume)
         self._agree_on_position(plan, resume.step, donor)
         self._wrap_model()
         memory.finish_filling()
@@ -107,8 +111,8 @@ class WorldLife:
         memory.move(memory.rank.failed_inside_optimizer() if is_torn else memory.rank.stopped())
         if self.durable is not None:
             self.durable.close(error)
-        detach_reducer(self.model)
-        self.model = memory.members.model
+        self._unwrap()
+        memory.release()
         memory.members.zero_grad()
         if self._has_groups:
             self._groups.leave()
@@ -119,8 +123,7 @@ class WorldLife:
         """End for good. Unless the training has finished, nothing is waited for: the agent must learn of the end at once."""
         if self.durable is not None:
             self.durable.close(None if has_finished else WorldLost("the process ends"))
-        detach_reducer(self.model)
-        self.model = self.memory.members.model
+        self._unwrap()
         if self._has_groups:
             self._groups.leave()
         if self.link is not None:
@@ -157,18 +160,22 @@ class WorldLife:
             tell.cancel()
 
     def _connect(self) -> None:
-        if self.place is SINGLE:
+        if self.place is SINGLE and self.memory.kind == "replicated":
             return
         if dist.is_initialized():
             raise TypeError(
                 "a process group exists already: elastipod.State builds one for every generation; leave init_process_group out"
             )
         self._has_groups = True
+        if self.place is SINGLE:
+            self._groups.connect_alone()
+            return
         link = self.link
         self._groups.connect(self.place, lambda: link is not None and link.is_over)
 
     def _start_anew(self, world_size: int, plan: ElasticBatches) -> list[RankOffer]:
         """Load the newest checkpoint on every rank, or take the state that rank 0 has built; give the offers that this makes."""
+        self._build(world_size)
         resume = None
         if self.durable is not None:
             with self.collective_of_library():
@@ -177,11 +184,15 @@ class WorldLife:
         step = plan.first_step if resume is None else resume.step
         origin = 0 if resume is None else resume.generation
         self.plan = plan if resume is None else plan.resumed(resume.extra["data"])
-        holders = range(world_size) if resume is not None else range(1)
-        if self.place.rank in holders:
-            self.memory.rank = replace(self.memory.rank, parts=WHOLE, completed=step)
+        offers = self.memory.begin_anew(step, self.place.rank, world_size, is_loaded=resume is not None)
         self._limit.progress()
-        return [RankOffer(Offer(WHOLE, step) if rank in holders else Offer(), origin) for rank in range(world_size)]
+        return [RankOffer(offer, origin) for offer in offers]
+
+    def _build(self, world_size: int) -> None:
+        """Have the members for this world. What the script's own code and a large state take is not the regroup's."""
+        if self.memory.kind == "sharded":
+            self._groups.begin_training()
+        self.memory.build(world_size)
 
     def _agree_on_position(self, plan: ElasticBatches, step: int, donor: int) -> None:
         """Take over the position in the data from a rank that has trained up to it."""
@@ -193,12 +204,17 @@ class WorldLife:
             text = text_of(donor, own)
         self.plan = plan.resumed(json.loads(text))
 
+    def _unwrap(self) -> None:
+        if self._wrapped is not None:
+            detach_reducer(self._wrapped)
+            self._wrapped = None
+
     def _wrap_model(self) -> None:
         members = self.memory.members
         if self._wrap is None or not self._has_groups:
             return
         try:
-            self.model = self._wrap(members.model)
+            self._wrapped = self._wrap(members.model)
         except RuntimeError as error:
             if not self.is_lost_to(error):
                 raise

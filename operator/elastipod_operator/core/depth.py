@@ -52,7 +52,8 @@ def depth_of_change(
 ) -> DepthChoice:
     """Choose the depth of a planned change.
 
-    Pods that leave are deleted when all workers are stopped, so shards that only they hold must be in a checkpoint by then.
+    Pods that leave are deleted when all workers are stopped. Ranks that know who leaves give their shards to the others before that;
+    a size alone does not say who leaves, so shards must be in a checkpoint then.
     """
     if keeps_nothing(record, replicas):
         return _UNEXPECTED
@@ -61,9 +62,8 @@ def depth_of_change(
     members = _members(record, replicas)
     staying = [r for r in members if r.health is not Health.DISRUPTED]
     obstacle = _obstacle(staying, policy)
-    leaves = len(staying) < len(record.members) or target_size < len(record.members)
-    if not obstacle and leaves and any(r.agent.memory_state == SHARDED for r in members):
-        obstacle = "those who leave hold shards of the state"
+    if not obstacle and target_size < len(staying) and any(r.agent.memory_state == SHARDED for r in members):
+        obstacle = "those who leave hold shards of the state, and who leaves is decided later"
     return _unless(obstacle)
 
 

@@ -33,6 +33,7 @@ from elastipod_operator.core.record import Depth, FaultyReplica, Record, Restart
 from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent
 
+SHARDS_LEAVE = "those who leave hold shards of the state, and who leaves is decided later"
 KEEPS: dict[str, Any] = {"memory_state": "replicated"}
 SHARDS: dict[str, Any] = {"memory_state": "sharded"}
 NEVER: dict[str, Any] = {}
@@ -57,9 +58,7 @@ def stops(before: Record, agents: list[ObservedAgent], wishes: Any = None) -> tu
         pytest.param(
             [KEEPS, NEVER], {}, Depth.PROCESS, "the workers of pod job-workers-1 keep nothing in memory", id="one not"
         ),
-        pytest.param(
-            [SHARDS, SHARDS], {}, Depth.PROCESS, "those who leave hold shards of the state", id="shards would be lost"
-        ),
+        pytest.param([SHARDS, SHARDS], {}, Depth.PROCESS, SHARDS_LEAVE, id="shards would be lost"),
         pytest.param(
             [KEEPS, KEEPS],
             {"new_processes": True},
@@ -79,6 +78,19 @@ def test_a_planned_change_goes_in_memory_where_all_who_stay_keep_their_state(
     assert record.transition.depth_reason == reason
     assert {one.keeps for one in told.values()} == {depth is Depth.MEMORY}
     assert every(one.graceful for one in told.values())
+
+
+def test_sharded_state_stays_in_memory_where_it_is_known_who_leaves() -> None:
+    """The pod on a node that is drained goes, so its workers give their shards to the others before they stop."""
+    agents = [
+        (pod(0), running(1, step=5, **SHARDS)),
+        (pod(1, disruption="taint x:NoExecute"), running(1, step=5, **SHARDS)),
+    ]
+    todo = plan(observed(job(trains(2), policy(1, 2)), agents))
+    assert todo.record.transition is not None
+    assert todo.record.transition.depth is Depth.MEMORY
+    told = {one.pod: one.leaves for one in todo.actions if isinstance(one, StopWorkers)}
+    assert told == {"job-workers-0": False, "job-workers-1": True}
 
 
 def test_sharded_state_stays_in_memory_where_nobody_leaves() -> None:

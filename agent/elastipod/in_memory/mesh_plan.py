@@ -1,0 +1,62 @@
+"""The mesh of a sharded state: what the script says of it once, and what that means in a world of any size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elastipod.errors import ElastipodError
+from elastipod.in_memory.parts import part_of
+
+
+class WorldDoesNotFit(ElastipodError, ValueError):
+    """The ranks of a world cannot be divided as the mesh of the state says."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshPlan:
+    """Dimensions of a mesh, the outermost first; the last one is sharded, one before it replicated. -1: as many as there are ranks for."""
+
+    dims: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, dims: Mapping[str, int]) -> MeshPlan:
+        """Read what a script says, such as {"shard": -1} or {"replicate": -1, "shard": 4}. Raises ValueError."""
+        sizes = list(dims.values())
+        if not 1 <= len(sizes) <= 2 or sizes.count(-1) != 1 or any(size < 1 for size in sizes if size != -1):
+            raise ValueError(
+                f"mesh={dict(dims)!r}: name the sharded dimension last, a replicated one before it if there is one, and give "
+                'exactly one of them the size -1: {"shard": -1} (FSDP2) or {"replicate": -1, "shard": 4} (HSDP)'
+            )
+        return cls(tuple(dims.items()))
+
+    def sizes(self, world_size: int) -> tuple[int, ...]:
+        """Give the size of each dimension. Raises WorldDoesNotFit."""
+        fixed = math.prod(size for _, size in self.dims if size != -1)
+        if world_size % fixed:
+            raise WorldDoesNotFit(
+                f"a world of {world_size} ranks cannot be divided by the mesh {dict(self.dims)}; the job needs a multiple of {fixed}: "
+                "set replicaIncrementStep so that every size is one"
+            )
+        return tuple(world_size // fixed if size == -1 else size for _, size in self.dims)
+
+    def num_shards(self, world_size: int) -> int:
+        """Give the number of ranks that together hold one whole state."""
+        return self.sizes(world_size)[-1]
+
+    def part(self, rank: int, world_size: int) -> int:
+        """Give the part that a rank holds."""
+        num_shards = self.num_shards(world_size)
+        return part_of(num_shards, rank % num_shards)
+
+    def build(self, world_size: int) -> Any:
+        """Give the DeviceMesh of the present world. Collective over the default group."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        names = tuple(name for name, _ in self.dims)
+        return init_device_mesh(device.type if device else "cpu", self.sizes(world_size), mesh_dim_names=names)

@@ -1,0 +1,174 @@
+"""How a sharded state lies over the ranks of a world: parts, the stretch of each tensor that a part has, and what one rank holds.
+
+A part is one shard group's share number ``index`` of ``num_shards``. A tensor is sharded along one dimension, in the equal steps of
+`torch.chunk`, as FSDP2 does it, or whole on every rank. So the place of every byte follows from shapes and the number of shards, and
+a new world needs one rank's list of shapes, where checkpoints, which know any layout, gather all ranks' tables of chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elastipod.errors import ElastipodError
+from elastipod.in_memory.members import Content, Members, TensorShape, as_bytes
+from elastipod.torch_compat import DTensor
+
+_INDEX_BITS = 20
+
+
+class UnknownSharding(ElastipodError):
+    """A tensor is sharded in a way that a state in memory cannot move to another world."""
+
+
+def part_of(num_shards: int, index: int) -> int:
+    """Give the number of a part; parts of different layouts have different numbers, and none is that of replicated state."""
+    return num_shards << _INDEX_BITS | index
+
+
+def place_of(part: int) -> tuple[int, int]:
+    """Give the number of shards and the index of a part."""
+    return part >> _INDEX_BITS, part & ((1 << _INDEX_BITS) - 1)
+
+
+def parts_of(num_shards: int) -> frozenset[int]:
+    """Give all parts of a layout."""
+    return frozenset(part_of(num_shards, index) for index in range(num_shards))
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedShape:
+    """What is known of a tensor without its content. whole: its global shape. dim: that it is sharded along; None: whole on every rank."""
+
+    whole: TensorShape
+    dim: int | None
+
+    @property
+    def key(self) -> str:
+        return self.whole.key
+
+    def rows(self, part: int) -> tuple[int, int]:
+        """Give the first row along ``dim`` that a part has, and the first that it no longer has."""
+        num_shards, index = place_of(part)
+        rows = self.whole.sizes[self._dim]
+        step = -(-rows // num_shards)
+        return min(index * step, rows), min((index + 1) * step, rows)
+
+    def stretch(self, part: int) -> tuple[int, int]:
+        """Give the bytes that a part has, as start and end, with ``dim`` taken as the outermost dimension."""
+        if self.dim is None:
+            return 0, self.whole.num_bytes
+        start, stop = self.rows(part)
+        row_bytes = self.whole.num_bytes // max(1, self.whole.sizes[self.dim])
+        return start * row_bytes, stop * row_bytes
+
+    def local_sizes(self, part: int) -> tuple[int, ...]:
+        """Give the shape of a part's tensor."""
+        if self.dim is None:
+            return self.whole.sizes
+        start, stop = self.rows(part)
+        return (*self.whole.sizes[: self.dim], stop - start, *self.whole.sizes[self.dim + 1 :])
+
+    def bytes_of(self, local: torch.Tensor) -> torch.Tensor:
+        """Give the bytes of a part's tensor, ``dim`` outermost: its own memory where that is in this order, else a copy."""
+        return as_bytes(local.movedim(self.dim, 0) if self.dim else local)
+
+    def put_bytes(self, local: torch.Tensor, raw: torch.Tensor) -> None:
+        """Write bytes of `bytes_of` back into the tensor, unless they are its own memory."""
+        if raw.data_ptr() != local.data_ptr() and raw.numel():
+            outer = local.movedim(self.dim, 0) if self.dim else local
+            outer.copy_(raw.view(local.dtype).view(outer.shape))
+
+    @property
+    def _dim(self) -> int:
+        assert self.dim is not None, self.key
+        return self.dim
+
+
+@dataclass(frozen=True, slots=True)
+class PartContent:
+    """One part of the state: local tensors by key, and the plain values. shapes: of every tensor, in the order of the members."""
+
+    part: int
+    shapes: tuple[ShardedShape, ...]
+    tensors: Mapping[str, torch.Tensor]
+    values: str
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+    def copied(self) -> PartContent:
+        """Give a copy that later steps do not change."""
+        return PartContent(
+            self.part, self.shapes, {key: each.clone() for key, each in self.tensors.items()}, self.values
+        )
+
+
+def part_content(members: Members, part: int) -> PartContent:
+    """Give the part of the state that the members of this rank are, in host memory: their own where they lie there, else a copy.
+
+    Raises UnknownSharding, which names the tensor.
+    """
+    content = members.content()
+    shapes = tuple(shape_of(key, tensor) for key, tensor in content.tensors.items())
+    return PartContent(
+        part, shapes, {key: local_of(each).to("cpu") for key, each in content.tensors.items()}, content.values
+    )
+
+
+def shape_of(key: str, tensor: torch.Tensor) -> ShardedShape:
+    """Describe a live tensor. Raises UnknownSharding."""
+    whole = TensorShape(key, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+    if not isinstance(tensor, DTensor):
+        return ShardedShape(whole, None)
+    placements: tuple[Any, ...] = tensor.placements
+    *outer, last = placements
+    if type(last).__name__ != "Shard" or not all(each.is_replicate() for each in outer):
+        raise UnknownSharding(
+            f"{key} is placed as {placements}; a state in memory needs tensors that fully_shard divides along one dimension, the last "
+            "of its mesh"
+        )
+    return ShardedShape(whole, last.dim)
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Give this rank's own part of a tensor: the same memory."""
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached
+
+
+def room_for(shapes: tuple[ShardedShape, ...], part: int, members: Members, mesh: Any) -> Content:
+    """Give tensors of a part to be filled, as content to load: the live ones, and new ones where an optimizer has none yet.
+
+    mesh: of the present world. Raises UnknownSharding when this world divides a tensor along another dimension.
+    """
+    live = members.content().tensors
+    tensors: dict[str, torch.Tensor] = {}
+    for shape in shapes:
+        own = live.get(shape.key)
+        if own is not None and shape_of(shape.key, own) == shape:
+            tensors[shape.key] = own
+            continue
+        if own is not None and shape.key.startswith("model."):
+            raise UnknownSharding(f"{shape.key} was {shape} in the former world, and is {shape_of(shape.key, own)} now")
+        tensors[shape.key] = _new_tensor(shape, part, members, mesh)
+    return Content(tensors, "")
+
+
+def _new_tensor(shape: ShardedShape, part: int, members: Members, mesh: Any) -> torch.Tensor:
+    is_counter = not shape.whole.sizes  # optimizers keep their step counts on the host
+    device = torch.device("cpu") if is_counter else next(members.model.parameters()).device
+    local = torch.empty(shape.local_sizes(part), dtype=getattr(torch, shape.whole.dtype), device=device)
+    if shape.dim is None:
+        return local
+    from torch.distributed.tensor import Replicate, Shard
+
+    sizes = torch.Size(shape.whole.sizes)
+    stride = torch.empty(sizes, device="meta").stride()
+    placements = [*(Replicate() for _ in range(mesh.ndim - 1)), Shard(shape.dim)]
+    made: torch.Tensor = DTensor.from_local(local, mesh, placements, run_check=False, shape=sizes, stride=stride)
+    return made

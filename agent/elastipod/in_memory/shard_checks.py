@@ -1,0 +1,98 @@
+"""Checks of a sharded state: that a change of the layout moved every element, and that replicas of a part are equal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from elastipod.errors import StateDiffersError
+from elastipod.in_memory.exchange import MAX_MANIFEST_BYTES, all_texts
+from elastipod.in_memory.members import Members, digest_of
+from elastipod.in_memory.memory_state import MAX_NAMED, WorldLost, lost_world
+from elastipod.in_memory.parts import ShardedShape
+from elastipod.in_memory.shard_plan import PartSpan
+from elastipod.in_memory.shard_transfer import PartSources, PartTarget
+from elastipod.in_memory.state_transfer import Span
+from elastipod.rank_ranges import format_ranks
+
+_BLOCK = 1 << 20  # elements that are looked at together
+_FACTOR, _OFFSET = (
+    0x1E3779B97F4A7C15,
+    0x632BE59BD9B4E019,
+)  # odd, so that every change of an element or of its place shows
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def compare_layouts(
+    shapes: Sequence[ShardedShape], sources: PartSources, given: Sequence[int], target: PartTarget, part: int | None
+) -> str:
+    """Compare each tensor's sum over the former layout with that over the new one; name those that differ. Collective.
+
+    given: the parts of the former layout that this rank answers for. part: its new one, None where another rank answers for it.
+    """
+    sharded = [shape for shape in shapes if shape.dim is not None]
+    sums = torch.zeros(2, len(sharded), dtype=torch.int64)
+    for at, shape in enumerate(sharded):
+        for one in given:
+            span = PartSpan(Span(shape.key, *shape.stretch(one)), one)
+            sums[0, at] += placed_sum(sources.view(span), span.span.start, shape)
+        if part is not None:
+            span = PartSpan(Span(shape.key, *shape.stretch(part)), part)
+            sums[1, at] += placed_sum(target.view(span), span.span.start, shape)
+    if sharded and dist.is_initialized():
+        dist.all_reduce(sums)
+    differing = [shape.key for at, shape in enumerate(sharded) if sums[0, at] != sums[1, at]]
+    return _named(differing)
+
+
+def placed_sum(raw: torch.Tensor, start: int, shape: ShardedShape) -> int:
+    """Sum the elements of a stretch, each with a weight of its place in the whole tensor, modulo 2**64.
+
+    So sums of stretches add up to that of the whole, however it is divided. start: the stretch's first byte.
+    """
+    words = raw.view(_WORDS[min(8, getattr(torch, shape.whole.dtype).itemsize)])
+    first = start // words.element_size()
+    total = torch.zeros((), dtype=torch.int64)
+    for begin in range(0, words.numel(), _BLOCK):
+        block = words[begin : begin + _BLOCK].to(device="cpu", dtype=torch.int64)
+        places = torch.arange(first + begin, first + begin + block.numel())
+        total += (block * (places * _FACTOR + _OFFSET)).sum()
+    return int(total)
+
+
+def compare_shards(members: Members, num_shards: int, when: str) -> None:
+    """Compare what all ranks have in common with rank 0, and each part with its first holder. Collective.
+
+    Raises StateDiffersError, which names ranks and tensors, on ranks that differ, and WorldLost on the others.
+    """
+    digests = members.digests()
+    parts = members.sharded_keys()
+    own = {key: digest for key, digest in digests.items() if key in parts}
+    common = {key: digest for key, digest in digests.items() if key not in parts}
+    with lost_world("the digests could not be exchanged"):
+        told = [json.loads(text) for text in all_texts(json.dumps([digest_of(common), digest_of(own)]))]
+        differing = [
+            rank
+            for rank, (of_common, of_own) in enumerate(told)
+            if of_common != told[0][0] or of_own != told[rank % num_shards][1]
+        ]
+        if not differing:
+            return
+        every = [json.loads(text) for text in all_texts(json.dumps([common, own]), MAX_MANIFEST_BYTES)]
+    rank = dist.get_rank()
+    others = [one for one in differing if one != rank]
+    if rank not in differing:
+        raise WorldLost(f"{when} the state of {format_ranks(others)} differs from that of its replicas")
+    expected: Mapping[str, str] = {**every[0][0], **every[rank % num_shards][1]}
+    keys = sorted(key for key in {*digests, *expected} if digests.get(key) != expected.get(key))
+    raise StateDiffersError(
+        f"{when} the state of {format_ranks([rank])} differs from that of its replicas, in {_named(keys)}"
+    )
+
+
+def _named(keys: Sequence[str]) -> str:
+    more = f" and {len(keys) - MAX_NAMED} more" if len(keys) > MAX_NAMED else ""
+    return f"{', '.join(keys[:MAX_NAMED])}{more}"

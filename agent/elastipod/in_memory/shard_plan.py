@@ -1,0 +1,132 @@
+"""Which bytes of a sharded state go from whom to whom when the layout changes. Pure; every rank computes the same messages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from elastipod.in_memory.offers import Offer, newest_resume
+from elastipod.in_memory.parts import ShardedShape, part_of, parts_of, place_of
+from elastipod.in_memory.state_transfer import PIECE_BYTES, Span
+
+
+@dataclass(frozen=True, slots=True)
+class PartSpan:
+    """A stretch of one tensor, in bytes of the whole tensor, as a part of the former layout has it."""
+
+    span: Span
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What travels at once from one rank to another. number: its place among those that the receiver gets."""
+
+    number: int
+    receiver: int
+    donor: int
+    spans: tuple[PartSpan, ...]
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """All ranks handle messages in this order, so that no two of them wait for each other."""
+        return self.number, self.receiver, self.donor
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(each.span.stop - each.span.start for each in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one rank is to hold. own: the parts of the former layout that it has itself."""
+
+    receiver: int
+    part: int
+    own: frozenset[int]
+
+
+def local_spans(shapes: Sequence[ShardedShape], need: Need, num_shards: int) -> Iterator[PartSpan]:
+    """Give the stretches that a rank has itself. num_shards: of the former layout."""
+    for shape in shapes:
+        for each in _spans(shape, need, num_shards):
+            if each.part in need.own:
+                yield each
+
+
+def messages(
+    shapes: Sequence[ShardedShape],
+    need: Need,
+    num_shards: int,
+    donors: Mapping[int, Sequence[int]],
+    size: int = PIECE_BYTES,
+) -> list[Message]:
+    """Give the messages that a rank gets, of at most ``size`` bytes: dealt out to the holders of each part in turn.
+
+    donors: ranks of the new world, by part of the former layout.
+    """
+    made: list[Message] = []
+    waiting: dict[int, list[PartSpan]] = {}
+    waiting_bytes: Counter[int] = Counter()
+    turn = Counter({part: need.receiver for part in donors})  # receivers begin with different donors
+
+    def send(donor: int) -> None:
+        made.append(Message(len(made), need.receiver, donor, tuple(waiting.pop(donor))))
+        waiting_bytes[donor] = 0
+
+    for shape in shapes:
+        for each in _spans(shape, need, num_shards):
+            if each.part in need.own:
+                continue
+            for start in range(each.span.start, each.span.stop, size):
+                stop = min(start + size, each.span.stop)
+                donor = donors[each.part][turn[each.part] % len(donors[each.part])]
+                turn[each.part] += 1
+                if waiting_bytes[donor] + stop - start > size:
+                    send(donor)
+                waiting.setdefault(donor, []).append(PartSpan(Span(shape.key, start, stop), each.part))
+                waiting_bytes[donor] += stop - start
+    for donor in sorted(waiting):
+        send(donor)
+    return made
+
+
+def _spans(shape: ShardedShape, need: Need, num_shards: int) -> Iterator[PartSpan]:
+    """Divide what a rank needs of a tensor by the parts that have it."""
+    start, stop = shape.stretch(need.part)
+    if start == stop:
+        return
+    if shape.dim is None:  # whole everywhere: its own, or that of the first part
+        yield PartSpan(Span(shape.key, start, stop), min(need.own, default=part_of(num_shards, 0)))
+        return
+    first_row, end_row = shape.rows(need.part)
+    step = -(-shape.whole.sizes[shape.dim] // num_shards)
+    for index in range(first_row // step, (end_row - 1) // step + 1):
+        part = part_of(num_shards, index)
+        held_from, held_to = shape.stretch(part)
+        first, last = max(start, held_from), min(stop, held_to)
+        if first < last:
+            yield PartSpan(Span(shape.key, first, last), part)
+
+
+def newest_layout(offers: Sequence[Offer], prefer: int) -> int | None:
+    """Give the number of shards of the layout whose parts, all held by these ranks, are of the newest step; None if none is whole.
+
+    prefer: where two layouts are of the same step.
+    """
+    layouts = {
+        place_of(part)[0] for offer in offers for part in offer.parts.union(*offer.images.values()) if place_of(part)[0]
+    }
+    found = {layout: newest_resume(tuple(offers), parts_of(layout)) for layout in layouts}
+    whole = {layout: resume.step for layout, resume in found.items() if resume is not None}
+    return max(whole, key=lambda layout: (whole[layout], layout == prefer, layout), default=None)
+
+
+def receivers_of_parts(leaving: Mapping[int, int], staying: Sequence[int], num_shards: int) -> dict[int, int]:
+    """Choose, for each part that leaves with its only holders, the rank that keeps it: the one that will probably need it.
+
+    leaving: the rank that gives it, by part. staying: ranks, in their order, which the new world probably keeps. Gives ranks by part.
+    """
+    count = len(staying)
+    return {part: staying[min(place_of(part)[1] * count // num_shards, count - 1)] for part in sorted(leaving)}

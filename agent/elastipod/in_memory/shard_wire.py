@@ -1,0 +1,37 @@
+"""The shapes and plain values of a sharded state as they travel to a new world: JSON, checked field by field."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+from elastipod.in_memory.members import TensorShape
+from elastipod.in_memory.parts import PartContent, ShardedShape
+from elastipod.in_memory.state_transfer import BadManifest
+
+
+def encode_shapes(shards: PartContent) -> str:
+    """Give the JSON text of what a part's holder knows of the whole state."""
+    listed = [[each.key, each.whole.dtype, list(each.whole.sizes), each.dim] for each in shards.shapes]
+    return json.dumps({"v": 1, "tensors": listed, "values": shards.values})
+
+
+def decode_shapes(text: str) -> tuple[tuple[ShardedShape, ...], str]:
+    """Read shapes and values. Raises BadManifest for anything else."""
+    try:
+        found = json.loads(text)
+        if found["v"] != 1:
+            raise BadManifest(f"a holder's state has version {found['v']!r}; all ranks need the same elastipod")
+        return tuple(_shape(*each) for each in found["tensors"]), str(found["values"])
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise BadManifest(f"a holder's description of its state cannot be read: {error!r}") from error
+
+
+def _shape(key: object, dtype: object, sizes: list[object], dim: object) -> ShardedShape:
+    lengths = tuple(int(str(size)) for size in sizes)
+    if not isinstance(getattr(torch, str(dtype), None), torch.dtype):
+        raise BadManifest(f"{str(dtype)[:40]!r} is no type of a tensor")
+    if min(lengths, default=0) < 0 or not (dim is None or (isinstance(dim, int) and 0 <= dim < len(lengths))):
+        raise BadManifest(f"{str(key)[:40]!r} is said to be sharded along {dim!r} of {lengths}")
+    return ShardedShape(TensorShape(str(key), str(dtype), lengths), dim)

@@ -1,0 +1,247 @@
+"""One rank's part of a sharded training state in memory, over generations (FSDP2, HSDP).
+
+The modules of a world hold its process groups, and torch has no public way to give them others. So when a world ends, what this rank
+holds is kept as plain tensors in host memory and the modules are let go; in the next one the script builds them anew, and their
+memory is filled from the parts that this rank and its peers have kept.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+
+from elastipod.errors import ElastipodError, StateDiffersError
+from elastipod.in_memory.agent_link import Fate, Kind
+from elastipod.in_memory.exchange import text_of
+from elastipod.in_memory.members import Content, Members
+from elastipod.in_memory.memory_state import MemoryState, lost_world
+from elastipod.in_memory.mesh_plan import MeshPlan
+from elastipod.in_memory.offer_wire import RankOffer
+from elastipod.in_memory.offers import Offer, ResumePlan
+from elastipod.in_memory.parts import PartContent, local_of, part_content, part_of, parts_of, place_of, room_for
+from elastipod.in_memory.phase_limit import PhaseLimit
+from elastipod.in_memory.phases import Phase
+from elastipod.in_memory.rank import RankState
+from elastipod.in_memory.shard_checks import compare_layouts, compare_shards
+from elastipod.in_memory.shard_copies import Copies, ShardCopies, agree_on_flag, exchange_parts
+from elastipod.in_memory.shard_plan import Need, local_spans, messages, newest_layout, receivers_of_parts
+from elastipod.in_memory.shard_transfer import PartSources, PartTarget, copy_own, exchange
+from elastipod.in_memory.shard_wire import decode_shapes, encode_shapes
+from elastipod.torch_compat import drop_sharding_caches, release_shard_groups
+
+log = logging.getLogger(__name__)
+
+
+class ShardedMemory(MemoryState):
+    """This rank's part, as live members while a world trains and as `PartContent` in between."""
+
+    kind: Kind = "sharded"
+
+    def __init__(
+        self, members: Members, limit: PhaseLimit, build: Callable[..., object], plan: MeshPlan, copies: Copies | None
+    ) -> None:
+        """build: takes the mesh of the present world and gives the members, sharded."""
+        super().__init__(members, limit)
+        self._build, self._plan = build, plan
+        self._mesh: Any = None
+        self._part = part_of(1, 0)  # that this rank has in the present world
+        self._held: PartContent | None = (
+            None  # what `rank.parts` and `rank.completed` say, while the members do not hold it
+        )
+        self._kept: dict[int, dict[int, PartContent]] = {}  # the images, by step and part
+        self._is_live = False  # whether the members hold what `rank` says
+        self._apply: Callable[[], None] = lambda: None
+        self._copies = ShardCopies(copies)
+        self._is_frozen = False
+
+    def move(self, rank: RankState) -> None:
+        begins = rank.phase is Phase.TRAINING and self.rank.phase is Phase.VERIFYING
+        super().move(rank)
+        self._drop_images()
+        if begins:
+            self._held = None
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def prepare(self, apply: Callable[[], None]) -> None:
+        """Commit only when every rank is prepared: then a rank that fails to hear so can complete the step alone. Raises WorldLost."""
+        self._apply = apply
+        self.rank = self.rank.reduced()
+        with lost_world("the ranks could not agree that all gradients are good"):
+            agree_on_flag()
+
+    def commit(self) -> None:
+        """The gradients were good on every rank and have been applied. Copies what is due. Raises WorldLost."""
+        self.rank = self.rank.committed(self._copies.newest(self.rank))
+        self._drop_images()
+        step = self.completed
+        with lost_world(f"the shards of step {step} could not be copied"):
+            for image in self._copies.take(step, self.members, self._part, self._limit.progress):
+                self._keep(step, image)
+
+    # -- leaving a world -----------------------------------------------------------------------------------------
+
+    def hand_over(self, fates: Sequence[Fate]) -> bool:
+        staying = [rank for rank, fate in enumerate(fates) if fate is Fate.STAYS]
+        size = len(fates)
+        kept = {self._plan.part(rank, size) for rank in staying}
+        givers = {self._plan.part(rank, size): rank for rank, fate in enumerate(fates) if fate is Fate.LEAVES}
+        orphans = {part: rank for part, rank in givers.items() if part not in kept}
+        if not staying or len(kept) + len(orphans) < self._plan.num_shards(size):
+            return False  # nobody knows what becomes of some part
+        takers = receivers_of_parts(orphans, staying, self._plan.num_shards(size))
+        with lost_world("the shards of those who leave could not be handed over"):
+            taken = exchange_parts(self.members, self._part, takers, orphans, self._limit.progress)
+            agree_on_flag()
+        for image in taken:
+            self._keep(self.completed, image)
+        return True
+
+    def release(self) -> None:
+        """Keep this rank's part as plain tensors, and let the modules go, with the groups that they hold."""
+        if self._is_live and self.rank.completed is not None:
+            (part,) = self.rank.parts
+            if self.rank.is_prepared:
+                self._complete_alone(part)
+            else:
+                self._held = part_content(self.members, part)
+        self._is_live, self._mesh = False, None
+        if self.members:
+            release_shard_groups(self.members.model)
+        self.members.clear()
+        self._copies.forget_world()
+        drop_sharding_caches()
+        gc.collect()
+
+    def _complete_alone(self, part: int) -> None:
+        """All ranks may have been prepared, and some may have committed: hold the state before the step and after it."""
+        before = part_content(self.members, part).copied()
+        try:
+            self._apply()
+        except (RuntimeError, ElastipodError) as error:  # an `apply` of the script that needs its peers
+            log.info("the step that was prepared cannot be completed alone: %s", error)
+            self._held, self.rank = before, replace(self.rank, is_prepared=False)
+            return
+        self._keep(self.completed, before)
+        self.rank = self.rank.completed_alone()
+        self._held = part_content(self.members, part)
+
+    # -- joining the next one ------------------------------------------------------------------------------------
+
+    def begin_filling(self, offers: Sequence[RankOffer], rank: int) -> ResumePlan | None:
+        own = [each.offer for each in offers]
+        self._part = self._plan.part(rank, len(offers))
+        layout = newest_layout(own, prefer=self._plan.num_shards(len(offers)))
+        found = layout and self.rank.agreed(tuple(own), rank, frozenset({self._part}), parts_of(layout))
+        if not found:
+            return None
+        for step, parts in found.images.items():
+            if self._held is not None and self._held.part in parts - self._kept.get(step, {}).keys():
+                self._kept.setdefault(step, {})[self._held.part] = self._held
+        self.move(found)
+        resume = found.resume
+        assert resume is not None
+        self.origin = max(each.origin for each in offers if each.offer.parts_at(resume.step))
+        return resume
+
+    def build(self, world_size: int) -> None:
+        """Have the script build the members for the present world, unless it has. Raises WorldLost, TypeError."""
+        if self._mesh is not None:
+            return
+        if (
+            not self._is_frozen
+        ):  # what the script has imported and loaded so far need not be looked through after each world
+            gc.collect()
+            gc.freeze()
+            self._is_frozen = True
+        with lost_world("the mesh could not be built"):
+            self._mesh = self._plan.build(world_size)
+        with self._limit.paused():  # the script's own code
+            self.members.take(self._build(self._mesh))
+
+    def begin_anew(self, step: int, rank: int, world_size: int, *, is_loaded: bool) -> list[Offer]:
+        holders = range(world_size if is_loaded else self._plan.num_shards(world_size))
+        parts = [self._plan.part(each, world_size) for each in range(world_size)]
+        if rank in holders:
+            self.rank = replace(self.rank, parts=frozenset({parts[rank]}), completed=step)
+            self._held = part_content(self.members, parts[rank])
+        return [Offer(frozenset({part}), step) if each in holders else Offer() for each, part in enumerate(parts)]
+
+    def fill(self, resume: ResumePlan, offers: Sequence[Offer], progress: Callable[[], None]) -> None:
+        """Hold this rank's part of the agreed step afterwards. Collective. Raises WorldLost, BadManifest, StateDiffersError."""
+        num_shards = place_of(next(iter(resume.donors)))[0]
+        parts = self._parts_at(resume.step)
+        rank, first = _rank(), resume.donors[part_of(num_shards, 0)][0]
+        with lost_world("the state could not be described"):
+            told = text_of(first, encode_shapes(parts[part_of(num_shards, 0)]) if rank == first else None)
+        shapes, values = decode_shapes(told)
+        content = room_for(shapes, self._part, self.members, self._mesh)
+        target = PartTarget(self._part, shapes, {key: local_of(tensor) for key, tensor in content.tensors.items()})
+        needs = self._needs(resume, len(offers))
+        sources = PartSources(parts)
+        copy_own(target, sources, list(local_spans(shapes, needs[rank], num_shards)))
+        concerned = [
+            message
+            for need in needs
+            for message in messages(shapes, need, num_shards, resume.donors)
+            if rank in (message.receiver, message.donor)
+        ]
+        with lost_world("the state could not be transferred"):
+            exchange(concerned, {self._part: target}, sources, progress)
+            target.finish()
+            given = [part for part, donors in resume.donors.items() if donors[0] == rank]
+            is_counted = rank < self._plan.num_shards(len(offers))  # one of each part, where there are replicas
+            differing = compare_layouts(shapes, sources, given, target, self._part if is_counted else None)
+        if differing:
+            raise StateDiffersError(
+                f"after the change to {len(offers)} ranks the state of step {resume.step} is not what it was, in {differing}"
+            )
+        self.members.load(Content(content.tensors, values))
+
+    def finish_filling(self) -> None:
+        self.move(self.rank.filled(frozenset({self._part})))
+        self._is_live = True
+
+    def compare(self, reference: int, when: str) -> None:
+        """Compare what ranks have in common, and the parts of replicas. Collective. Raises as `compare_shards`."""
+        compare_shards(self.members, self._plan.num_shards(_world_size()), when)
+
+    def donor_of(self, resume: ResumePlan) -> int:
+        return min(donors[0] for donors in resume.donors.values())
+
+    # -- images --------------------------------------------------------------------------------------------------
+
+    def _parts_at(self, step: int) -> dict[int, PartContent]:
+        """Give what this rank holds of a step."""
+        parts = dict(self._kept.get(step, {}))
+        if self._held is not None and self.rank.completed == step:
+            parts[self._held.part] = self._held
+        return parts
+
+    def _needs(self, resume: ResumePlan, world_size: int) -> list[Need]:
+        own: list[set[int]] = [set() for _ in range(world_size)]
+        for part, donors in resume.donors.items():
+            for rank in donors:
+                own[rank].add(part)
+        return [Need(rank, self._plan.part(rank, world_size), frozenset(parts)) for rank, parts in enumerate(own)]
+
+    def _keep(self, step: int, image: PartContent) -> None:
+        self._kept.setdefault(step, {})[image.part] = image
+        images = {**self.rank.images, step: frozenset(self._kept[step])}
+        self.rank = replace(self.rank, images=images)
+
+    def _drop_images(self) -> None:
+        self._kept = {step: kept for step, kept in self._kept.items() if step in self.rank.images}
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1

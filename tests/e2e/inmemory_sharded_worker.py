@@ -1,0 +1,124 @@
+"""A rank of the in-memory tests whose state is sharded (FSDP2, HSDP). Arguments: a JSON object of `Options`.
+
+Gradients are whole numbers, and sums of them are exact in any order and over any number of ranks. So final weights and moments are
+those of an undisturbed single process bit by bit, though each size of the world divides the reduction differently.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import elastipod
+from elastipod.in_memory.parts import part_content
+
+SAMPLES, WIDTH = 96, 32  # rows of 32 floats: every shard is divided into whole vectors
+
+
+@dataclass(frozen=True)
+class Options:
+    """What one run trains. mesh: as for `State`. copies: as for `Copies`, none if empty."""
+
+    folder: str
+    mesh: dict[str, int] = field(default_factory=lambda: {"shard": -1})
+    copies: dict[str, int] = field(default_factory=dict)
+    steps: int = 24
+    global_batch: int = 12
+    step_s: float = 0.01
+    checkpoint_every: int = 0
+
+
+class Rows(nn.Module):
+    """Adds up products with its rows. Gradients depend on the weights, in whole numbers."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(rows, WIDTH))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        pull = (self.weight.detach() * 4).round().clamp(-8, 8)
+        return (inputs.sum(0) * self.weight).sum() + len(inputs) * (pull * self.weight).sum()
+
+
+class Model(nn.Module):
+    """Layers of uneven sizes: with more ranks than rows some shards are empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Rows(rows) for rows in (50, 3))
+        self.last = Rows(7)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.last(inputs), *(layer(inputs) for layer in self.layers)]).sum()
+
+
+def build(mesh: Any) -> dict[str, object]:
+    torch.manual_seed(7)
+    model = Model()
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.1 * step))
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+
+
+def train(options: Options) -> None:
+    folder = Path(options.folder)
+    inputs = torch.randint(-3, 4, (SAMPLES, WIDTH), generator=torch.Generator().manual_seed(3)).float()
+    epochs = options.steps * options.global_batch // SAMPLES
+    state = elastipod.State(
+        build,
+        mesh=options.mesh,
+        copies=elastipod.Copies(**options.copies) if options.copies else None,
+        checkpoints=folder / "checkpoints" if options.checkpoint_every else None,
+        checkpoint_every=options.checkpoint_every,
+        sample_log=folder / "samples",
+    )
+    generation = 0
+    for step in state.steps(elastipod.ElasticBatches(SAMPLES, options.global_batch, epochs=epochs), grain=1):
+        if state.generation != generation:
+            generation = state.generation
+            say(f"generation {generation} rank {state.rank} of {state.world_size} after step {state.completed}")
+        with step as batch:
+            for micro in elastipod.accumulate(state.model, batch, 4):
+                (state.model(inputs[list(micro.indices)]) * state.world_size).backward()  # FSDP2 divides by it: exactly
+            nn.utils.clip_grad_norm_(state.model.parameters(), 1e30)  # its sum is over the mesh; nothing is clipped
+        time.sleep(options.step_s)
+    save_final(state, folder)
+    say(f"finished after step {state.completed}")
+
+
+def save_final(state: elastipod.State, folder: Path) -> None:
+    """Write this rank's part: for each tensor where it begins, and its bytes."""
+    part = next(iter(state._memory.rank.parts))
+    shards = part_content(state._members, part)
+    found = {
+        shape.key: [shape.stretch(part)[0], bytes(shape.bytes_of(shards.tensors[shape.key]).tolist()).hex()]
+        for shape in shards.shapes
+    }
+    name = f"final-{os.environ.get('ELASTIPOD_LOCAL_RANK', 'single')}"
+    (folder / name).write_text(json.dumps({"tensors": found, "values": shards.values}))
+
+
+def say(text: str) -> None:
+    print(f"{time.monotonic():.3f} pid {os.getpid()} {text}", flush=True)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
+    torch.set_num_threads(1)
+    train(Options(**json.loads(sys.argv[1])))
+    sys.stdout.flush()
+    os._exit(0)  # unloading all of torch takes seconds on a busy machine and shows nothing

@@ -1,0 +1,138 @@
+"""Resizes and recoveries in memory of sharded states (FSDP2, HSDP), with real worker processes: no bit differs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.inmemory_job import InMemoryJob
+from tests.e2e.inmemory_schedules import Played
+from tests.e2e.inmemory_slots import Resize
+from tests.e2e.torch_fork_server import TorchForkServer
+
+from elastipod.chaos import FaultKind, Moment, PlannedFault
+
+LIMIT_S = 120.0
+SHARDED_WORKER = Path(__file__).with_name("inmemory_sharded_worker.py")
+HSDP = {"replicate": -1, "shard": 2}
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[TorchForkServer]:
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # each lost connection is told with a long trace otherwise
+    server = TorchForkServer({**os.environ, "OMP_NUM_THREADS": "1", **quiet})
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The digests of what a single process ends with, which nothing disturbs."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    command = [sys.executable, str(SHARDED_WORKER), f'{{"folder": "{folder}", "step_s": 0}}']
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, check=True, env=environment, timeout=200, stdout=subprocess.DEVNULL)
+    return whole_state(folder)
+
+
+@pytest.fixture
+def play(tmp_path: Path, servers: TorchForkServer) -> Any:
+    """Play a job to its end."""
+
+    def run(**job: Any) -> Played:
+        played = InMemoryJob(tmp_path, servers, worker=SHARDED_WORKER, **job).run(LIMIT_S)
+        return Played(tmp_path, played)
+
+    return run
+
+
+def whole_state(folder: Path) -> dict[str, str]:
+    """Put the parts that the ranks have left together, and give digests by key. Parts of replicas must be equal."""
+    tensors: dict[str, dict[int, bytes]] = {}
+    values = set()
+    for path in sorted(folder.glob("final-*")):
+        told = json.loads(path.read_text())
+        values.add(json.dumps(sorted_values(json.loads(told["values"]))))
+        for key, (start, raw) in told["tensors"].items():
+            if raw:
+                assert tensors.setdefault(key, {}).setdefault(start, bytes.fromhex(raw)) == bytes.fromhex(raw), key
+    assert len(values) == 1
+    digests = {"values": values.pop()}
+    for key, pieces in sorted(tensors.items()):
+        content = b""
+        for start, raw in sorted(pieces.items()):
+            assert start == len(content), f"{key} has a gap or an overlap at {start}"
+            content += raw
+        digests[key] = f"{len(content)} {hashlib.sha256(content).hexdigest()}"
+    return digests
+
+
+def sorted_values(value: Any) -> Any:
+    """Give plain values in an order of their own: a checkpoint keeps another one than a script."""
+    if isinstance(value, dict):
+        return sorted((key, json.dumps(sorted_values(each))) for key, each in value.items())
+    return [sorted_values(each) for each in value] if isinstance(value, list) else value
+
+
+def assert_as_if_nothing_happened(job: Played, undisturbed: dict[str, str]) -> None:
+    assert job.report.exact, job.told()
+    assert whole_state(job.folder) == undisturbed, job.told()
+
+
+@pytest.mark.parametrize(("mesh", "sizes"), [({"shard": -1}, (2, 5, 3)), (HSDP, (2, 4, 2))], ids=["FSDP2", "HSDP"])
+def test_planned_changes_keep_processes_and_repeat_no_step(
+    play: Any, undisturbed: dict[str, str], mesh: dict[str, int], sizes: tuple[int, int, int]
+) -> None:
+    job = play(size=sizes[0], resizes=[Resize(5, sizes[1]), Resize(12, sizes[2])], options={"mesh": mesh})
+    worlds = [job.joined(generation) for generation in (1, 2, 3)]
+    assert [len(world) for world in worlds] == list(sizes), job.told()
+    assert worlds[0][0][0] == worlds[1][0][0] == worlds[2][0][0], "rank 0 is one process"
+    assert job.ended.processes == max(sizes)
+    assert not any(job.report.steps_repeated.values()), job.told()
+    assert_as_if_nothing_happened(job, undisturbed)
+
+
+def test_a_shard_group_that_is_whole_saves_the_state_of_one_that_lost_a_rank(
+    play: Any, undisturbed: dict[str, str]
+) -> None:
+    job = play(size=4, faults=[PlannedFault(FaultKind.KILL, Moment.BACKWARD, rank=1, step=8)], options={"mesh": HSDP})
+    first, second = job.joined(1), job.joined(2)
+    assert (job.ended.generations, job.ended.faults) == (2, 1), job.told()
+    assert [second[rank][0] == first[rank][0] for rank in range(4)] == [True, False, True, True], (
+        "survivors kept theirs"
+    )
+    assert {step for _, _, step in second.values()} == {7}, "the step in work is computed again, no other"
+    assert_as_if_nothing_happened(job, undisturbed)
+
+
+def test_a_step_that_some_have_committed_is_completed_by_those_who_were_prepared(
+    play: Any, undisturbed: dict[str, str]
+) -> None:
+    """Rank 0 dies when all are prepared. Whoever has heard so commits; the others complete the step without a world."""
+    job = play(size=4, faults=[PlannedFault(FaultKind.KILL, Moment.APPLY, rank=0, step=8)], options={"mesh": HSDP})
+    assert {step for _, _, step in job.joined(2).values()} == {8}, "no step is lost"
+    assert_as_if_nothing_happened(job, undisturbed)
+
+
+def test_copies_in_another_failure_domain_survive_the_loss_of_a_rank(play: Any, undisturbed: dict[str, str]) -> None:
+    faults = [PlannedFault(FaultKind.KILL, Moment.BACKWARD, rank=1, step=9)]
+    options = {"copies": {"memory_bytes": 1 << 20, "every": 4}}
+    job = play(size=3, faults=faults, options=options)
+    assert {step for _, _, step in job.joined(2).values()} == {8}, f"the newest copied step: {job.told()}"
+    assert_as_if_nothing_happened(job, undisturbed)
+
+
+def test_without_copies_the_loss_of_a_rank_goes_back_to_a_checkpoint(play: Any, undisturbed: dict[str, str]) -> None:
+    faults = [PlannedFault(FaultKind.KILL, Moment.BACKWARD, rank=1, step=9)]
+    options = {"copies": {"memory_bytes": 1000}, "checkpoint_every": 4}
+    job = play(size=3, faults=faults, options=options)
+    assert "there are no copies of shards in this world: they would take" in job.told()
+    assert {step for _, _, step in job.joined(2).values()} <= {4, 8}
+    assert_as_if_nothing_happened(job, undisturbed)
