@@ -29,12 +29,16 @@ COMMANDS = {
     "audit": Command(
         "elastipod.audit.command", "check from the sample logs of a job that every sample was trained exactly once"
     ),
+    "doctor": Command(
+        "elastipod_client.doctor", "check the cluster, the operator and its rights, Kueue and quotas", python=(3, 11)
+    ),
     "local": Command(
         "elastipod_local.cli",
         "run a real Kubernetes cluster on this machine (up, down, status, node)",
         "local",
         (3, 11),
     ),
+    "logs": Command("elastipod_client.logs", "print the logs of a job, or of its first failure", python=(3, 11)),
     "operator": Command(
         "elastipod_operator.app", "run the operator, as the Deployment of the Helm chart does", "operator", (3, 11)
     ),
@@ -43,6 +47,9 @@ COMMANDS = {
         "render the job of a HyperPod recipe, with the configuration of every size",
         "recipes",
     ),
+    "resume": Command("elastipod_client.resume", "let a suspended job train again", python=(3, 11)),
+    "scale": Command("elastipod_client.scale", "set the largest size of a job", python=(3, 11)),
+    "suspend": Command("elastipod_client.suspend", "stop the workers of a job after a checkpoint", python=(3, 11)),
     "tokens": Command(
         "elastipod.data.tokens_command", "build token files from text for training, and show what they contain"
     ),

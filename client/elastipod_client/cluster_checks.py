@@ -1,0 +1,205 @@
+"""Checks of the cluster, the CRD, and who works on its jobs. Pure: objects in, results out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from elastipod_operator.core.names import FIELD_MANAGER
+from elastipod_operator.core.reasons import Reason, as_reason
+from elastipod_operator.kube.reading import Body, labels_of, mapping, mappings, name_of, text
+from elastipod_operator.kube.times import time_or
+
+from .check import Check, error, ok, unknown, warning
+from .situation import UNKNOWN
+
+OLDEST_MINOR = 30
+# The fields of spec.elastipod that this version knows. A test compares them with the CRD.
+OWN_FIELDS = frozenset(
+    {
+        "agentPort", "authentication", "backoff", "container", "gracefulShutdownTimeoutInSeconds", "minStableSeconds",
+        "payback", "recovery",
+    }
+)  # fmt: skip
+LEASE_NAME = "elastipod-operator"
+# A leader renews every 2 s, and its lease expires after 15 s.
+LEASE_LIMIT = timedelta(seconds=15)
+INSTALL = "Install the operator with its Helm chart (docs/operations.md)."
+AGENT_PROBLEMS = (Reason.AGENT_NOT_ANSWERING, Reason.AGENT_SILENT, Reason.OPERATOR_CUT_OFF, Reason.TOKEN_REFUSED)
+# The status of a job has one writer. Who writes other parts of it is a user or an autoscaler.
+STATUS = "status"
+
+
+def check_version(version: Body) -> Check:
+    """Check the version of the API server. version: what `kubectl version -o json` prints."""
+    server = mapping(version.get("serverVersion"))
+    minor = "".join(letter for letter in text(server.get("minor")) if letter.isdecimal())
+    shown = text(server.get("gitVersion")) or "an unknown version"
+    if text(server.get("major")) == "1" and minor and int(minor) < OLDEST_MINOR:
+        return warning("cluster", f"the API server has {shown}", f"Upgrade it to 1.{OLDEST_MINOR} or newer.")
+    return ok("cluster", f"the API server answers; it has {shown}")
+
+
+def check_crd(crd: Body | None) -> Check:
+    """Check that the CRD is there, is Elastipod's, and has the fields of this version."""
+    if crd is None:
+        return error("CRD", "hyperpodpytorchjobs.sagemaker.amazonaws.com does not exist", INSTALL)
+    versions = [one for one in mappings(mapping(crd.get("spec")).get("versions")) if one.get("served")]
+    spec = _properties(_properties(mapping(mapping(versions[0].get("schema")).get("openAPIV3Schema")), "spec"))
+    if "elastipod" not in spec:
+        advice = "Do not delete it: that deletes all jobs. Only one of the two controllers can run these jobs."
+        return error("CRD", "it belongs to another controller: its spec has no field elastipod", advice)
+    known = set(_properties(mapping(spec["elastipod"])))
+    if missing := OWN_FIELDS - known:
+        return warning("CRD", f"it is older than this command: spec.elastipod lacks {_list(missing)}", UPGRADE)
+    if more := known - OWN_FIELDS:
+        advice = "Upgrade this command: pip install --upgrade elastipod."
+        return warning("CRD", f"it is newer than this command: spec.elastipod has {_list(more)}", advice)
+    return ok("CRD", "it has the fields of this version")
+
+
+UPGRADE = "Upgrade the CRD with the chart; Helm does not do that by itself: kubectl apply --server-side -f crds/."
+
+
+def _properties(schema: Body, field: str = "") -> Body:
+    """Give the properties of a schema, or the schema of one of them."""
+    found = mapping(schema.get("properties"))
+    return mapping(found.get(field)) if field else found
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def operators_among(deployments: Sequence[Body]) -> list[Body]:
+    """Give the Deployments that run Elastipod's operator."""
+    return [one for one in deployments if "elastipod operator" in _command(one)]
+
+
+def _command(deployment: Body) -> str:
+    template = mapping(mapping(mapping(deployment.get("spec")).get("template")).get("spec"))
+    words = [word for one in mappings(template.get("containers")) for word in one.get("command") or ()]
+    return " ".join(word for word in words if isinstance(word, str))
+
+
+def check_operators(operators: Sequence[Body]) -> Check:
+    """Check that there is one operator, with pods that are ready."""
+    if not operators:
+        return error("operator", "no Deployment runs `elastipod operator`", INSTALL)
+    names = [f"{text(mapping(one.get('metadata')).get('namespace'))}/{name_of(one)}" for one in operators]
+    if len(operators) > 1:
+        advice = "Uninstall one of them, unless their `watchNamespaces` share no namespace."
+        return warning("operator", f"several run: {_list(names)}", advice)
+    ready = mapping(operators[0].get("status")).get("readyReplicas") or 0
+    version = labels_of(operators[0]).get("app.kubernetes.io/version", "unknown")
+    if not ready:
+        advice = f"See its pods and their log: kubectl -n {names[0].split('/')[0]} get pods."
+        return error("operator", f"{names[0]} has no ready pod", advice)
+    return ok("operator", f"{names[0]}, version {version}, ready pods: {ready}")
+
+
+def check_lease(lease: Body | None, now: datetime) -> Check:
+    """Check that an operator leads: it has renewed its lease a moment ago."""
+    spec = mapping((lease or {}).get("spec"))
+    renewed = time_or(spec.get("renewTime"), UNKNOWN)
+    holder = text(spec.get("holderIdentity"))
+    if lease is None or not holder or renewed is UNKNOWN:
+        return error("leader", "no operator has the lease", "See the operator's log.")
+    if now - renewed > LEASE_LIMIT:
+        age = int((now - renewed).total_seconds())
+        advice = "See the operator's log; if this machine's clock is ahead, ignore this."
+        return warning("leader", f"{holder} renewed its lease {age} s ago", advice)
+    return ok("leader", f"{holder} leads")
+
+
+def check_writers(jobs: Sequence[Body]) -> Check:
+    """Check that nobody else writes the status of jobs: another controller on the same CRD."""
+    others = {
+        text(entry.get("manager"))
+        for job in jobs
+        for entry in mappings(mapping(job.get("metadata")).get("managedFields"))
+        if entry.get("subresource") == STATUS and entry.get("manager") != FIELD_MANAGER
+    }
+    if others:
+        message = f"another controller works on these jobs: {_list(others)} wrote a status"
+        return error("other controllers", message, "Stop it, or Elastipod's operator: only one can run a job.")
+    return ok("other controllers", f"only {FIELD_MANAGER} writes the status of jobs ({len(jobs)} read)")
+
+
+def check_agents(jobs: Sequence[Body], policies: Sequence[Body]) -> Check:
+    """Check that the operator reaches the agents, as far as the jobs' conditions show it. policies: NetworkPolicies."""
+    silent: dict[str, list[str]] = {}
+    for job in jobs:
+        for condition in mappings(mapping(job.get("status")).get("conditions")):
+            reason = as_reason(text(condition.get("reason")))
+            if condition.get("type") == "PodsReady" and reason in AGENT_PROBLEMS:
+                silent.setdefault(str(reason), []).append(_name(job))
+    if not silent:
+        return ok("agents", "no job reports an agent that does not answer")
+    namespaces = {job.split("/")[0] for names in silent.values() for job in names}
+    named = sorted(_name(one) for one in policies if text(mapping(one.get("metadata")).get("namespace")) in namespaces)
+    advice = "See `elastipod why JOB`."
+    if named:
+        advice += f" Do these NetworkPolicies let the operator reach the agent port: {', '.join(named)}?"
+    found = "; ".join(f"{reason}: {_list(names)}" for reason, names in sorted(silent.items()))
+    return warning("agents", found, advice)
+
+
+def _name(body: Body) -> str:
+    return f"{text(mapping(body.get('metadata')).get('namespace'))}/{name_of(body)}"
+
+
+def check_rights(reviews: Sequence[Body], account: str) -> Check:
+    """Check what the operator's account may do. reviews: SubjectAccessReviews that the API server answered."""
+    if not reviews:
+        return unknown("rights", "the rights of the operator's account could not be asked for")
+    denied = [
+        f"{text(asked.get('verb'))} {text(asked.get('resource'))}"
+        f"{'/' + text(asked.get('subresource')) if asked.get('subresource') else ''}"
+        for review in reviews
+        if not mapping(review.get("status")).get("allowed")
+        for asked in [mapping(mapping(review.get("spec")).get("resourceAttributes"))]
+    ]
+    if denied:
+        advice = "Install the chart's roles (`rbac.create`), or grant these, as far as the chart's values use them."
+        return error("rights", f"{account} must not: {', '.join(denied)}", advice)
+    return ok("rights", f"{account} may do all that it needs ({len(reviews)} rights)")
+
+
+# Group, resource, subresource, verbs: what the chart's roles grant. A test compares them with the chart.
+NEEDED = (
+    ("", "nodes", "", ("get", "list", "watch")),
+    ("scheduling.k8s.io", "priorityclasses", "", ("get", "list")),
+    ("sagemaker.amazonaws.com", "hyperpodpytorchjobs", "", ("get", "list", "watch", "patch", "delete")),
+    ("sagemaker.amazonaws.com", "hyperpodpytorchjobs", "status", ("patch",)),
+    ("sagemaker.amazonaws.com", "hyperpodpytorchjobs", "finalizers", ("update",)),
+    ("", "pods", "", ("list", "watch", "create", "delete")),
+    ("", "secrets", "", ("create",)),
+    ("", "events", "", ("create",)),
+)
+NEEDED_FOR_QUEUES = (
+    ("kueue.x-k8s.io", "resourceflavors", "", ("get",)),
+    ("kueue.x-k8s.io", "workloadpriorityclasses", "", ("get",)),
+    ("kueue.x-k8s.io", "clusterqueues", "", ("list",)),
+    ("kueue.x-k8s.io", "workloads", "", ("get", "list", "watch", "create", "patch", "delete")),
+    ("kueue.x-k8s.io", "workloads", "status", ("patch",)),
+    ("kueue.x-k8s.io", "localqueues", "", ("get", "list")),
+)
+
+
+def access_reviews(account: str, namespace: str, *, has_kueue: bool) -> list[dict[str, object]]:
+    """Give the questions to the API server about the rights of an account. namespace: of the jobs; empty for all."""
+    return [
+        {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {
+                "user": account,
+                "resourceAttributes": {
+                    "group": group, "resource": resource, "subresource": part, "verb": verb, "namespace": namespace
+                },
+            },
+        }
+        for group, resource, part, verbs in (*NEEDED, *(NEEDED_FOR_QUEUES if has_kueue else ()))
+        for verb in verbs
+    ]  # fmt: skip
