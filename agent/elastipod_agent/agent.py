@@ -32,6 +32,7 @@ from elastipod_agent.core.run_env import before_generation
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.fork_server.fork_server_manager import ForkServerManager
 from elastipod_agent.generation.faults import Fault
+from elastipod_agent.generation.gap import measure_gap
 from elastipod_agent.generation.generation_run import GenerationRun, RunEvents
 from elastipod_agent.generation.supervisor import GenerationSupervisor
 from elastipod_agent.inprocess.keepable_workers import KeepableWorkers
@@ -88,6 +89,7 @@ class Agent:
         self._task: asyncio.Task[None] | None = None
         self._newest_stopped = 0
         self._last_outcome: Outcome | None = None
+        self._last_step_at: float | None = None  # Unix time
         self._shutdown_requested = asyncio.Event()
         self._exit_signal: int | None = None
         self._has_failed = False
@@ -177,7 +179,11 @@ class Agent:
         return GenerationSupervisor(run, workers)
 
     async def _run_generation(self, supervisor: GenerationSupervisor) -> None:
+        gap = asyncio.ensure_future(measure_gap(supervisor.progress, self._last_step_at, self._reporter.first_step))
         end = await self._guarded(supervisor.run())
+        gap.cancel()
+        if (last := supervisor.progress()) is not None:
+            self._last_step_at = last.time
         if end is None:
             return
         await self._runtime.pump.caught_up()  # the output of the run is shown before its end is reported

@@ -50,6 +50,7 @@ class Status:
     unanswered: bool = False  # no worker here can know of the drain under way
     terminating: bool = False
     failure: Failure | None = None
+    gap_s: float | None = None  # between the last step before this generation and its first one
 
 
 class StatusStore:
@@ -118,6 +119,7 @@ class StatusStore:
             "terminating": status.terminating,
             "in_memory": _in_memory_json(status),
             "preparation": None if status.preparation is None else status.preparation.value,
+            "gap_s": status.gap_s,
             "boot_id": self.boot_id,
             "failure": None if status.failure is None else status.failure.as_json(),
             "worker": _worker_json(progress),

@@ -74,6 +74,7 @@ class StatusReporter:
             has_priority=False,
             num_kept=None,
             preparation=None,
+            gap_s=None,
             failure=None,
         )
         write_termination_message("")
@@ -86,6 +87,11 @@ class StatusReporter:
             master=f"{request.master_addr}:{request.master_port}",
             restarts=request.fault_count,
         )
+
+    def first_step(self, gap_s: float | None) -> None:
+        """The workers of this pod have reported their first step in the generation."""
+        if gap_s is not None:
+            self._status.set(gap_s=round(gap_s, 6))
 
     def fault(self, fault: Fault) -> None:
         """The generation cannot continue: FAULTED. During a stop the state stays STOPPING, and READY comes without `drained`."""

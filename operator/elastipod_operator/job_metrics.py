@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from . import clock, metrics
 from .core.actions import Plan
+from .core.history import HistoryEntry
 from .core.phase_accounting import Phase, goodput, phase_times_since
 from .core.record import PhaseTimes, Record
-from .core.snapshot import ObservedJob
+from .core.snapshot import ObservedAgent, ObservedJob
 from .job_collector import JobFigures
 
 
@@ -20,14 +21,17 @@ class JobMetrics:
         self._states: dict[str, str] = {}
         self._ledgers: dict[str, PhaseTimes] = {}
         self._figures: dict[str, JobFigures] = {}
+        self._awaited_gaps: dict[str, HistoryEntry] = {}
+        """By UID of the job, the newest change that this process has decided, until its gap is known."""
         metrics.EACH_JOB.export(self._figures, newest_step)
         metrics.GOODPUT.set_function(self._goodput)
         metrics.export_leading()
         for name in metrics.STATES:
             metrics.JOBS.labels(name).set(0)
 
-    def update(self, job: ObservedJob, todo: Plan) -> None:
-        """Record the present state, phase and size of a job."""
+    def update(self, job: ObservedJob, todo: Plan, agents: Iterable[ObservedAgent] = ()) -> None:
+        """Record the present state, phase and size of a job. agents: its own, of which one may know the gap of the newest change."""
+        self._observe_gap(job.uid, agents)
         phase_times = todo.record.phase_times
         self._update_state(job.uid, todo.conditions[-1].type)
         self._update_phase(job.uid, phase_times)
@@ -40,15 +44,27 @@ class JobMetrics:
         self._update_state(uid, None)
         self._update_phase(uid, PhaseTimes())
         self._figures.pop(uid, None)
+        self._awaited_gaps.pop(uid, None)
 
-    def record_written(self, before: Record, todo: Plan) -> None:
-        """Count what a written record shows: ended phases and new generations."""
+    def record_written(self, uid: str, before: Record, todo: Plan) -> None:
+        """Count what a written record of a job shows: ended phases and new generations."""
         for phase, spent in phase_times_since(before.phase_times, todo.record.phase_times).items():
             metrics.PHASE_SECONDS.labels(phase).inc(spent.total_seconds())
         for entry in todo.history:
             metrics.GENERATIONS.labels(entry.kind.value).inc()
             if entry.depth is not None:
                 metrics.CHANGES.labels(entry.kind.value, entry.depth.value).inc()
+                self._awaited_gaps[uid] = entry
+
+    def _observe_gap(self, uid: str, agents: Iterable[ObservedAgent]) -> None:
+        """Observe the gap of a change once. All who trained before and after it report about the same one."""
+        entry = self._awaited_gaps.get(uid)
+        if entry is None or entry.depth is None:
+            return
+        gap = next((a.gap for a in agents if a.gap is not None and a.generation == entry.generation), None)
+        if gap is not None:
+            del self._awaited_gaps[uid]
+            metrics.GAP_SECONDS.labels(entry.kind.value, entry.depth.value).observe(gap.total_seconds())
 
     def _update_state(self, uid: str, state: str | None) -> None:
         if self._states.get(uid) == state:

@@ -27,6 +27,12 @@ CHANGES = Counter(
     "Resizes and recoveries by how deep they went: memory, process, pod or job",
     ["kind", "depth"],
 )
+GAP_SECONDS = Histogram(
+    "elastipod_gap_seconds",
+    "Time from the last step before a resize or recovery to the first one after it, as workers that made both reported it",
+    ["kind", "depth"],
+    buckets=(0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 30, 100, 300),
+)
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10)
 RECONCILE_SECONDS = Histogram(
     "elastipod_reconcile_seconds",

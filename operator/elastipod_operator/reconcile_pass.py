@@ -66,7 +66,7 @@ class ReconcilePass:
         await gather_all(
             self._act(made, calls), self._report_and_supply(job, job_task, made, calls, may_create=may_create)
         )
-        self.metrics.update(job.fact, todo)
+        self.metrics.update(job.fact, todo, map(self.agents.fact, [pod.uid for pod in job.pods.values()]))
         if calls:  # a call that failed is repeated soon
             return min(todo.wake_at or datetime.max.replace(tzinfo=UTC), clock.now() + COMMAND_RETRY)
         return todo.wake_at
@@ -134,7 +134,7 @@ class ReconcilePass:
         call = self.api.patch_metadata(job.fact, version, metadata)
         body = await self.writes.write("record", job.fact, call)
         self.store.put_job(body)
-        self.metrics.record_written(before, todo)
+        self.metrics.record_written(job.fact.uid, before, todo)
         for entry in todo.history:
             log.info(
                 "generation allocated",

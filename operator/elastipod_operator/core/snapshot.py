@@ -286,6 +286,8 @@ class ObservedAgent:
     """How its workers keep the training state in memory beyond a generation: replicated or sharded; empty if they do not."""
     num_kept: int | None = None
     """How many of their processes survived the last generation; None during one, and if it does not say."""
+    gap: timedelta | None = None
+    """The time between the last step that its workers made before the present generation and their first one in it, if known."""
     can_prepare: bool = False
     """It can start workers ahead of their first generation."""
     preparation: Preparation | None = None
