@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -14,6 +16,9 @@ from transformers import Trainer, TrainingArguments
 
 from elastipod.errors import ElastipodError
 from elastipod.integrations.accelerate import elastic_steps
+from elastipod.integrations.lightning import check_trainer as check_lightning
+from elastipod.integrations.lightning import elastic_fit
+from elastipod.integrations.transformers import check_trainer as check_hf_trainer
 from elastipod.integrations.transformers import elastic_train
 
 
@@ -52,6 +57,44 @@ def loop(loader: Any = None, scheduler: Any = None, accumulation: int = 1, prepa
     next(elastic_steps(accelerator, loader, model, optimizer, scheduler, global_batch=6, checkpoints=sys.argv[1]))
 
 
+class Module(L.LightningModule):  # type: ignore[misc]  # the package is not installed where mypy runs
+    automatic_optimization = True
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        pass
+
+
+class ManualModule(Module):
+    automatic_optimization = False
+
+
+def fit(loader: Any = None, module: Any = None, options: Any = None, **settings: Any) -> None:
+    loader = DataLoader(Rows(), batch_size=2) if loader is None else loader
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+        "devices": 1,
+    }
+    lightning_trainer = L.Trainer(max_epochs=1, **quiet, **settings)
+    elastic_fit(
+        lightning_trainer, module or Module(), loader, global_batch=6, checkpoints=sys.argv[1], **(options or {})
+    )
+
+
+def shard_trainer(*, version: int = 2, deepspeed: bool = False) -> None:
+    """Check a Trainer that says it is set up for another strategy, which would need a device that is not here."""
+    made = trainer()
+    made.accelerator.state.fsdp_plugin = SimpleNamespace(fsdp_version=version)
+    made.is_deepspeed_enabled = deepspeed
+    check_hf_trainer(made)
+
+
+def strategy_of_lightning(name: str) -> None:
+    check_lightning(SimpleNamespace(strategy=type(name, (), {})()), Module(), None)
+
+
 CASES: dict[str, Callable[[], None]] = {
     "trainer: stream": lambda: train(data=Stream(), max_steps=5),
     "trainer: grouped": lambda: train(train_sampling_strategy="group_by_length"),
@@ -61,11 +104,22 @@ CASES: dict[str, Callable[[], None]] = {
     "trainer: average_tokens_across_devices": lambda: train(average_tokens_across_devices=False),
     "trainer: save_only_model": lambda: train(save_only_model=True),
     "trainer: resume_from_checkpoint": lambda: train(options={"resume_from_checkpoint": True}),
+    "trainer: FSDP1": lambda: shard_trainer(version=1),
+    "trainer: DeepSpeed": lambda: shard_trainer(deepspeed=True),
     "accelerate: stream": lambda: loop(DataLoader(Stream(), batch_size=2)),
     "accelerate: batch_sampler": lambda: loop(DataLoader(Rows(), batch_sampler=[[0], [1]])),
     "accelerate: prepared loader": lambda: loop(prepares=True),
     "accelerate: prepared scheduler": lambda: loop(scheduler=True),
     "accelerate: accumulation": lambda: loop(accumulation=4),
+    "lightning: stream": lambda: fit(DataLoader(Stream(), batch_size=2)),
+    "lightning: batch_sampler": lambda: fit(DataLoader(Rows(), batch_sampler=[[0], [1]])),
+    "lightning: no loader": lambda: fit([torch.ones(1)]),
+    "lightning: accumulation": lambda: fit(accumulate_grad_batches=3),
+    "lightning: limit": lambda: fit(limit_train_batches=4),
+    "lightning: manual": lambda: fit(module=ManualModule()),
+    "lightning: FSDP1": lambda: strategy_of_lightning("FSDPStrategy"),
+    "lightning: DeepSpeed": lambda: strategy_of_lightning("DeepSpeedStrategy"),
+    "lightning: ckpt_path": lambda: fit(options={"ckpt_path": "last"}),
 }
 
 

@@ -131,15 +131,45 @@ def test_a_torn_checkpoint_is_not_resumed_from(make_run: MakeRun) -> None:
     assert report.steps_repeated[2] >= 4
 
 
-def test_an_accelerate_loop_resizes(make_run: MakeRun) -> None:
-    undisturbed = make_run("examples/accelerate/train.py", *JOB)
+@pytest.mark.parametrize("example", ["accelerate", "lightning"])
+def test_a_loop_of_accelerate_or_lightning_resizes(make_run: MakeRun, example: str) -> None:
+    script = f"examples/{example}/train.py"
+    undisturbed = make_run(script, *JOB)
     undisturbed.start(2)
     undisturbed.finish()
-    run = make_run("examples/accelerate/train.py", *JOB, "--sample-time=0.004")
+    run = make_run(script, *JOB, "--sample-time=0.004")
     grown_at, shrunk_at = resize_twice(run)
     assert f"done: {STEPS} steps" in run.output(0)
     check_audit(run, grown_at, shrunk_at)
     check_losses(run.losses(), undisturbed.losses())
+
+
+EPOCH_END = STEPS // 2
+DRAINS = [EPOCH_END - 2, EPOCH_END, EPOCH_END + 2]  # the event is heard from the second step of a generation on
+LEAVES = ("--leave-after", *map(str, DRAINS))
+
+
+@pytest.mark.parametrize(
+    "script", [("tests/e2e/trainer_worker.py", "mean", "--dropout=0.2"), ("tests/e2e/lightning_worker.py",)]
+)
+def test_drains_around_the_end_of_an_epoch_leave_no_trace_not_even_in_random_numbers(
+    make_run: MakeRun, script: tuple[str, ...]
+) -> None:
+    """At one size, where the random numbers are the same ones too, every loss is the same."""
+    undisturbed, run = (make_run(*script, *JOB, *leaves, ELASTIPOD_WORKER_FILE="") for leaves in ((), LEAVES))
+    undisturbed.start(1)
+    undisturbed.finish()
+    for _ in range(4):
+        run.start(1)
+        run.finish()
+        is_done = "done" in run.output(0)
+    assert is_done
+    report = audit(read_logs(run.logs))
+    assert report.exact, report.sentence
+    assert [first for _, first, _ in report.lineage] == [1, *(step + 1 for step in DRAINS)]
+    losses = [trainer_losses(each) if "trainer" in script[0] else each.losses() for each in (undisturbed, run)]
+    assert losses[0] == losses[1]
+    assert sorted(losses[0]) == list(range(1, STEPS + 1))
 
 
 REFUSED = {
@@ -151,11 +181,22 @@ REFUSED = {
     "trainer: average_tokens_across_devices": "average_tokens_across_devices is False; an exact resize needs True",
     "trainer: save_only_model": "TrainingArguments.save_only_model is True; an exact resize needs False",
     "trainer: resume_from_checkpoint": "resume_from_checkpoint cannot be given",
+    "trainer: FSDP1": "set fsdp_config={'version': 2}",
+    "trainer: DeepSpeed": "belong to one world size; use DDP",
     "accelerate: stream": "gives no sample by its index",
     "accelerate: batch_sampler": "give it batch_size, the maximum for one pass, instead",
     "accelerate: prepared loader": "leave it out of accelerator.prepare",
     "accelerate: prepared scheduler": "the learning rate would depend on the world size",
     "accelerate: accumulation": "the number of passes follows from global_batch",
+    "lightning: stream": "gives no sample by its index",
+    "lightning: batch_sampler": "give it batch_size, the maximum for one pass, instead",
+    "lightning: no loader": "loader is a list; give torch's DataLoader",
+    "lightning: accumulation": "Trainer(accumulate_grad_batches=3); an exact resize needs 1, so leave it out",
+    "lightning: limit": "Trainer(limit_train_batches=4); an exact resize needs 1.0, so leave it out",
+    "lightning: manual": "automatic_optimization = False",
+    "lightning: FSDP1": "use DDPStrategy, or ModelParallelStrategy, which is FSDP2",
+    "lightning: DeepSpeed": "belong to one world size; use DDPStrategy",
+    "lightning: ckpt_path": "ckpt_path cannot be given",
 }
 
 

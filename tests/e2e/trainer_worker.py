@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import time
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from elastipod.integrations.transformers import elastic_train
 
@@ -30,12 +32,25 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 class Regression(torch.nn.Module):
     """A module that knows nothing of the Trainer's token counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+        middle = (torch.nn.Tanh(), torch.nn.Dropout(dropout))
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), *middle, torch.nn.Linear(16, 1))
 
     def forward(self, rows: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"loss": (self.layers(rows).squeeze(-1) - labels).pow(2).mean()}
+
+
+class Leave(TrainerCallback):  # type: ignore[misc]  # the package is not installed where mypy runs
+    """Raises the elastic event in given steps."""
+
+    def __init__(self, after: list[int]) -> None:
+        self._after = set(after)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if state.global_step + 1 in self._after:
+            self._after.clear()
+            os.kill(os.getpid(), signal.SIGUSR1)
 
 
 def sft_trainer(options: argparse.Namespace, settings: dict[str, Any]) -> Any:
@@ -63,6 +78,8 @@ def main() -> None:
     parser.add_argument("kind", choices=("mean", "sft"))
     parser.add_argument("--checkpoint-dir", required=True)
     parser.add_argument("--sample-log-dir", required=True)
+    parser.add_argument("--leave-after", type=int, nargs="*", default=[])
+    parser.add_argument("--dropout", type=float, default=0.0)
     for name in ("samples", "epochs", "global-batch"):
         parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()
@@ -75,7 +92,8 @@ def main() -> None:
         trainer = sft_trainer(options, settings)
     else:
         arguments = TrainingArguments(options.checkpoint_dir, **settings)
-        trainer = Trainer(Regression(), arguments, train_dataset=Rows(options.samples))
+        trainer = Trainer(Regression(options.dropout), arguments, train_dataset=Rows(options.samples))
+    trainer.add_callback(Leave(options.leave_after))
     elastic_train(trainer, global_batch=options.global_batch, sample_log=options.sample_log_dir)
     print(f"done: {trainer.state.global_step} steps", flush=True)
 

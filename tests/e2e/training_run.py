@@ -78,6 +78,7 @@ class TrainingRun:
                 **worker_environment(),
                 **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
                 **{"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)},
+                **{"GROUP_RANK": str(rank), "GROUP_WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": "1"},
                 **{"ELASTIPOD_GENERATION": str(self.generation), "ELASTIPOD_WORKER_FILE": str(path)},
                 "ELASTIPOD_AGREEMENT_TIMEOUT_S": "60",
                 **self._environment,

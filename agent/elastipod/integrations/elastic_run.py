@@ -67,11 +67,16 @@ class ElasticRun:
         """Give this rank's passes of a step; every rank has the same number of them."""
         return list(self.batch(step).micro_batches(self.cut.micro_batch))
 
-    def epoch_passes(self, epoch: int) -> Iterator[list[int]]:
-        """Give the samples of every pass of this rank in one epoch, from its first step on."""
-        first = epoch * self.plan.steps_per_epoch
-        batches = islice(self.plan.iterate_at(self.place, first), self.plan.steps_per_epoch)
+    def epoch_passes(self, epoch: int, made: int = 0) -> Iterator[list[int]]:
+        """Give the samples of every pass of this rank in one epoch, from the step on that follows ``made`` steps of the epoch."""
+        first = epoch * self.plan.steps_per_epoch + made
+        batches = islice(self.plan.iterate_at(self.place, first), self.plan.steps_per_epoch - made)
         return (list(part.indices) for batch in batches for part in batch.micro_batches(self.cut.micro_batch))
+
+    def passes_made(self) -> int:
+        """Give the passes of this rank in the present epoch that belong to completed steps; all of them at the end of an epoch."""
+        made = self.step % self.plan.steps_per_epoch
+        return made * self.cut.passes if made or not self.step else self.passes_per_epoch
 
     @property
     def passes_per_epoch(self) -> int:

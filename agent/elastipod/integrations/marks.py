@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +108,16 @@ class MarkedCheckpoints:
         with checkpoint_call():
             self._on_rank_0(finish)
         report_checkpoint(step, str(path))
+
+    def prune(self, keep: int) -> None:
+        """Delete all but the ``keep`` newest complete checkpoints, on rank 0. What is not complete stays."""
+
+        def prune() -> None:
+            for old in self._complete()[keep:]:
+                (old.path / MARK).unlink()  # a checkpoint that is deleted in part is none
+                shutil.rmtree(old.path, ignore_errors=True)
+
+        self._on_rank_0(prune)
 
     def _complete(self) -> list[Marked]:
         names = [match for match in map(self._name.fullmatch, os.listdir(self.directory)) if match]

@@ -20,6 +20,7 @@ class Framework(NamedTuple):
 TESTED = {
     "transformers": Framework("5.23", "5.23", "transformers"),
     "accelerate": Framework("1.15", "1.15", "accelerate"),
+    "lightning": Framework("2.6", "2.6", "lightning"),
 }
 
 

@@ -64,6 +64,18 @@ def test_a_checkpoint_that_is_written_again_is_not_complete_meanwhile(tmp_path: 
     assert checkpoints.newest() is None
 
 
+def test_only_complete_checkpoints_beyond_the_newest_are_deleted(tmp_path: Path) -> None:
+    checkpoints = MarkedCheckpoints(tmp_path, NAME)
+    for step in (1, 2, 3, 4):
+        write(checkpoints, step, is_marked=step != 1)
+    checkpoints.prune(2)
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [
+        "checkpoint-1",
+        "checkpoint-3",
+        "checkpoint-4",
+    ]
+
+
 def test_a_replaced_generation_is_refused_before_it_writes(tmp_path: Path) -> None:
     old, _new = MarkedCheckpoints(tmp_path, NAME), MarkedCheckpoints(tmp_path, NAME)
     with pytest.raises(FencedError, match="generation 2 has taken over"):
