@@ -27,7 +27,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from elastipod.checkpoint import CheckpointManager
-from elastipod.checkpoint.training_state import apply_state
+from elastipod.checkpoint.live_objects import LiveObjects
+from elastipod.checkpoint.optimizer_state import load_optimizers
+from elastipod.checkpoint.training_state import load_models
 from elastipod.torch_compat import DTensor
 
 LAYERS = 16
@@ -236,7 +238,9 @@ def _begin(run: Trained, place: Path, group: Any, pending: list[Any]) -> None:
 def _load(run: Trained, place: Path) -> None:
     nested = run.nested()
     dcp_load(nested, storage_reader=FileSystemReader(place))
-    apply_state(nested, run.model, run.optimizer)
+    live = LiveObjects.of(run.model, run.optimizer)
+    load_models(nested["model"], live)
+    load_optimizers(nested["optimizer"], nested["optimizer"]["param_groups"], live)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,21 @@ def test_what_has_no_optimizer_state_yet_has_none_in_any_world(cases: Cases, tmp
                 assert saved == further, "training went on to the last bit"
 
 
+@pytest.mark.parametrize("in_memory", [False, True], ids=["durable", "memory"])
+def test_several_models_and_optimizers_go_through_every_way_of_sharding(
+    cases: Cases, tmp_path: Path, in_memory: bool
+) -> None:
+    path = [["ddp", 2], ["fsdp", 3], ["fsdp", 2], ["ddp", 3], ["plain", 1]]
+    path = path[:3] if in_memory else path
+    before = ""
+    for number, ranks in enumerate(some(cases.run("members", tmp_path, path, in_memory))):
+        resumes, loaded, saved = zip(*ranks, strict=True)
+        assert set(loaded) == {before}, path[number]
+        if number:
+            assert set(map(tuple, resumes)) == {(2 * number, "memory" if in_memory else "durable")}
+        (before,) = set(saved)
+
+
 def test_ranks_that_hold_different_things_are_refused_when_they_save(cases: Cases, tmp_path: Path) -> None:
     first, second = cases.run("stages", tmp_path)
     assert first == second

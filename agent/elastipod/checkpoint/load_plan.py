@@ -12,23 +12,36 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import LoadItemType
 
 from elastipod.checkpoint.dcp_format import chunk_index
-from elastipod.checkpoint.optimizer_state import SavedState
+from elastipod.checkpoint.optimizer_state import OPTIMIZER, SavedState
 from elastipod.checkpoint.save_plan import Chunk, ChunkIndex
+from elastipod.checkpoint.stateful_members import STATEFUL
 from elastipod.checkpoint.training_state import RANDOM, SCHEDULER
 
 _OPTIONS = "optimizer.param_groups"  # torch's versions differ in the options of a group
+_OWN_CHECKS = (_OPTIONS, f"{RANDOM}.", SCHEDULER, f"{STATEFUL}.")  # what is asked for by name, and may be left out
 _NAMED = 3  # examples in a message
 
 
 class LoadPlan:
     """One load. Creating it checks that the saved state fits; nothing is changed until it is used."""
 
-    def __init__(self, nested: dict[str, Any], source: SavedState) -> None:
-        """Plan the copying of a saved state into the live tensors of ``nested``. Raises ValueError when they do not fit."""
+    def __init__(self, nested: dict[str, Any], source: SavedState, *, strict: bool = True) -> None:
+        """Plan the copying of a saved state into the live tensors of ``nested``. Raises ValueError when they do not fit.
+
+        strict: if not, what only one side has is listed in ``missing`` (nested) and ``unexpected`` (saved), and stays as it is.
+        """
         self._nested, self._source = nested, source
         self._planner = DefaultLoadPlanner(allow_partial_load=True)
         self._planner.set_up_planner(nested, source.metadata, is_coordinator=True)
-        if problem := describe_mismatch(self._planner.state_dict, source.metadata):
+        flat = self._planner.state_dict
+        self.missing = tuple(_missing(flat, source.metadata))
+        self.unexpected = tuple(_unexpected(flat, source.metadata, has_optimizer=OPTIMIZER in nested))
+        if strict and self.missing:
+            raise ValueError(f"it has no {list_some(self.missing)}")
+        if strict and self.unexpected:
+            whose = "this model and optimizer have" if OPTIMIZER in nested else "this model has"
+            raise ValueError(f"it also has {list_some(self.unexpected)}, which {whose} not")
+        if problem := _describe_other_shape(flat, source.metadata):
             raise ValueError(problem)
         self._items = self._planner.finish_plan(self._planner.create_local_plan()).items
 
@@ -94,15 +107,12 @@ class LoadTarget:
         replace(self, starts=(*(0 for _ in self.starts[:1]), *self.starts[1:])).fill(rows)
 
 
-def describe_mismatch(flat: dict[str, Any], metadata: Metadata) -> str | None:
-    """Return a sentence on how a saved state and a live one differ, None if they fit."""
+def _describe_other_shape(flat: dict[str, Any], metadata: Metadata) -> str | None:
+    """Return a sentence on a tensor that was saved with another shape, None if there is none."""
     saved = metadata.state_dict_metadata
-    tensors = {key: value for key, value in flat.items() if isinstance(value, torch.Tensor)}
-    if missing := [key for key in flat if key not in saved and not key.startswith(_OPTIONS)]:
-        return f"it has no {_listed(missing)}"
-    if left := [key for key in saved if key not in flat and not key.startswith((_OPTIONS, f"{RANDOM}.", SCHEDULER))]:
-        return f"it also has {_listed(left)}, which this model and optimizer have not"
-    for key, tensor in tensors.items():
+    for key, tensor in flat.items():
+        if not isinstance(tensor, torch.Tensor) or key not in saved:
+            continue
         found = saved[key]
         if not isinstance(found, TensorStorageMetadata):
             return f"its {key} is no tensor"
@@ -111,6 +121,18 @@ def describe_mismatch(flat: dict[str, Any], metadata: Metadata) -> str | None:
     return None
 
 
-def _listed(keys: Collection[str]) -> str:
+def _missing(flat: dict[str, Any], metadata: Metadata) -> list[str]:
+    """Return the keys that the saved state has not."""
+    return [key for key in flat if key not in metadata.state_dict_metadata and not key.startswith(_OPTIONS)]
+
+
+def _unexpected(flat: dict[str, Any], metadata: Metadata, *, has_optimizer: bool) -> list[str]:
+    """Return the keys that only the saved state has."""
+    others = _OWN_CHECKS if has_optimizer else (*_OWN_CHECKS, f"{OPTIMIZER}.")
+    return [key for key in metadata.state_dict_metadata if key not in flat and not key.startswith(others)]
+
+
+def list_some(keys: Collection[str]) -> str:
+    """Return the first keys as text, and how many more there are."""
     named = ", ".join(sorted(keys)[:_NAMED])
     return named if len(keys) <= _NAMED else f"{named} and {len(keys) - _NAMED} more"

@@ -1,4 +1,4 @@
-"""Save and resume model, optimizer, schedule and random state, on any number of ranks.
+"""Save and resume models, optimizers, schedules and random state, on any number of ranks.
 
 Training waits only while the state is copied to host memory. A thread then keeps the copy in memory, on this node and,
 where the loss of a node would lose data, on another, and writes it to durable storage in the format of
@@ -12,31 +12,30 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from elastipod.audit.moments import optimizer_norm
 from elastipod.checkpoint import drain
-from elastipod.checkpoint.communicator import Communicator
+from elastipod.checkpoint.drain_exit import exits_with_memory, is_short_drain
+from elastipod.checkpoint.live_objects import (
+    LiveObjects,
+    ModelOrModels,
+    OptimizerOrOptimizers,
+    SchedulerOrSchedulers,
+    Stateful,
+)
 from elastipod.checkpoint.manifest import CheckpointId
-from elastipod.checkpoint.memory_directory import memory_root, open_memory_directory
+from elastipod.checkpoint.memory_directory import memory_root
+from elastipod.checkpoint.other_runs import warn_if_other_run_is_ahead
 from elastipod.checkpoint.resume import Resume as Resume
-from elastipod.checkpoint.resumer import LiveObjects, Resumer
-from elastipod.checkpoint.save_arguments import open_store, plain_values, require_step
-from elastipod.checkpoint.saver import Save, Saver
-from elastipod.checkpoint.staging import Staging
-from elastipod.checkpoint.training_state import Scheduler, TrainingState
+from elastipod.checkpoint.running import ManagerOptions, Running, load_weights
+from elastipod.checkpoint.save_arguments import check_keep, norm_of_moments, open_store, plain_values, require_step
+from elastipod.checkpoint.saver import Save, await_previous
+from elastipod.checkpoint.training_state import TrainingState
 from elastipod.errors import CheckpointError, FencedError
-from elastipod.fsdp1 import refuse_fsdp1
-from elastipod.json_records import decode, encode
-from elastipod.local_worker import generation_from_env, job_from_env, run_id_from_env
+from elastipod.local_worker import run_id_from_env
 from elastipod.rank_in_world import RankInWorld
 
 if TYPE_CHECKING:
@@ -74,16 +73,11 @@ class CheckpointManager:
         ``ELASTIPOD_MEMORY_DIR``, else /dev/shm in a pod and none elsewhere. adopt: take over another job's directory.
         continues: the run has resumed without this directory, from memory, so newer checkpoints in it are its own.
         """
-        if keep < 1:
-            raise ValueError(f"keep is {keep}; at least one checkpoint must stay")
-        if keep_every is not None and keep_every < 1:
-            raise ValueError(f"keep_every is {keep_every}; it is a number of steps, at least 1")
+        check_keep(keep, keep_every)
         self._store = open_store(directory, storage_options or {})
-        self._keep, self._keep_every = keep, keep_every
-        self._wanted_generation = generation
-        self._adopt = adopt
-        self._memory_root = memory_root(memory, is_in_pod=bool(run_id_from_env()))
-        self._running: _Running | None = None
+        root = memory_root(memory, is_in_pod=bool(run_id_from_env()))
+        self._options = ManagerOptions(keep, keep_every, generation, root, adopt)
+        self._running: Running | None = None
         self._save: Save | None = None
         self._has_tried_to_load = continues  # else newer checkpoints may be another run's
         self._unmap_threads: list[threading.Thread] = []  # they hold memory that the next save may need
@@ -103,16 +97,9 @@ class CheckpointManager:
         """
         return self._run().generation
 
-    def _run(self) -> _Running:
+    def _run(self) -> Running:
         if self._running is None:
-            wanted = self._wanted_generation or generation_from_env()
-            comm = Communicator()
-            generation, identity = comm.training_broadcast(lambda: self._claim_directory(wanted))
-            images = open_memory_directory(self._memory_root, identity)
-            has_memory = comm.training_all_reduce(lambda: images is not None, all)
-            staging = Staging(images if has_memory else None, comm)
-            saver = Saver(self._store, staging, comm, keep=self._keep, keep_every=self._keep_every)
-            self._running = _Running(generation, comm, staging, saver)
+            self._running = Running.claim(self._store, self._options)
         return self._running
 
     # -- save ----------------------------------------------------------------------------------------------------
@@ -121,32 +108,35 @@ class CheckpointManager:
         self,
         step: int,
         *,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Scheduler | None = None,
+        model: ModelOrModels,
+        optimizer: OptimizerOrOptimizers,
+        scheduler: SchedulerOrSchedulers = None,
+        stateful: Mapping[str, Stateful] | None = None,
         extra: Mapping[str, Any] | None = None,
         sample_log: SampleLog | None = None,
     ) -> Path | str:
         """Write a checkpoint of ``step`` completed optimizer steps and return its path once it is durable.
 
+        model, optimizer, scheduler: one, a sequence, or a mapping by name, which must have the same names when they are loaded. Each
+        parameter belongs to one optimizer. stateful: other members by name, whose state is the same on every rank.
         extra: small JSON values of the whole job, the same on every rank. sample_log: is synced before the checkpoint is
         committed and records it afterwards. A step that this generation has already saved is not written again. Collective.
         Raises FencedError when a newer generation has taken over (nothing is committed or deleted), and CheckpointError on all
         ranks when any rank fails; earlier checkpoints are unchanged, and nothing needs to be cleaned up by hand.
 
-        In a drain that is too short for durable storage, it returns as soon as the step is in memory, and returns the memory
-        folder. The next generation resumes from there and writes the step to durable storage. If memory does not hold the step,
-        it waits for durable storage as long as the agent lets the process live.
+        In a drain that is too short for durable storage, it returns the memory folder as soon as the step is in memory; the next
+        generation resumes from there and writes the step. If memory does not hold it, it waits as long as the process may live.
         """
         with drain.checkpoint_call():
             if self._is_last_save(step) and self._exits_with_memory():
-                return self._memory_path()
+                return self._run().memory_path()
             if not self._has_saved(step):
                 self._abandon_previous_in_short_drain()
-                norm = optimizer_norm(optimizer) if sample_log is not None else None
-                self._start(step, model, optimizer, scheduler, extra, sample_log, norm, is_durable=True)
+                live = LiveObjects.of(model, optimizer, scheduler, stateful)
+                norm = norm_of_moments(live) if sample_log is not None else None
+                self._start(step, live, extra, sample_log, norm, is_durable=True)
                 if self._exits_with_memory():
-                    return self._memory_path()
+                    return self._run().memory_path()
             path = self.wait()
         assert path is not None
         return path
@@ -155,9 +145,10 @@ class CheckpointManager:
         self,
         step: int,
         *,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Scheduler | None = None,
+        model: ModelOrModels,
+        optimizer: OptimizerOrOptimizers,
+        scheduler: SchedulerOrSchedulers = None,
+        stateful: Mapping[str, Stateful] | None = None,
         extra: Mapping[str, Any] | None = None,
         sample_log: SampleLog | None = None,
         durable: bool = True,
@@ -172,11 +163,12 @@ class CheckpointManager:
         """
         if durable and self._has_saved(step):
             return
-        if not durable and not self._has_memory():
+        if not durable and not self._run().has_memory:
             log.warning("step %d is not saved: durable=False, and there is no memory for checkpoints", step)
             return
         with drain.checkpoint_call():
-            self._start(step, model, optimizer, scheduler, extra, sample_log, None, is_durable=durable)
+            live = LiveObjects.of(model, optimizer, scheduler, stateful)
+            self._start(step, live, extra, sample_log, is_durable=durable)
 
     def wait(self) -> Path | str | None:
         """Wait for the save in progress and return its path, or None if it was kept in memory only.
@@ -224,95 +216,87 @@ class CheckpointManager:
     def load_latest(
         self,
         *,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Scheduler | None = None,
+        model: ModelOrModels,
+        optimizer: OptimizerOrOptimizers,
+        scheduler: SchedulerOrSchedulers = None,
+        stateful: Mapping[str, Stateful] | None = None,
+        strict: bool = True,
     ) -> Resume | None:
         """Load the newest complete and intact checkpoint into the given objects; return None when there is none.
 
-        It may be in memory or in durable storage, and the world size may differ from that of the run that saved it. A damaged
-        checkpoint is skipped, with a warning, for the one before it. The random state of this rank is restored too; a rank
-        without one (it is new, or the memory of its node was lost) gets one derived from the step and its rank. A save in
-        progress is awaited first. Collective. Raises CheckpointError on all ranks when checkpoints exist but none can be used,
-        when storage cannot read the newest one at the moment or another version wrote it, and when it does not fit the model and
-        optimizer; in the last case nothing was changed.
+        Objects as for `save`. It may be in memory or in durable storage, and of another world size. A damaged checkpoint is skipped,
+        with a warning, for the one before it. The random state of this rank is restored too; a rank without one (it is new, or the
+        memory of its node was lost) gets one derived from the step and its rank. A save in progress is awaited first. strict: False
+        loads what both sides have, in equal shapes; a warning and `Resume.missing` and ``unexpected`` name the rest.
+        Collective. Raises CheckpointError on all ranks when checkpoints exist but none can be used, when storage cannot read the
+        newest at the moment or another version wrote it, and when it does not fit; in the last case nothing was changed.
         """
-        refuse_fsdp1(model)
+        self._has_tried_to_load = True
+        return self._load(LiveObjects.of(model, optimizer, scheduler, stateful), None, strict=strict)
+
+    def load(
+        self,
+        step: int,
+        *,
+        model: ModelOrModels,
+        optimizer: OptimizerOrOptimizers,
+        scheduler: SchedulerOrSchedulers = None,
+        stateful: Mapping[str, Stateful] | None = None,
+        strict: bool = True,
+    ) -> Resume:
+        """Load the checkpoint of one step, as `load_latest` does with the newest.
+
+        Newer durable checkpoints stay, and `load_latest` of a later run takes the newest: delete them, or save to another directory,
+        to go on from here. Collective. Raises CheckpointError as `load_latest` does, and when there is no checkpoint of this step.
+        """
+        require_step(step)
+        resume = self._load(LiveObjects.of(model, optimizer, scheduler, stateful), step, strict=strict)
+        assert resume is not None
+        return resume
+
+    def load_weights(self, *, model: ModelOrModels, step: int | None = None, strict: bool = True) -> Resume | None:
+        """Load weights and buffers only, of the newest durable checkpoint or that of ``step``; return None when there is none.
+
+        For evaluation and fine-tuning. It claims nothing, so a job that trains in the directory is not disturbed, and leaves
+        random states alone. strict: as for `load_latest`. Collective. Raises CheckpointError as `load` does.
+        """
+        if self._save is not None:
+            self._save.thread.join()  # it uses the same connections
+        comm = self._running.comm if self._running else None
         with drain.checkpoint_call():
-            run = self._run()  # claim first: no older generation can commit afterwards
-            self._has_tried_to_load = True
-            if self._save is not None:
-                self._save.thread.join()  # it uses the same connections
-            live = LiveObjects(model, optimizer, scheduler)
-            resumer = Resumer(self._store, run.staging, run.comm, run.generation, live)
-            try:
-                resume = resumer.resume()
-            finally:
-                run.saver.damaged = resumer.damaged
-                self._unmap_threads += resumer.unmap_threads
-            if resume is not None and resumer.needs_durable_write:
-                self._write_resumed(resume, live)
-            return resume
+            return load_weights(self._store, comm, LiveObjects.of_models(model), step, strict=strict)
 
     # -- internals ---------------------------------------------------------------------------------------------
 
-    def _claim_directory(self, wanted: int | None) -> tuple[int, str]:
-        number = self._store.claim(wanted, run_id_from_env(), job=job_from_env(), adopt=self._adopt)
-        return number, self._store.identity()
+    def _load(self, live: LiveObjects, step: int | None, *, strict: bool) -> Resume | None:
+        with drain.checkpoint_call():
+            run = self._run()  # claim first: no older generation can commit afterwards
+            if self._save is not None:
+                self._save.thread.join()  # it uses the same connections
+            resume, needs_durable_write = run.load(live, self._unmap_threads, step, strict=strict)
+            if resume is not None and needs_durable_write:
+                self._write_resumed(resume, live)
+            return resume
 
     def _has_saved(self, step: int) -> bool:
         """Return whether the last save is a durable one of this step, in progress or successful; the same on every rank."""
-        last = self._save
-        if last is None or not self._is_last_save(step):
-            return False
-        last.thread.join()
-        return self._run().comm.training_all_reduce(
-            lambda: last.error is None, all
-        )  # ranks may have lost contact at its very end
+        return self._save is not None and self._is_last_save(step) and self._run().succeeded(self._save)
 
     def _is_last_save(self, step: int) -> bool:
         """Return whether the last save is a durable one of this step, whatever its outcome; the same on every rank."""
         return self._save is not None and self._save.staged.id.step == step and self._save.is_durable
 
-    def _drain_notices(self) -> list[drain.DrainNotice | None]:
-        """Return the drain as each rank knows it, by rank."""
-
-        def known() -> Any:
-            found = drain.current_drain()
-            return encode(found) if found else None
-
-        answers = self._run().comm.training_all_reduce(known, lambda of_ranks: of_ranks)
-        return [decode(drain.DrainNotice, each) if each else None for each in answers]
-
     def _abandon_previous_in_short_drain(self) -> None:
         """In a short drain, abandon the durable part of the last save, where memory can hold the next one."""
-        if self._save is None or not self._has_memory():
-            return
-        if any(each.left_s < drain.SHORT_DRAIN_S for each in self._drain_notices() if each):
+        if self._save is not None and self._run().has_memory and is_short_drain(self._run().comm):
             self._save.is_abandoned = True
 
     def _exits_with_memory(self) -> bool:
         """In a drain, return whether to exit without waiting for durable storage any longer; the same on every rank."""
         run, save = self._run(), self._save
         assert save is not None
-        notices = self._drain_notices()
-        if not any(notices):
+        if not exits_with_memory(run.comm, run.staging, save):
             return False
-        save.memory_settled.wait()
-        leaves = [each.leaves if each else None for each in notices]
-        survives_drain = save.is_kept_in_memory and run.staging.survives_drain(save.staged.plan, leaves)
-        save.thread.join(drain.storage_wait_s([each.left_s for each in notices if each], survives_drain=survives_drain))
-        is_written, is_kept = run.comm.training_all_reduce(
-            lambda: [not save.thread.is_alive(), save.is_kept_in_memory],
-            lambda answers: [*map(all, zip(*answers, strict=True))],
-        )
-        if is_written or not is_kept:
-            return False
-        if RankInWorld.current().rank == 0:
-            log.info(
-                "exiting with step %d in memory: there is no time to wait for durable storage; the next generation writes it",
-                save.staged.id.step,
-            )
         self._abandon(save, "the job leaves")
         return True
 
@@ -324,82 +308,38 @@ class CheckpointManager:
     def _write_resumed(self, resume: Resume, live: LiveObjects) -> None:
         """Start writing to durable storage what a drain had no time to write. Training continues meanwhile."""
         try:
-            self._start(
-                resume.step, live.model, live.optimizer, live.scheduler, resume.extra, None, None, is_durable=True
-            )
+            self._start(resume.step, live, resume.extra, is_durable=True)
         except FencedError:
             raise
         except CheckpointError as error:
             log.warning("step %d stays in memory only: %s", resume.step, error)
 
-    def _memory_path(self) -> Path:
-        directory = self._run().staging.directory
-        assert directory is not None
-        return directory.path
-
-    def _has_memory(self) -> bool:
-        return self._run().staging.directory is not None
-
     def _start(
         self,
         step: int,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Scheduler | None,
+        live: LiveObjects,
         extra: Mapping[str, Any] | None,
-        sample_log: SampleLog | None,
-        norm: float | None,
+        sample_log: SampleLog | None = None,
+        norm: float | None = None,
         *,
         is_durable: bool,
     ) -> None:
         require_step(step)
-        refuse_fsdp1(model)
         run = self._run()
         self._wait_for_previous()
         if self._save is None and not self._has_tried_to_load:
-            self._warn_if_other_run_is_ahead(step)
+            warn_if_other_run_is_ahead(self._store, step, self._options.keep)
         staged = run.staging.copy(
-            lambda: TrainingState(model, optimizer, scheduler, RankInWorld.current().rank),
+            lambda: TrainingState(live, RankInWorld.current().rank),
             CheckpointId(step, run.generation),
             lambda: plain_values(extra or {}),
         )
         self._save = Save(staged, is_durable=is_durable, sample_log=sample_log, norm=norm)
         run.saver.start(self._save)
 
-    def _warn_if_other_run_is_ahead(self, step: int) -> None:
-        """Warn a run that started from the beginning where another run got further: a resume takes the newest step of any run."""
-        if RankInWorld.current().rank != 0:
-            return
-        with suppress(OSError, CheckpointError):
-            ahead = next((each for each in self._store.list_complete() if each.step >= step), None)
-            if ahead is not None:
-                log.warning(
-                    "%s holds the checkpoint of step %d, which this run did not resume from: until %d saves of this run have replaced "
-                    "it, a resume would return to it; call load_latest first, or name another directory",
-                    self._store.name, ahead.step, self._keep,
-                )  # fmt: skip
-
     def _wait_for_previous(self) -> None:
         """Wait for the last save. Its storage errors were logged and the next save retries; a fenced run ends here."""
         while self._unmap_threads:
             self._unmap_threads.pop().join()
-        if self._save is None:
-            return
-        if self._save.thread.is_alive():
-            began = time.monotonic()
-            self._save.thread.join()
-            if RankInWorld.current().rank == 0:
-                step, waited = self._save.staged.id.step, time.monotonic() - began
-                log.info("training waited %.1f s for the checkpoint of step %d; save less often", waited, step)
-        if isinstance(self._save.error, FencedError):
-            raise self._save.error
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """The parts that exist once the directory has been claimed."""
-
-    generation: int
-    comm: Communicator
-    staging: Staging
-    saver: Saver
+        if self._save is not None:
+            await_previous(self._save)

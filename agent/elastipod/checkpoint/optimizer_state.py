@@ -1,5 +1,7 @@
-"""The optimizer's state by parameter name.
+"""The state of optimizers by parameter name, whichever of them trains the parameter.
 
+Several optimizers are written as torch's `get_state_dict` writes them: one state for all parameters, and the groups of all
+optimizers one after the other. So a checkpoint has no names of optimizers, and they may be divided in another way when it is loaded.
 A parameter that never had a gradient has no state yet. A checkpoint holds none for it, and a resume leaves it without.
 Neither a save nor a load creates state, because a first step with such state differs from one without.
 """
@@ -11,8 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from elastipod.checkpoint.live_objects import LiveObjects, prefix_of
 from elastipod.errors import CheckpointError
 from elastipod.torch_compat import qualified_names
 
@@ -31,74 +34,102 @@ class SavedState(Protocol):
         """Return a plain value."""
 
 
-def optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def optimizer_state(live: LiveObjects) -> dict[str, Any]:
     """Return state and options, named as torch's `get_state_dict` does, of the parameters that have state.
 
-    Raises CheckpointError for an optimizer of another model, or with state of something that is no parameter.
+    Raises CheckpointError for an optimizer of other models, or with state of something that is no parameter.
     """
-    named = _names(model, optimizer)
-    own = optimizer.state_dict()
-    numbered = [named[parameter] for group in optimizer.param_groups for parameter in group[PARAMS]]
-    if strange := [key for key in own[STATE] if not isinstance(key, int)]:
-        raise CheckpointError(f"the optimizer keeps state under {strange[0]!r}, which is no parameter of the model")
-    return {
-        STATE: {numbered[number]: dict(state) for number, state in own[STATE].items() if state},
-        GROUPS: [{**group, PARAMS: [numbered[number] for number in group[PARAMS]]} for group in own[GROUPS]],
-    }
+    named = _names(live)
+    states: dict[str, Any] = {}
+    groups: list[dict[str, Any]] = []
+    for optimizer in live.optimizers.values():
+        own = optimizer.state_dict()
+        numbered = [named[parameter] for group in optimizer.param_groups for parameter in group[PARAMS]]
+        if strange := [key for key in own[STATE] if not isinstance(key, int)]:
+            raise CheckpointError(f"the optimizer keeps state under {strange[0]!r}, which is no parameter of the model")
+        states |= {numbered[number]: dict(state) for number, state in own[STATE].items() if state}
+        groups += [{**group, PARAMS: [numbered[number] for number in group[PARAMS]]} for group in own[GROUPS]]
+    return {STATE: states, GROUPS: groups}
 
 
 def state_to_fill(
-    state: Mapping[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: Metadata
+    state: Mapping[str, Any], live: LiveObjects, saved: Metadata, *, strict: bool = True
 ) -> dict[str, Any]:
-    """Return the optimizer's state with memory for exactly what was saved; the optimizer itself is not changed.
+    """Return memory for exactly the state and the tensors of options that were saved; the optimizers are not changed.
 
-    state: of `optimizer_state`. May run collectives of the optimizer, so all ranks call it.
+    state: of `optimizer_state`. strict: if not, a parameter whose saved state is of another kind gets none. May run collectives of
+    the optimizers, so all ranks call it.
     """
-    wanted = {str(path[2]) for path in _paths(saved) if path[:2] == (OPTIMIZER, STATE)}
-    named = {name: parameter for parameter, name in _names(model, optimizer).items()}
-    lacking = [named[name] for name in sorted(wanted - state[STATE].keys()) if name in named]
-    room = initial_state(optimizer, lacking)
+    wanted: dict[str, set[str]] = {}
+    for path in _paths(saved):
+        if path[:2] == (OPTIMIZER, STATE):
+            wanted.setdefault(str(path[2]), set()).add(str(path[3]))
+    names = _names(live)
     kept = {name: own for name, own in state[STATE].items() if name in wanted}
-    kept |= {name: room[parameter] for name, parameter in named.items() if parameter in room}
-    return {STATE: kept, GROUPS: state[GROUPS]}
+    for optimizer in live.optimizers.values():
+        own = {parameter: names[parameter] for group in optimizer.param_groups for parameter in group[PARAMS]}
+        lacking = [parameter for parameter, name in own.items() if name in wanted and name not in kept]
+        room = initial_state(optimizer, lacking)
+        kept |= {own[parameter]: made for parameter, made in room.items()}
+    if not strict:
+        kept = {name: own for name, own in kept.items() if {*map(str, own)} == wanted[name]}
+    options: dict[str, dict[str, torch.Tensor]] = {}
+    for key, path in (saved.planner_data or {}).items():
+        entry = saved.state_dict_metadata[key]
+        if tuple(path[:2]) == (OPTIMIZER, GROUPS) and isinstance(entry, TensorStorageMetadata):
+            room_of = torch.empty(entry.size, dtype=entry.properties.dtype)
+            options.setdefault(str(path[2]), {})[str(path[3])] = room_of
+    return {STATE: kept, GROUPS: options} if options else {STATE: kept}
 
 
-def describe_other_optimizer(state: Mapping[str, Any], source: SavedState) -> str | None:
-    """Return a sentence if missing state means that another optimizer saved this, None if it may mean "none yet".
-
-    state: of `optimizer_state`.
-    """
+def describe_other_optimizer(live: LiveObjects, source: SavedState) -> str | None:
+    """Return a sentence if missing state means that another optimizer saved this, None if it may mean "none yet"."""
     have = {str(path[2]) for path in _paths(source.metadata) if path[:2] == (OPTIMIZER, STATE)}
-    groups = list(enumerate(state[GROUPS]))
-    lacking = [name for _, group in groups for name in group[PARAMS] if name not in have]
-    if not lacking:
-        return None
-    saved_options, saved_names = _saved_groups(source)
-    if unknown := [name for name in lacking if name not in saved_names]:
-        return f"its optimizer had no parameter {unknown[0]}"
-    live_options = {option for _, group in groups for option in group}
-    foreign = sorted(saved_options - live_options - _SHARED_OPTIONS)
-    missing = sorted(live_options - saved_options - _SHARED_OPTIONS)
-    if foreign and missing:
-        return (
-            f"it was saved by another kind of optimizer, with the option {foreign[0]} where this one has {missing[0]}"
-        )
+    saved = saved_groups(source)
+    group_of = {name: group for group in saved for name in group[PARAMS]}
+    for group in optimizer_state(live)[GROUPS]:
+        for name in group[PARAMS]:
+            if name in have:
+                continue
+            if name not in group_of:
+                return f"its optimizer had no parameter {name}"
+            foreign = sorted(group_of[name].keys() - group.keys() - _SHARED_OPTIONS)
+            missing = sorted(group.keys() - group_of[name].keys() - _SHARED_OPTIONS)
+            if foreign and missing:
+                return f"it was saved by another kind of optimizer, with the option {foreign[0]} where this one has {missing[0]}"
     return None
 
 
-def apply_optimizer_state(saved: Mapping[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load state and options, as from `optimizer_state`. A parameter without state in them has none afterwards."""
-    named = _names(model, optimizer)
-    state: dict[int, Any] = {}
-    groups: list[dict[str, Any]] = []
-    first = 0
-    for group in optimizer.param_groups:
-        names = [named[parameter] for parameter in group[PARAMS]]
-        options: Mapping[str, Any] = next((each for each in saved[GROUPS] if names and names[0] in each[PARAMS]), {})
-        groups.append({**group, **options, PARAMS: list(range(first, first + len(names)))})
-        state |= {first + at: saved[STATE][name] for at, name in enumerate(names) if name in saved[STATE]}
-        first += len(names)
-    optimizer.load_state_dict({STATE: state, GROUPS: groups})
+def saved_groups(source: SavedState, filled: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Return the saved groups, of all optimizers. filled: state of `state_to_fill`; without it, options that are tensors are None."""
+    groups: dict[str, dict[str, Any]] = {}
+    tensors: Mapping[str, Any] = (filled or {}).get(GROUPS, {})
+    for key, path in (source.metadata.planner_data or {}).items():
+        if tuple(path) == (OPTIMIZER, GROUPS):  # one value, the layout of torch before 2.5
+            return list(source.value(key))
+        if tuple(path[:2]) == (OPTIMIZER, GROUPS):
+            number, option = str(path[2]), str(path[3])
+            is_tensor = isinstance(source.metadata.state_dict_metadata[key], TensorStorageMetadata)
+            value = tensors.get(number, {}).get(option) if is_tensor else source.value(key)
+            groups.setdefault(number, {})[option] = value
+    return list(groups.values())
+
+
+def load_optimizers(state: Mapping[str, Any], groups: Collection[Mapping[str, Any]], live: LiveObjects) -> None:
+    """Load the state of `state_to_fill` and the groups of `saved_groups`. A parameter without state has none afterwards."""
+    named = _names(live)
+    options_of = {name: group for group in groups for name in group[PARAMS]}
+    for optimizer in live.optimizers.values():
+        numbered: dict[int, Any] = {}
+        own_groups: list[dict[str, Any]] = []
+        first = 0
+        for group in optimizer.param_groups:
+            names = [named[parameter] for parameter in group[PARAMS]]
+            options: Mapping[str, Any] = next((options_of[name] for name in names if name in options_of), {})
+            own_groups.append({**group, **options, PARAMS: list(range(first, first + len(names)))})
+            numbered |= {first + at: state[STATE][name] for at, name in enumerate(names) if name in state[STATE]}
+            first += len(names)
+        optimizer.load_state_dict({STATE: numbered, GROUPS: own_groups})
 
 
 def initial_state(
@@ -167,36 +198,25 @@ def _zero_learning_rate(group: Mapping[str, Any]) -> dict[str, Any]:
     return {"lr": torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0}
 
 
-def _names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, str]:
-    """Return the names of the optimizer's parameters, as in checkpoints, whatever wraps the model."""
-    own = {parameter for group in optimizer.param_groups for parameter in group[PARAMS]}
-    named = {
-        parameter: next(iter(qualified_names(model, name)))
-        for name, parameter in model.named_parameters()
-        if parameter in own
+def _names(live: LiveObjects) -> dict[torch.nn.Parameter, str]:
+    """Return the names of the optimizers' parameters, as in checkpoints, whatever wraps the models."""
+    own = {
+        parameter
+        for optimizer in live.optimizers.values()
+        for group in optimizer.param_groups
+        for parameter in group[PARAMS]
     }
+    named: dict[torch.nn.Parameter, str] = {}
+    for model_name, model in live.models.items():
+        for name, parameter in model.named_parameters():
+            if parameter in own and parameter not in named:  # models may share parameters
+                named[parameter] = prefix_of(model_name) + next(iter(qualified_names(model, name)))
     if strangers := len(own) - len(named):
         raise CheckpointError(
             f"{strangers} parameters of the optimizer are not the model's; make the optimizer from model.parameters(), after the "
             "model was sharded (fully_shard) or otherwise given new parameters"
         )
     return named
-
-
-def _saved_groups(source: SavedState) -> tuple[set[str], set[str]]:
-    """Return the option names and parameter names of all saved groups."""
-    options: set[str] = set()
-    names: set[str] = set()
-    for key, path in (source.metadata.planner_data or {}).items():
-        if tuple(path) == (OPTIMIZER, GROUPS):  # one value, the layout of torch before 2.5
-            for group in source.value(key):
-                options |= set(group)
-                names |= set(group[PARAMS])
-        elif tuple(path[:2]) == (OPTIMIZER, GROUPS):
-            options.add(str(path[3]))
-            if path[3] == PARAMS:
-                names |= set(source.value(key))
-    return options, names
 
 
 def _paths(saved: Metadata) -> list[StatePath]:
@@ -213,3 +233,5 @@ _MOMENTS: Mapping[type, Mapping[str, Callable[[Mapping[str, Any]], bool]]] = {
     torch.optim.AdamW: _ADAM,
     torch.optim.SGD: {"momentum_buffer": lambda group: bool(group["momentum"])},
 }
+if hasattr(torch.optim, "Muon"):  # torch 2.9
+    _MOMENTS = {**_MOMENTS, torch.optim.Muon: {"momentum_buffer": lambda group: True}}

@@ -14,7 +14,8 @@ Tier = Literal["memory", "durable"]
 class Resume:
     """Where a run continues. step: completed optimizer steps; generation and world_size: of the run that saved it.
 
-    path: of the checkpoint; an address if it is in an object store. tier: where it was read from.
+    path: of the checkpoint; an address if it is in an object store. tier: where it was read from. missing, unexpected: with
+    strict=False, keys that the checkpoint lacks, and keys of it that were not loaded.
     """
 
     step: int
@@ -23,3 +24,5 @@ class Resume:
     path: Path | str
     extra: Mapping[str, Any] = field(default_factory=dict)
     tier: Tier = "durable"
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()

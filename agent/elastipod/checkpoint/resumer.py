@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from elastipod.checkpoint.agent_report import report_checkpoint
 from elastipod.checkpoint.communicator import Communicator
@@ -25,36 +23,18 @@ from elastipod.checkpoint.image_source import ImageSource, ReadPlan
 from elastipod.checkpoint.load_plan import LoadPlan
 from elastipod.checkpoint.manifest import CheckpointId, DamagedCheckpoint, Manifest
 from elastipod.checkpoint.open_images import open_images
-from elastipod.checkpoint.optimizer_state import OPTIMIZER, describe_other_optimizer, state_to_fill
 from elastipod.checkpoint.reductions import first_message
+from elastipod.checkpoint.restore import Restore
 from elastipod.checkpoint.resume import Resume
-from elastipod.checkpoint.rng import restore_random_state, seed_new_rank
 from elastipod.checkpoint.staging import Staging
 from elastipod.checkpoint.store import CheckpointStore
-from elastipod.checkpoint.training_state import (
-    RANDOM,
-    SCHEDULER,
-    Scheduler,
-    apply_state,
-    nested_state,
-    replica_local_keys,
-)
-from elastipod.checkpoint.value_codec import decode_value
+from elastipod.checkpoint.training_state import replica_local_keys
 from elastipod.errors import CheckpointError
 from elastipod.json_records import decode, encode
 from elastipod.rank_in_world import RankInWorld
 from elastipod.rank_ranges import format_ranks
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LiveObjects:
-    """The objects that a checkpoint is loaded into."""
-
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-    scheduler: Scheduler | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +59,18 @@ class Resumer:
     """One search for the newest usable checkpoint. Methods are collective."""
 
     def __init__(
-        self, directory: CheckpointStore, staging: Staging, comm: Communicator, generation: int, live: LiveObjects
+        self,
+        directory: CheckpointStore,
+        staging: Staging,
+        comm: Communicator,
+        generation: int,
+        restore: Restore,
+        *,
+        step: int | None = None,
     ) -> None:
+        """step: the only one that may be loaded; None: the newest."""
         self._store, self._staging, self._comm = directory, staging, comm
-        self._generation, self._live = generation, live
+        self._generation, self._restore, self._step = generation, restore, step
         self._is_half_filled = False
         self._skip_reason = ""  # why the newest memory checkpoint was not used, on every rank
         self.needs_durable_write = False  # the resumed checkpoint is in memory only, but was to be durable
@@ -93,13 +81,17 @@ class Resumer:
         """Load it. Returns None when there is no checkpoint at all. Raises CheckpointError."""
         durable, inventory = self._find_checkpoints()
         in_memory = set(self._usable_in_memory(inventory, durable))
-        for chosen in sorted(durable | in_memory, reverse=True):
+        for chosen in self._in_order(durable | in_memory):
             if chosen in in_memory and (resume := self._from_memory(chosen, inventory)) is not None:
                 self._log_skipped(f"resuming from that of step {chosen.step} there")
-                return resume
+                return self._with_differences(resume)
             if chosen in durable and (resume := self._from_files(chosen)) is not None:
                 self._log_skipped(f"resuming from the durable one of step {chosen.step}")
-                return resume
+                return self._with_differences(resume)
+        if self._step is not None and (self.damaged or self._is_half_filled):
+            raise CheckpointError(
+                f"the checkpoint of step {self._step} in {self._store.name} is not intact; load another"
+            )
         if self.damaged:
             raise CheckpointError(
                 f"none of the {len(self.damaged)} checkpoints in {self._store.name} is intact; restore one, or name "
@@ -111,6 +103,23 @@ class Resumer:
             )
         self._log_skipped("there is no durable one, and training starts from the beginning")
         return None
+
+    def _in_order(self, known: set[CheckpointId]) -> list[CheckpointId]:
+        """Return the checkpoints that may be loaded, the best first. Raises CheckpointError when the wanted step is not there."""
+        newest_first = sorted(known, reverse=True)
+        if self._step is None:
+            return newest_first
+        found = [each for each in newest_first if each.step == self._step]
+        if not found:
+            there = ", ".join(str(step) for step in sorted({each.step for each in known})) or "no step at all"
+            raise CheckpointError(f"{self._store.name} has no checkpoint of step {self._step}; it has {there}")
+        return found
+
+    def _with_differences(self, resume: Resume) -> Resume:
+        """Say what was not loaded."""
+        if (told := self._restore.describe_differences()) and RankInWorld.current().rank == 0:
+            log.warning("the checkpoint of step %d was loaded in part: %s", resume.step, told)
+        return replace(resume, missing=self._restore.missing, unexpected=self._restore.unexpected)
 
     def _find_checkpoints(self) -> tuple[set[CheckpointId], ImageInventory]:
         """List the checkpoints: rank 0 in storage, every rank in its memory. Ranks that lost contact connect again."""
@@ -177,26 +186,27 @@ class Resumer:
         if self._is_damaged(manifest.id, open_source):
             return None
         (source,) = opened
-        nested = self._nested(source)
-        self._comm.on_every_rank(lambda: ready.append(self._fitting(str(path), source, nested)))
+        nested = self._restore.nested(source)
+        self._comm.on_every_rank(lambda: ready.append(self._restore.fit(str(path), source, nested)))
         (filling,) = ready  # no rank changes anything unless all ranks can
         self._is_half_filled = True
         if self._is_damaged(manifest.id, lambda: source.fill(filling.targets())):
             return None
-        self._comm.on_every_rank(lambda: self._apply(manifest.id, source, filling, nested))
-        self._staging.durable = manifest.id
-        self._staging.remove_stale_images((), self._generation)
-        report_checkpoint(manifest.id.step, str(path))
+        self._comm.on_every_rank(lambda: self._restore.apply(manifest.id, source, filling, nested))
+        if not self._restore.live.is_weights_only:
+            self._staging.durable = manifest.id
+            self._staging.remove_stale_images((), self._generation)
+            report_checkpoint(manifest.id.step, str(path))
         return Resume(manifest.id.step, manifest.id.generation, manifest.world_size, path, manifest.extra)
 
     def _fill_from_images(self, chosen: CheckpointId, images: ImageSource) -> set[ImageInfo]:
         """Return the images that were damaged; then the state is half filled, and must be filled from elsewhere."""
         name = f"the checkpoint of step {chosen.step} in memory"
-        nested = self._nested(images)
+        nested = self._restore.nested(images)
         ready: list[tuple[LoadPlan, ReadPlan]] = []
 
         answers = self._comm.all_reduce(
-            lambda: images.digests(replica_local_keys(self._live.model)),
+            lambda: images.digests(replica_local_keys(self._restore.live)),
             lambda digests: [encode(each) for each in images.disagreeing_images(digests)],
         )
         if disagreeing_images := {decode(ImageInfo, each) for each in answers}:
@@ -209,7 +219,7 @@ class Resumer:
             return disagreeing_images
 
         def fit() -> dict[int, list[Any]]:
-            filling = self._fitting(name, images, nested)
+            filling = self._restore.fit(name, images, nested)
             ready.append((filling, images.plan_reads(filling.targets())))
             return ready[0][1].requested_ranges()
 
@@ -218,43 +228,8 @@ class Resumer:
         self._is_half_filled = True
         bad = images.fill(read_plan, requested, self._comm)
         if not bad:
-            self._comm.on_every_rank(lambda: self._apply(chosen, images, filling, nested))
+            self._comm.on_every_rank(lambda: self._restore.apply(chosen, images, filling, nested))
         return bad
-
-    def _nested(self, source: FileSource | ImageSource) -> dict[str, Any]:
-        """Return the live state to load into, with memory for what was saved. On all ranks: optimizers may run collectives."""
-        model, optimizer = self._live.model, self._live.optimizer
-        nested = nested_state(model, optimizer)
-        return {**nested, OPTIMIZER: state_to_fill(nested[OPTIMIZER], model, optimizer, source.metadata)}
-
-    def _fitting(self, name: str, source: FileSource | ImageSource, nested: dict[str, Any]) -> LoadPlan:
-        try:
-            filling = LoadPlan(nested, source)
-            if problem := describe_other_optimizer(nested[OPTIMIZER], source):
-                raise ValueError(problem)
-        except ValueError as error:
-            raise CheckpointError(f"{name} does not fit this model and optimizer: {error}") from error
-        if self._live.scheduler is not None and not source.has_value(SCHEDULER):
-            raise CheckpointError(
-                f"{name} was saved without a scheduler; resume without one, or from another checkpoint"
-            )
-        return filling
-
-    def _apply(
-        self, of: CheckpointId, source: FileSource | ImageSource, filling: LoadPlan, nested: dict[str, Any]
-    ) -> None:
-        """Load the filled tensors and the plain values into the live objects."""
-        filling.copy_values()
-        saved_schedule = source.value(SCHEDULER) if self._live.scheduler is not None else ""
-        apply_state(nested, self._live.model, self._live.optimizer)
-        if self._live.scheduler is not None:
-            self._live.scheduler.load_state_dict(decode_value(saved_schedule))
-        rank = RankInWorld.current().rank
-        key = f"{RANDOM}.{rank}"
-        if source.has_value(key):
-            restore_random_state(source.value(key))
-        else:
-            seed_new_rank(of.step, rank)
 
     def _verified(self, chosen: CheckpointId) -> Manifest | None:
         """Return the manifest if every file is as it says, else None. The ranks share the check."""

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from elastipod.audit.moments import optimizer_norm
 from elastipod.checkpoint.directory_store import DirectoryStore
-from elastipod.checkpoint.resume import Resume as Resume
+from elastipod.checkpoint.live_objects import LiveObjects
 from elastipod.checkpoint.store import CheckpointStore
 from elastipod.errors import CheckpointError
 
-if TYPE_CHECKING:
-    pass
+
+def check_keep(keep: int, keep_every: int | None) -> None:
+    if keep < 1:
+        raise ValueError(f"keep is {keep}; at least one checkpoint must stay")
+    if keep_every is not None and keep_every < 1:
+        raise ValueError(f"keep_every is {keep_every}; it is a number of steps, at least 1")
 
 
 def open_store(directory: str | os.PathLike[str], options: Mapping[str, Any]) -> CheckpointStore:
@@ -42,3 +48,8 @@ def plain_values(extra: Mapping[str, Any]) -> dict[str, Any]:
             f"extra must hold JSON values only (numbers, texts, lists, dictionaries): {error}"
         ) from error
     return values
+
+
+def norm_of_moments(live: LiveObjects) -> float:
+    """Return the norm of all optimizers' moments, for the sample log. Collective when state is sharded."""
+    return math.hypot(*(optimizer_norm(each) for each in live.optimizers.values()))

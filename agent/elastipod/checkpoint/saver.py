@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,21 @@ class Save:
         """Raise CheckpointError when the process no longer waits for this save."""
         if self.is_abandoned:
             raise CheckpointError("the process exits and does not wait for it")
+
+
+def await_previous(save: Save) -> None:
+    """Wait for a save before the next one. Its storage errors were logged and the next one retries; a fenced run ends here.
+
+    Raises FencedError.
+    """
+    if save.thread.is_alive():
+        began = time.monotonic()
+        save.thread.join()
+        if RankInWorld.current().rank == 0:
+            step, waited = save.staged.id.step, time.monotonic() - began
+            log.info("training waited %.1f s for the checkpoint of step %d; save less often", waited, step)
+    if isinstance(save.error, FencedError):
+        raise save.error
 
 
 class Saver:

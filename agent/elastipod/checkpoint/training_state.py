@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -13,36 +13,35 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
-from elastipod.checkpoint.optimizer_state import OPTIMIZER, apply_optimizer_state, optimizer_state
+from elastipod.checkpoint.live_objects import LiveObjects, prefix_of
+from elastipod.checkpoint.live_objects import Scheduler as Scheduler
+from elastipod.checkpoint.optimizer_state import OPTIMIZER, optimizer_state
 from elastipod.checkpoint.rng import random_state
 from elastipod.checkpoint.save_plan import Chunk, LocalState, num_bytes
+from elastipod.checkpoint.stateful_members import STATEFUL, TENSORS, stateful_state
 from elastipod.checkpoint.value_codec import encode_value
 from elastipod.errors import CheckpointError
 from elastipod.rank_in_world import RankInWorld
 from elastipod.torch_compat import DTensor, names_ignored_by_ddp, qualified_names
 
-SCHEDULER = "scheduler"
+MODEL, SCHEDULER = "model", "scheduler"
 RANDOM = "random"  # one per rank, under "random.<rank>"
-
-
-class Scheduler(Protocol):
-    """Anything that returns and loads its state as a dictionary of plain values, as torch's LR schedulers do."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 class TrainingState:
     """A snapshot of references to the live state; tensors are not copied."""
 
-    def __init__(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: Scheduler | None, rank: int
-    ) -> None:
+    def __init__(self, live: LiveObjects, rank: int) -> None:
         """Collective as far as torch's get_model_state_dict is. Raises CheckpointError for a value that cannot be saved."""
-        self.nested = nested_state(model, optimizer)
-        if scheduler is not None:
-            self.nested[SCHEDULER] = _encode_value(scheduler.state_dict(), "the scheduler's state")
+        self.nested = nested_state(live)
+        if live.schedulers:
+            texts = {
+                name: _encode_value(each.state_dict(), f"the state of the scheduler {name}".rstrip())
+                for name, each in live.schedulers.items()
+            }
+            self.nested[SCHEDULER] = texts.get("", texts)
+        if live.stateful:
+            self.nested[STATEFUL] = stateful_state(live.stateful)
         self.nested[RANDOM] = {str(rank): random_state()}
         self._planner = DefaultSavePlanner()
         self._planner.set_up_planner(self.nested, is_coordinator=True)
@@ -87,36 +86,48 @@ class TrainingState:
         }
 
 
-def nested_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return model and optimizer as nested dictionaries of live tensors, by names that do not depend on DDP or sharding.
+def nested_state(live: LiveObjects) -> dict[str, Any]:
+    """Return models and optimizers as nested dictionaries of live tensors, by names that do not depend on DDP or sharding.
 
-    Neither is changed. Raises CheckpointError for an optimizer of another model.
+    Neither is changed. Raises CheckpointError for an optimizer of other models.
     """
     with _no_process_group_needed():
-        return {"model": get_model_state_dict(model), OPTIMIZER: optimizer_state(model, optimizer)}
+        weights = {
+            f"{prefix_of(name)}{key}": value
+            for name, model in live.models.items()
+            for key, value in get_model_state_dict(model).items()
+        }
+    return {MODEL: weights} if live.is_weights_only else {MODEL: weights, OPTIMIZER: optimizer_state(live)}
 
 
-def replica_local_keys(model: torch.nn.Module) -> set[str]:
-    """Return the keys of tensors that may differ between replicas: buffers, and what DDP was told to ignore."""
-    wrapped = (model, getattr(model, "module", model))  # before and after wrapping in DDP
-    ignored: set[str] = set().union(*map(names_ignored_by_ddp, wrapped))
-    names = [name for name, _ in model.named_buffers()]
-    return {f"model.{fqn}" for name in names for fqn in qualified_names(model, name)} | {
-        f"model.{name}" for name in ignored
-    }
+def replica_local_keys(live: LiveObjects) -> set[str]:
+    """Return the keys of tensors that may differ between replicas: buffers, what DDP was told to ignore, and those of loaders."""
+    found: set[str] = set()
+    for name, model in live.models.items():
+        wrapped = (model, getattr(model, "module", model))  # before and after wrapping in DDP
+        ignored: set[str] = set().union(*map(names_ignored_by_ddp, wrapped))
+        buffers = {fqn for buffer, _ in model.named_buffers() for fqn in qualified_names(model, buffer)}
+        found |= {f"{MODEL}.{prefix_of(name)}{fqn}" for fqn in buffers | ignored}
+    for name, state in stateful_state(live.stateful).items():
+        found |= {f"{STATEFUL}.{name}.{TENSORS}.{key}" for key in state.get(TENSORS, ())}
+    return found
 
 
-def apply_state(nested: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load the state into model and optimizer."""
-    live = {_memory_of(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    # Pass the parameters themselves if their memory was filled: torch would copy it onto itself otherwise.
-    weights = {
-        key: live.get(_memory_of(value), value) if isinstance(value, torch.Tensor) else value
-        for key, value in nested["model"].items()
-    }
-    with _no_process_group_needed():
-        set_model_state_dict(model, weights)
-    apply_optimizer_state(nested[OPTIMIZER], model, optimizer)
+def load_models(weights: dict[str, Any], live: LiveObjects) -> None:
+    """Load the weights of `nested_state` into the models."""
+    for name, model in live.models.items():
+        tensors = {_memory_of(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+        prefix = prefix_of(name)
+        # Pass the parameters themselves if their memory was filled: torch would copy it onto itself otherwise.
+        own = {
+            key.removeprefix(prefix): tensors.get(_memory_of(value), value)
+            if isinstance(value, torch.Tensor)
+            else value
+            for key, value in weights.items()
+            if key.startswith(prefix)
+        }
+        with _no_process_group_needed():
+            set_model_state_dict(model, own)
 
 
 def _memory_of(tensor: torch.Tensor) -> tuple[object, ...]:

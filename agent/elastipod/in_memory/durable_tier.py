@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from elastipod.audit.moments import optimizer_norm
 from elastipod.audit.sample_log import SampleLog
 from elastipod.checkpoint import CheckpointManager
+from elastipod.checkpoint.live_objects import LiveObjects
 from elastipod.checkpoint.resume import Resume
+from elastipod.checkpoint.save_arguments import norm_of_moments
 from elastipod.in_memory.members import MODEL, Members
 
 
@@ -33,18 +34,17 @@ class DurableTier:
     """Saves and loads all members in one directory. Its methods are collective, in one generation at a time."""
 
     def __init__(self, directory: str | os.PathLike[str], members: Members, keep: int) -> None:
-        """Raises TypeError for members that a checkpoint cannot hold; for members that are built later, when they are."""
+        """Raises CheckpointError for a parameter that two optimizers train, ValueError for a name that a checkpoint cannot hold.
+
+        Members that are built later are refused when they are.
+        """
         self._directory, self._keep = directory, keep
         self._manager: CheckpointManager | None = None
         self._live: dict[str, Any] = {}
         members.when_built(lambda: self._take(members))
 
     def _take(self, members: Members) -> None:
-        optimizers = members.of_type(torch.optim.Optimizer)
-        if len(optimizers) != 1:
-            raise TypeError(
-                f"checkpoints hold one optimizer, and build() gives {len(optimizers)}; leave checkpoints out, or save them yourself"
-            )
+        optimizers = {name: member for name, member in members.items() if isinstance(member, torch.optim.Optimizer)}
         modules = {name: member for name, member in members.items() if isinstance(member, nn.Module)}
         others = {
             name: member
@@ -53,10 +53,11 @@ class DurableTier:
         }
         # One model and one schedule keep the names that a plain script's checkpoint has, so that either can read the other's.
         self._live = {
-            "model": modules[MODEL] if len(modules) == 1 else nn.ModuleDict(modules),
-            "optimizer": optimizers[0],
+            "model": modules[MODEL] if len(modules) == 1 else modules,
+            "optimizer": optimizers,
             "scheduler": next(iter(others.values()), None) if len(others) <= 1 else _OtherMembers(others),
         }
+        LiveObjects.of(**self._live)  # refuses now what could not be saved later
 
     def let_go(self) -> None:
         """Hold no members any more, until others are built."""
@@ -73,8 +74,8 @@ class DurableTier:
         save(step, **self._live, extra=extra, sample_log=log)
 
     def optimizer_norm(self) -> float:
-        """Give one number of the optimizer's state, as the sample log has it of every checkpoint."""
-        return optimizer_norm(self._live["optimizer"])
+        """Give one number of the optimizers' state, as the sample log has it of every checkpoint."""
+        return norm_of_moments(LiveObjects.of(**self._live))
 
     def close(self, error: BaseException | None) -> None:
         """End a generation. error: what ended it; then no save in progress is awaited."""

@@ -6,27 +6,19 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import nn
 
 from elastipod.checkpoint.image import checksum
+from elastipod.checkpoint.live_objects import Stateful
 from elastipod.checkpoint.value_codec import decode_value, encode_value
+from elastipod.checkpoint.value_tree import join_tensors, split_tensors
 from elastipod.torch_compat import DTensor
 
 MODEL = "model"
-_SLOT = "__tensor_of_state__"
 _LATER = object()
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """Anything whose state can be taken and put back: modules, optimizers, schedules, scalers, loaders."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +112,7 @@ class Members:
     def content(self) -> Content:
         """Give the present state. Raises ValueError for a value that cannot be sent to another rank."""
         tensors: dict[str, torch.Tensor] = {}
-        values = {name: _split(member.state_dict(), name, tensors) for name, member in self._by_name.items()}
+        values = {name: split_tensors(member.state_dict(), name, tensors) for name, member in self._by_name.items()}
         return Content(tensors, encode_value(values, "the state"))
 
     def load(self, content: Content) -> None:
@@ -130,7 +122,7 @@ class Members:
             raise ValueError(f"the state has members {sorted(values)}, and this script builds {sorted(self._by_name)}")
         with torch.no_grad():
             for name, member in self._by_name.items():
-                member.load_state_dict(_joined(values[name], content.tensors))
+                member.load_state_dict(join_tensors(values[name], content.tensors))
 
     def zero_grad(self) -> None:
         """Drop all gradients: those of a step that was interrupted must not be added to those of the next."""
@@ -150,7 +142,7 @@ class Members:
         shared: dict[str, Stateful] = {name: member for name, member in self._by_name.items() if _is_replicated(member)}
         tensors: dict[str, torch.Tensor] = {}
         found = {
-            name: _digest_of_values(encode_value(_split(member.state_dict(), name, tensors), name))
+            name: _digest_of_values(encode_value(split_tensors(member.state_dict(), name, tensors), name))
             for name, member in shared.items()
             if not isinstance(member, nn.Module)
         }
@@ -209,32 +201,6 @@ def _by_name(built: object) -> dict[str, Any]:
 def _is_replicated(member: Stateful) -> bool:
     torch_kinds = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
     return isinstance(member, torch_kinds)
-
-
-def _split(value: object, key: str, tensors: dict[str, torch.Tensor]) -> object:
-    """Give the value with a slot in place of each tensor, which goes into ``tensors``."""
-    if isinstance(value, torch.Tensor):
-        tensors[key] = value.detach()
-        return {_SLOT: key}
-    if isinstance(value, Mapping):
-        return {name: _split(each, f"{key}.{name}", tensors) for name, each in value.items()}
-    if type(value) is list:
-        return [_split(each, f"{key}.{number}", tensors) for number, each in enumerate(value)]
-    if type(value) is tuple:
-        return tuple(_split(each, f"{key}.{number}", tensors) for number, each in enumerate(value))
-    return value
-
-
-def _joined(value: object, tensors: Mapping[str, torch.Tensor]) -> Any:
-    if isinstance(value, dict):
-        if value.keys() == {_SLOT}:
-            return tensors[value[_SLOT]]
-        return {name: _joined(each, tensors) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_joined(each, tensors) for each in value]
-    if isinstance(value, tuple):
-        return tuple(_joined(each, tensors) for each in value)
-    return value
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.guide import ACCUMULATE, LOADER, LOG, LOOP, RATE, SAVES, function_of, stateful_script
+from tests.guide import ACCUMULATE, LOADER, LOG, LOOP, OBJECTS, RATE, SAVES, function_of, stateful_script
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel
 
 import elastipod
 from elastipod import CheckpointManager, ElasticBatches
@@ -34,14 +35,14 @@ class Job:
     """Runs scripts of the guide, each with the objects of a new process."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self.samples: list[int] = []  # that went into a loss
 
     def run(self, script: str, **more: Any) -> dict[str, Any]:
         """Run a script as the body of a function, for its ``return``; gives the names it could use."""
         model = nn.Linear(1, 1)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-        checkpoints = CheckpointManager(self._folder / "checkpoints")
+        checkpoints = CheckpointManager(self.folder / "checkpoints")
         names: dict[str, Any] = {name: getattr(elastipod, name) for name in elastipod.__all__}
         names |= {"model": model, "optimizer": optimizer, "loss_of": self.loss_of}
         names |= {"LambdaLR": LambdaLR, "schedule": LambdaLR(optimizer, lambda step: 1.0)}
@@ -51,7 +52,7 @@ class Job:
             "resume": checkpoints.load_latest(model=model, optimizer=optimizer),
             **more,
         }
-        exec(function_of(script, self._folder) + "script()", names)
+        exec(function_of(script, self.folder) + "script()", names)
         return names
 
     def loss_of(self, model: nn.Module, data: Any) -> torch.Tensor:
@@ -66,6 +67,20 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     calls = count(1)
     monkeypatch.setattr(elastipod, "elastic_event_detected", lambda: next(calls) == LEFT_AFTER)
     return Job(tmp_path)
+
+
+def test_several_objects_are_saved_and_loaded(job: Job) -> None:
+    for step in (1, 2):
+        model = nn.Linear(2, 1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0 * step)
+        more = {"checkpoints": CheckpointManager(job.folder / "objects"), "torch": torch}
+        names = job.run(OBJECTS, model=model, average=AveragedModel(model), scaler=scaler, **more)
+        names["checkpoints"].close()
+        assert scaler.get_scale() == 4.0, "of the first run"
+    assert sorted(path.name[:15] for path in (job.folder / "objects").glob("step-*")) == [
+        "step-0000000001",
+        "step-0000000002",
+    ]
 
 
 @pytest.mark.parametrize("script", [LOOP, LOADER], ids=["loop", "loader"])

@@ -1,0 +1,54 @@
+"""Leaving in a drain: whether the ranks exit with the newest step in memory, without waiting for durable storage. Collective."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from elastipod.checkpoint import drain
+from elastipod.checkpoint.communicator import Communicator
+from elastipod.checkpoint.saver import Save
+from elastipod.checkpoint.staging import Staging
+from elastipod.json_records import decode, encode
+from elastipod.rank_in_world import RankInWorld
+
+log = logging.getLogger(__name__)
+
+
+def drain_notices(comm: Communicator) -> list[drain.DrainNotice | None]:
+    """Return the drain as each rank knows it, by rank."""
+
+    def known() -> Any:
+        found = drain.current_drain()
+        return encode(found) if found else None
+
+    answers = comm.training_all_reduce(known, lambda of_ranks: of_ranks)
+    return [decode(drain.DrainNotice, each) if each else None for each in answers]
+
+
+def is_short_drain(comm: Communicator) -> bool:
+    """Return whether any rank knows of a drain with too little time to wait for storage."""
+    return any(each.left_s < drain.SHORT_DRAIN_S for each in drain_notices(comm) if each)
+
+
+def exits_with_memory(comm: Communicator, staging: Staging, save: Save) -> bool:
+    """In a drain, return whether to exit without waiting for durable storage any longer; the same on every rank."""
+    notices = drain_notices(comm)
+    if not any(notices):
+        return False
+    save.memory_settled.wait()
+    leaves = [each.leaves if each else None for each in notices]
+    survives_drain = save.is_kept_in_memory and staging.survives_drain(save.staged.plan, leaves)
+    save.thread.join(drain.storage_wait_s([each.left_s for each in notices if each], survives_drain=survives_drain))
+    is_written, is_kept = comm.training_all_reduce(
+        lambda: [not save.thread.is_alive(), save.is_kept_in_memory],
+        lambda answers: [*map(all, zip(*answers, strict=True))],
+    )
+    if is_written or not is_kept:
+        return False
+    if RankInWorld.current().rank == 0:
+        log.info(
+            "exiting with step %d in memory: there is no time to wait for durable storage; the next generation writes it",
+            save.staged.id.step,
+        )
+    return True
