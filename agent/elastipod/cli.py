@@ -29,6 +29,11 @@ COMMANDS = {
     "audit": Command(
         "elastipod.audit.command", "check from the sample logs of a job that every sample was trained exactly once"
     ),
+    "checkpoint": Command(
+        "elastipod.checkpoint.export_command",
+        "write the weights of a checkpoint to a safetensors file (checkpoint export)",
+        "export",
+    ),
     "doctor": Command(
         "elastipod_client.doctor", "check the cluster, the operator and its rights, Kueue and quotas", python=(3, 11)
     ),

@@ -10,10 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from elastipod.checkpoint.export import export_weights as export_weights
     from elastipod.checkpoint.manager import CheckpointManager as CheckpointManager
     from elastipod.checkpoint.resume import Resume as Resume
 
-_HOME = {"CheckpointManager": "manager", "Resume": "resume"}
+_HOME = {"CheckpointManager": "manager", "Resume": "resume", "export_weights": "export"}
 
 __all__ = sorted(_HOME)
 
