@@ -55,6 +55,9 @@ COMMANDS = {
     "resume": Command("elastipod_client.resume", "let a suspended job train again", python=(3, 11)),
     "scale": Command("elastipod_client.scale", "set the largest size of a job", python=(3, 11)),
     "suspend": Command("elastipod_client.suspend", "stop the workers of a job after a checkpoint", python=(3, 11)),
+    "timeline": Command(
+        "elastipod_client.timeline", "show when and why a job changed its size, and where its time went", python=(3, 11)
+    ),
     "tokens": Command(
         "elastipod.data.tokens_command", "build token files from text for training, and show what they contain"
     ),

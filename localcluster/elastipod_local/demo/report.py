@@ -13,6 +13,8 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Any
 
+from elastipod_client.picture import JobPhase as JobPhase
+from elastipod_client.picture import Span as Span
 from elastipod_local.demo.run_log import Generation
 
 Json = dict[str, Any]
@@ -24,17 +26,6 @@ class Kind(StrEnum):
     START = "start"
     RESIZE = "resize"
     RECOVERY = "recovery"
-
-
-class JobPhase(StrEnum):
-    """What the job does at a moment."""
-
-    STARTING = "starting"
-    TRAINING = "training"
-    DRAINING = "draining"
-    RESTARTING = "restarting"
-    RECOVERING = "recovering"
-    IN_MEMORY = "changing in memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +56,6 @@ class Mark:
 
     name: str
     at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One phase of the job, seconds since its creation; size: replicas that train (or are about to)."""
-
-    phase: JobPhase
-    start_s: float
-    end_s: float
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +230,7 @@ def build_report(run: Run, audit: Mapping[str, Any]) -> Json:
         "phase_seconds": {
             phase: round(sum(span.end_s - span.start_s for span in phases if span.phase is phase), 3)
             for phase in JobPhase
+            if phase is not JobPhase.UNKNOWN
         },
         "marks": [{"name": mark.name, "t_s": run.since_creation(mark.at)} for mark in run.marks],
         "audit": dict(audit),

@@ -13,8 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from elastipod_client.picture import draw
 from elastipod_local.demo.report import FORCED_CAUSE, Json, Run, build_report, shortcomings
-from elastipod_local.demo.timeline import draw, timeline_of
+from elastipod_local.demo.timeline import timeline_of
 from elastipod_local.demo.urgent_job import UrgentRun, queue_report, queue_shortcomings
 from elastipod_local.errors import LocalClusterError
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from tests.unit.demo.runs import CREATED_AT, GROW_SHRINK_CRASH, GROW_SHRINK_CRASH_LOGS, elastic_run, urgent_run
 
+from elastipod_client.picture import COLOURS, Note, Timeline, draw, note_places
 from elastipod_local.demo.report import JobPhase, Run, Span, parse_history, spans
 from elastipod_local.demo.run_log import generations
-from elastipod_local.demo.timeline import COLOURS, Note, Timeline, draw, note_places, timeline_of
+from elastipod_local.demo.timeline import timeline_of
 
 
 @pytest.fixture
