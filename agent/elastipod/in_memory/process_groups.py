@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from elastipod.errors import ElastipodError
 from elastipod.in_memory.agent_link import WorldPlace
+from elastipod.in_memory.peer_connections import PeerConnections, open_sockets
 from elastipod.in_memory.phases import LIMITS, Phase
 from elastipod.torch_compat import abort_groups, number_groups_anew, set_group_timeout
 
@@ -39,6 +40,7 @@ class ProcessGroups:
         self._timeout = timeout or dist.distributed_c10d.default_pg_timeout
         self._store: Any = None
         self._former_store: Any = None
+        self._connections: PeerConnections | None = None
 
     def connect(self, place: WorldPlace, is_over: Callable[[], bool]) -> None:
         """Build the default process group of a generation. Raises WorldNotBuilt, also as soon as the generation is over.
@@ -53,6 +55,8 @@ class ProcessGroups:
             self._store = self._open_store(place, wait)
             for number in range(MAX_TRIES):
                 if self._try(dist.PrefixStore(f"try/{number}", self._store), place, wait):  # type: ignore[attr-defined]
+                    if is_over():
+                        self.abort()  # the call for it may have come before there was anything to abort
                     self._former_store = None  # every rank that read it is here
                     return
                 if wait.is_at_end:
@@ -74,16 +78,23 @@ class ProcessGroups:
     def abort(self) -> None:
         """Free a rank of this process that waits in a collective for a peer that is gone; from any thread.
 
-        With gloo this does nothing: its collectives fail by themselves when a peer's connection closes, and an abort does not
-        free those that do not.
+        An abort of torch does not free those of gloo, which fail when a connection closes; so they are shut down. Those of
+        further groups, as of a device mesh, are not among them.
         """
+        connections, self._connections = self._connections, None
+        if connections is not None:
+            connections.shut_down()
+        self._abort_backend()
+
+    def _abort_backend(self) -> None:
         if dist.is_initialized() and dist.get_backend() != "gloo":
             abort_groups()
 
     def leave(self) -> None:
         """Take all groups down. Peers that are still inside a collective with this rank see it fail."""
+        self._connections = None  # a peer may still be reading what this rank has sent last
         if dist.is_initialized():
-            self.abort()
+            self._abort_backend()
             with suppress(RuntimeError):  # the group is broken already and is no longer used
                 dist.destroy_process_group()
         # The server of a store that this process hosts stays until the next world is built: others may be reading it.
@@ -111,6 +122,7 @@ class ProcessGroups:
             store.set("all-arrived", "1")
         wait.for_key(store, "all-arrived")
         number_groups_anew()
+        sockets = open_sockets()
         try:
             dist.init_process_group(
                 self._backend,
@@ -126,6 +138,7 @@ class ProcessGroups:
         if own:
             store.compare_set("verdict", "", own)
         if _verdict(store, wait) == _OK:
+            self._connections = PeerConnections(sockets, place.port)
             return True
         with suppress(RuntimeError):  # half a group
             if dist.is_initialized():

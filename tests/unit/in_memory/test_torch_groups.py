@@ -3,16 +3,62 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
+import threading
 import weakref
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
+from tests.agent_client import free_port
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from elastipod.in_memory.agent_link import WorldPlace
+from elastipod.in_memory.collective_failure import is_collective_failure
+from elastipod.in_memory.process_groups import ProcessGroups
 from elastipod.torch_compat import detach_reducer
+
+PEER_THAT_HANGS = """
+import os, signal, sys
+from datetime import timedelta
+from elastipod.in_memory.agent_link import WorldPlace
+from elastipod.in_memory.process_groups import ProcessGroups
+print("imported", flush=True)
+ProcessGroups("gloo", timedelta(seconds=90)).connect(WorldPlace(1, 1, 2, "127.0.0.1", int(sys.argv[1])), lambda: False)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.fixture
+def hanging_peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Give the port of a world of two, of which rank 1 hangs as soon as it is connected."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    port = free_port()
+    command = [sys.executable, "-c", PEER_THAT_HANGS, str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as peer:
+        assert peer.stdout is not None
+        assert peer.stdout.readline() == "imported\n"
+        yield port
+        peer.kill()
+    assert not dist.is_initialized()
+
+
+def test_a_rank_that_waits_for_a_peer_that_hangs_is_freed_by_an_abort(hanging_peer: int) -> None:
+    """As after the loss of a node's power or network: no connection closes. A kill of the peer would free it; nobody kills it here."""
+    groups = ProcessGroups("gloo", timedelta(seconds=90))
+    groups.connect(WorldPlace(1, 0, 2, "127.0.0.1", hanging_peer), lambda: False)
+    groups.begin_training()
+    abort = threading.Timer(0.5, groups.abort)
+    abort.start()
+    with pytest.raises(RuntimeError, match="Connection closed") as raised:
+        dist.all_reduce(torch.ones(3))
+    abort.join()
+    assert is_collective_failure(raised.value, lambda _: False)
+    groups.leave()
 
 
 @pytest.fixture
