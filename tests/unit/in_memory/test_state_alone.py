@@ -1,0 +1,220 @@
+"""`State` in one process without a launcher: its steps, its checkpoints, its random numbers, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.agent_client import free_port
+from tests.unit.in_memory.forked_ranks import run_ranks
+from tests.unit.in_memory.models import build
+from tests.unit.library.sample_logs import PLAN
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from elastipod import ElasticBatches, State
+from elastipod.audit.log_reader import read_logs
+from elastipod.audit.report import audit
+from elastipod.checkpoint.rng import rank_seed
+from elastipod.errors import StateDiffersError
+from elastipod.gradients import announce_reduced_gradients
+
+DATA = torch.randn(50, 3, generator=torch.Generator().manual_seed(1))
+
+
+def loss_of(model: nn.Module, indices: Iterable[int]) -> torch.Tensor:
+    loss: torch.Tensor = model(DATA[list(indices)]).square().mean()
+    return loss
+
+
+def train(state: State, *, until: int = 0, plan: ElasticBatches = PLAN) -> list[int]:
+    """Train a plan to its end, or until the script breaks at a step; give the steps."""
+    done = []
+    for step in state.steps(plan):
+        with step as batch:
+            if batch.step == until:
+                raise ZeroDivisionError
+            loss = loss_of(state.model, batch.indices)
+            loss.backward()  # type: ignore[no-untyped-call]
+            step.loss = loss.item()
+        done.append(batch.step)
+    return done
+
+
+def trained_alone(steps: int = PLAN.total_steps) -> dict[str, str]:
+    """Train as a script without this library would; give the digests of its state."""
+    return trained_members(steps)._members.digests()
+
+
+def trained_members(steps: int, seed: int = 0) -> State:
+    state = State(partial(build, seed))
+    for number in range(1, steps + 1):
+        state.optimizer.zero_grad()
+        loss_of(state._members.model, PLAN.batch(number, 0, 1).indices).backward()  # type: ignore[no-untyped-call]
+        for call in (state.optimizer.step, state.scheduler.step):
+            call()
+        state.ema.update_parameters(state._members.model)
+    return state
+
+
+def test_a_single_process_trains_every_step_as_a_plain_loop_does() -> None:
+    state = State(build)
+    assert (state.rank, state.world_size, state.generation, state.completed) == (0, 1, 1, 0)
+    assert train(state) == list(range(1, PLAN.total_steps + 1))
+    assert state.completed == PLAN.total_steps
+    assert state._members.digests() == trained_alone()
+
+
+def test_members_are_attributes() -> None:
+    state = State(build)
+    assert isinstance(state.optimizer, torch.optim.AdamW)
+    assert state.model is state._members.model
+    with pytest.raises(AttributeError, match="no member 'sampler'"):
+        _ = state.sampler
+
+
+def test_what_a_script_raises_in_a_step_leaves_the_loop_and_nothing_of_the_step_is_applied() -> None:
+    state = State(build)
+    with pytest.raises(ZeroDivisionError):
+        train(state, until=3)
+    assert state.completed == 2
+    assert state._members.digests() == trained_alone(2)
+
+
+def test_a_job_that_broke_goes_on_from_its_checkpoint_and_trains_every_sample_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a launcher that starts a single rank in each generation has it."""
+    port = free_port()
+
+    def state(generation: int) -> State:
+        place = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port + generation}
+        for name, value in {**place, "ELASTIPOD_GENERATION": generation}.items():
+            monkeypatch.setenv(name, str(value))
+        return State(
+            partial(build, generation),
+            checkpoints=tmp_path / "checkpoints",
+            checkpoint_every=2,
+            sample_log=tmp_path / "samples",
+            wrap=lambda model: DistributedDataParallel(model),
+        )
+
+    def body(rank: int) -> Any:
+        broken = state(1)
+        with pytest.raises(ZeroDivisionError):
+            train(broken, until=6)
+        resumed = state(2)
+        done = train(resumed)
+        again = state(3)
+        assert train(again) == [], "the last step is a checkpoint too"
+        assert again.completed == PLAN.total_steps
+        assert resumed.model is resumed._members.model, "no wrapper is left"
+        return [done, resumed.generation, [each.tolist() for each in resumed.model.parameters()]]
+
+    ((done, generation, weights),) = run_ranks(1, body)
+    assert done in [list(range(first, PLAN.total_steps + 1)) for first in (3, 5)], (
+        "the save of step 4 may have been cut off"
+    )
+    assert generation == 2
+    for (name, expected), own in zip(
+        trained_members(PLAN.total_steps, 1).model.named_parameters(), weights, strict=True
+    ):
+        if (
+            name != "0.bias"
+        ):  # before a BatchNorm its gradients are rounding errors, and those are another process's own
+            assert torch.allclose(torch.tensor(own), expected, atol=1e-4), name
+    report = audit(read_logs(tmp_path / "samples"))
+    assert report.exact
+
+
+def test_only_as_many_checkpoints_are_kept_as_wanted(tmp_path: Path) -> None:
+    train(State(build, checkpoints=tmp_path / "c", checkpoint_every=3, keep=1))
+    kept = sorted(path.name for path in (tmp_path / "c").glob("step-*"))
+    assert [int(name.split("-")[1]) for name in kept] == [PLAN.total_steps]
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_random_numbers_follow_from_seed_step_and_rank(seed: int) -> None:
+    state, drawn = State(build, seed=seed), []
+    for step in state.steps(PLAN):
+        with step as batch:
+            drawn.append(float(torch.rand(())))
+            loss_of(state.model, batch.indices).backward()  # type: ignore[no-untyped-call]
+    expected = [
+        float(torch.rand((), generator=torch.Generator().manual_seed(rank_seed(number + (seed << 40), 0))))
+        for number in range(1, PLAN.total_steps + 1)
+    ]
+    assert drawn == expected
+
+
+def test_a_script_may_apply_by_itself_and_nothing_is_applied_twice() -> None:
+    state = State(build)
+    for step in state.steps(PLAN):
+        with step as batch:
+            loss_of(state.model, batch.indices).backward()  # type: ignore[no-untyped-call]
+            state.optimizer.step()
+            state.scheduler.step()
+            state.ema.update_parameters(state._members.model)
+    assert state._members.digests() == trained_alone()
+
+
+def test_the_apply_of_a_script_is_called_once_a_step_with_its_gradients() -> None:
+    seen: list[tuple[int, bool]] = []
+
+    def apply(state: State) -> None:
+        seen.append((state.completed, all(each.grad is not None for each in state._members.model.parameters())))
+
+    train(State(build, apply=apply))
+    assert seen == [(number, True) for number in range(PLAN.total_steps)]
+
+
+def test_gradients_from_before_a_step_are_not_added_to_its_own() -> None:
+    state = State(build)
+    for step in state.steps(PLAN):
+        loss_of(state.model, [0, 1]).backward()  # type: ignore[no-untyped-call]
+        with step as batch:
+            loss_of(state.model, batch.indices).backward()  # type: ignore[no-untyped-call]
+    parameters = [key for key in trained_alone() if key.startswith("model.")]
+    found, expected = state._members.digests(), trained_alone()
+    assert [found[key] for key in parameters] == [expected[key] for key in parameters]
+
+
+def wrong_first_step(state: State) -> None:
+    for step in state.steps(PLAN):
+        with step as batch:
+            loss_of(state.model, batch.indices).backward()  # type: ignore[no-untyped-call]
+            announce_reduced_gradients(3.0)
+
+
+def test_a_wrong_first_step_does_not_count_and_leaves_a_checkpoint_of_the_step_before(tmp_path: Path) -> None:
+    places: dict[str, Any] = {"checkpoints": tmp_path, "checkpoint_every": 1}
+    with pytest.raises(ZeroDivisionError):
+        train(State(build, **places), until=5)
+    state = State(build, **places)
+    with pytest.raises(
+        StateDiffersError, match=r"step \d, the first of generation 1, does not count: the reduced grad"
+    ):
+        wrong_first_step(state)
+    assert state.completed > 0
+    assert state._members.digests() == trained_alone(state.completed)
+    assert train(State(build, **places))[0] == state.completed + 1
+
+
+def test_the_check_of_the_first_step_can_be_left_out_and_is_of_the_first_alone() -> None:
+    wrong_first_step(State(build, checks_changes=False))
+    state = State(build)
+    for step in state.steps(PLAN):
+        with step as batch:
+            loss_of(state.model, batch.indices).backward()  # type: ignore[no-untyped-call]
+            announce_reduced_gradients(1.0 if batch.step == 1 else 3.0)
+    assert state.completed == PLAN.total_steps
+
+
+def test_a_loop_without_its_block_is_told_so() -> None:
+    with pytest.raises(TypeError, match="must be one block: `with step as batch:`"):
+        for _ in State(build).steps(PLAN):
+            pass
