@@ -17,10 +17,11 @@ import torch.distributed as dist
 from tests.patience import PATIENCE_S
 
 
-def run_ranks(number: int, body: Callable[[int], Any]) -> list[Any]:
+def run_ranks(number: int, body: Callable[[int], Any], once_forked: Callable[[], object] = lambda: None) -> list[Any]:
     """Run ``body`` with each rank in a process of its own; give what they returned, by rank, as it comes out of JSON.
 
-    Fails with the tracebacks of the ranks that raised.
+    once_forked: starts threads that the ranks need, which must not run while this process is forked. Fails with the tracebacks of
+    the ranks that raised.
     """
     pipes, children = [], []
     for rank in range(number):
@@ -31,6 +32,7 @@ def run_ranks(number: int, body: Callable[[int], Any]) -> list[Any]:
         os.close(writing)
         pipes.append(reading)
         children.append(pid)
+    once_forked()
     try:
         texts = [_read(reading) for reading in pipes]
     finally:

@@ -16,7 +16,7 @@ def build(seed: int = 0) -> dict[str, Any]:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=50)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=1000)
     return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "ema": AveragedModel(model)}
 
 
