@@ -70,6 +70,13 @@ def _generation(status: Json, details: Json) -> str:
     return ", ".join(parts)
 
 
+_PREPARATION = {
+    "begun": "being prepared for the next generation",
+    "ready": "prepared for the next generation",
+    "failed": "could not be prepared for the next generation (see the log)",
+}
+
+
 def _workers(status: Json, details: Json) -> str:
     parts = []
     if details.get("nproc"):
@@ -82,6 +89,9 @@ def _workers(status: Json, details: Json) -> str:
         if details.get(f"{kind}_starts")
     ]
     parts += starts
+    preparation = _PREPARATION.get(str(status.get("preparation")))
+    if preparation:
+        parts.append(preparation)
     if not details.get("is_warm", True):
         parts.append("warm starts are off")
     return ", ".join(parts) or "unknown"

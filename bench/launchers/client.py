@@ -38,6 +38,15 @@ class Client:
         }
         self._call("POST", "/start", body | self._fence(generation), CALL_TIMEOUT_S)
 
+    def prepare(self, generation: int, nnodes: int, within_s: float) -> None:
+        """POST /prepare, and wait until the workers are at the barrier. Raises OSError and Failed."""
+        self._call("POST", "/prepare", {"nnodes": nnodes, "generation": generation}, CALL_TIMEOUT_S)
+        deadline = time.monotonic() + within_s
+        while (seen := self.status())["preparation"] != "ready":
+            if time.monotonic() >= deadline or seen["preparation"] == "failed":
+                raise Failed(f"agent on port {self.port} has no prepared workers: {seen['preparation']}")
+            time.sleep(POLL_S)
+
     def stop(self, generation: int, graceful_s: int | None, restart_mode: str = "") -> None:
         """POST /stop: a drain of so many seconds, or at once with None. Raises OSError and Failed."""
         how: dict[str, Any] = (

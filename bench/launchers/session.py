@@ -138,6 +138,7 @@ class Session:
             self._add("node loss back", steplog.first_step_everywhere(self.job.new_world(3, since)) - since)
 
     def _planned(self, operator: SmallOperator, name: str, agents: list[Client]) -> None:
+        operator.prepare(agents)
         old = self.job.world
         since = operator.resize(agents)
         self._add_gap(name, old, self.job.new_world(len(agents), since))

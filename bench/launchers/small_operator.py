@@ -54,6 +54,12 @@ class SmallOperator:
         )
         return at
 
+    def prepare(self, members: Sequence[Client]) -> None:
+        """Before a planned change that keeps workers: have the newcomers start theirs while the others train."""
+        if self._restart_mode:
+            newcomers = [agent for agent in members if agent not in self.members]
+            self._all(newcomers, lambda _, agent: agent.prepare(self.generation, len(self.members), READY_WITHIN_S))
+
     def resize(self, members: Sequence[Client]) -> float:
         """A planned change: drain all, wait until they are READY, start the new members."""
         self._stop(self.members, DRAIN_S)

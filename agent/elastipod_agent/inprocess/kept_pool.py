@@ -12,6 +12,7 @@ from elastipod_agent.core.requests import StartRequest
 from elastipod_agent.inprocess.worker_pool import WorkerPool
 from elastipod_agent.ipc.run_coordinator import RunCoordinator
 from elastipod_agent.runtime import AgentRuntime
+from elastipod_agent.workers.failure import describe_error
 from elastipod_agent.workers.group import WorkerGroup
 from elastipod_agent.workers.output_tap import OutputTap
 
@@ -75,7 +76,12 @@ class KeptPool:
         assert self._pool is None
         self._num_prepared += 1
         directory = self._runtime.root / f"prepared-{self._num_prepared}"
-        pool = WorkerPool.prepared(self._runtime, self._coordinator, directory, start, self._return_limit_s)
+        try:
+            pool = WorkerPool.prepared(self._runtime, self._coordinator, directory, start, self._return_limit_s)
+        except OSError as error:
+            self._runtime.log.warning("workers cannot be prepared", why=describe_error(error))
+            self._on_preparation(WorkerPreparation.FAILED)
+            return
         pool.on_change = lambda: self._follow(pool)
         self._begin(pool)
         self._preparation = WorkerPreparation.BEGUN

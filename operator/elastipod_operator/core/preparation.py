@@ -22,11 +22,11 @@ PREPARATION_LIMIT = timedelta(seconds=300)
 def with_preparation(draft: PlanDraft, context: Context) -> PlanDraft:
     """Order what is to be prepared: every ready replica that may train later, spares too."""
     record = draft.record
-    if record.outcome or not _is_worthwhile(record, context):
-        return draft
     members = frozenset(record.members)
-    idle = (r for r in context.replicas.candidates() if r.id not in members)
-    return draft.with_actions(*(PrepareWorkers(r.pod.name) for r in sorted(idle, key=lambda r: r.id) if _is_missing(r)))
+    missing = [r for r in context.replicas.candidates() if r.id not in members and _is_missing(r)]
+    if not missing or record.outcome or not _is_worthwhile(record, context):
+        return draft
+    return draft.with_actions(*(PrepareWorkers(r.pod.name) for r in sorted(missing, key=lambda r: r.id)))
 
 
 def preparation_limit(newcomers: Iterable[Replica], record: Record, context: Context, due: datetime) -> datetime | None:

@@ -12,6 +12,8 @@ from tests.agent_client import until
 from tests.unit.agent.agent_in_process import AgentInProcess
 from tests.unit.agent.test_agent_kept_workers import KEEP, LOOP, Job
 
+from elastipod_agent.inprocess.worker_pool import WorkerPool
+
 
 @pytest.fixture
 def job(agent: AgentInProcess) -> Job:
@@ -195,3 +197,22 @@ def test_a_prepare_that_cannot_be_used_names_its_field(
         assert (status, answer["detail"][0]["loc"]) == (422, ["body", problem])
 
     agent.run("", scenario)
+
+
+def test_an_agent_whose_disk_takes_no_files_prepares_nothing_and_goes_on(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of the prepared workers cannot be made."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    def scenario() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(WorkerPool, "prepared", refuse)
+            assert prepare(job.agent) == (200, None)
+            preparation(job.agent, "failed")
+        job.start(4)
+
+    assert job.run(scenario) == 0
+    assert "No space left on device" in job.agent.printed()

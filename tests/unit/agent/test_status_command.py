@@ -65,6 +65,8 @@ def test_a_run_is_described_in_plain_words() -> None:
         ({"generation": 0}, "generation", "none yet: the operator has not started workers here"),
         ({"spare": "True"}, "generation", "3, group rank 1 of 2, held as a spare, 2 restarts on this pod"),
         ({"worker": {"step": None}}, "training", "no step reported yet"),
+        ({"preparation": "ready", "details": {}}, "workers", "prepared for the next generation"),
+        ({"preparation": "failed", "details": {}}, "workers", "could not be prepared for the next generation (see the log)"),
         ({"status": "stopping"}, "drain", "stopping now"),
         ({"status": "ready", "drained": True}, "drain", "done: the workers saved a checkpoint and exited"),
         ({"status": "ready", "reason": "DrainTimedOut"}, "drain", "failed: the workers did not exit in time"),
