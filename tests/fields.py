@@ -86,6 +86,8 @@ SPEC: dict[str, tuple[str, ...]] = {
     "elastipod.gracefulShutdownTimeoutInSeconds": (KUBE + "test_observed_job.py::test_the_time_of_a_drain",),
     "elastipod.agentPort": (KUBE + "test_observed_job.py::test_the_port_of_the_agent",),
     "elastipod.container": (KUBE + "test_pods.py::test_the_agent_may_be_in_another_container_than_the_first",),
+    "elastipod.parallelism": (CORE + "test_model_groups.py::test_only_sizes_of_whole_model_groups_are_left",
+                              CORE + "test_model_groups.py::test_the_sizes_are_those_whose_groups_are_whole_and_whose_batch_exists"),
 }  # fmt: skip
 
 STATUS: dict[str, tuple[str, ...]] = {

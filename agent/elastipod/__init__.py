@@ -51,6 +51,10 @@ if TYPE_CHECKING:
     from elastipod.in_memory.elastic_state import State as State
     from elastipod.in_memory.elastic_state import steps as steps
     from elastipod.in_memory.shard_copies import Copies as Copies
+    from elastipod.mesh import build_mesh as build_mesh
+    from elastipod.mesh import data_parallel as data_parallel
+    from elastipod.mesh import reads_data as reads_data
+    from elastipod.parallelism import Parallelism as Parallelism
     from elastipod.progress import report as report
     from elastipod.recipes.present_config import present_config as present_config
     from elastipod.testing.fixed_order import exact_sum as exact_sum
@@ -85,6 +89,7 @@ _HOME = {
     "ElasticLoader": "data.loader",
     "ElasticRecipe": "batches.recipes",
     "Mixture": "data.mixture",
+    "Parallelism": "parallelism",
     "Resume": "checkpoint",
     "SampleLog": "audit.sample_log",
     "ShardReader": "data.shards",
@@ -94,6 +99,8 @@ _HOME = {
     "TokenWindows": "data.tokens",
     "UnevenBatch": "batches.batch_plan",
     "accumulate": "gradients",
+    "build_mesh": "mesh",
+    "data_parallel": "mesh",
     "elastic_event_detected": "elastic_event",
     "exact_sum": "testing.fixed_order",
     "fixed_order_passes": "testing.fixed_order",
@@ -103,6 +110,7 @@ _HOME = {
     "plan_batch": "batches.batch_plan",
     "present_config": "recipes.present_config",
     "rate_factor": "batches.learning_rate",
+    "reads_data": "mesh",
     "report": "progress",
     "save_checkpoint": "checkpoint.hyperpod_functions",
     "shard_lengths": "data.shards",

@@ -54,6 +54,12 @@ COMMANDS = {
     ),
     "resume": Command("elastipod_client.resume", "let a suspended job train again", python=(3, 11)),
     "scale": Command("elastipod_client.scale", "set the largest size of a job", python=(3, 11)),
+    "sizes": Command(
+        "elastipod_operator.sizes_command",
+        "show the sizes at which a job may train, with the quota of each",
+        "operator",
+        (3, 11),
+    ),
     "suspend": Command("elastipod_client.suspend", "stop the workers of a job after a checkpoint", python=(3, 11)),
     "timeline": Command(
         "elastipod_client.timeline", "show when and why a job changed its size, and where its time went", python=(3, 11)

@@ -34,6 +34,15 @@ def default_group_store(prefix: str) -> Any:
     return None if store is None else dist.distributed_c10d.PrefixStore(prefix, store)
 
 
+def accelerator_type() -> str:
+    """Give the type of this machine's accelerator as meshes name it, or ``cpu``."""
+    accelerator = getattr(torch, "accelerator", None)  # torch 2.6
+    if accelerator is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    found = accelerator.current_accelerator() if accelerator.is_available() else None
+    return "cpu" if found is None else str(found.type)
+
+
 def set_group_timeout(timeout: timedelta) -> None:
     """Set how long a collective of the default process group may take from now on."""
     named = getattr(dist.distributed_c10d, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout

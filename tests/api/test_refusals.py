@@ -140,6 +140,27 @@ def template(**container: Any) -> dict[str, Any]:
             "unknown field",
             id="a misspelt field of ours",
         ),
+        pytest.param(
+            {
+                "nprocPerNode": "2",
+                "replica_specs": [{"name": "pods", "replicas": 3}],
+                "elastipod": {"parallelism": 4},
+            },
+            "spec.elastipod",
+            "choose a size that times nprocPerNode 2 is a multiple of parallelism 4",
+            id="a fixed size that splits a model group",
+        ),
+        pytest.param(
+            {
+                "nprocPerNode": "8",
+                "elasticPolicy": {"minReplicas": 1, "maxReplicas": 5, "replicaDiscreteValues": [1, 3, 5]},
+                "replica_specs": [{"name": "pods", "replicas": 1}],
+                "elastipod": {"parallelism": 16},
+            },
+            "spec.elastipod",
+            "choose a size that times nprocPerNode 8 is a multiple of parallelism 16",
+            id="values that all split a model group",
+        ),
     ],
 )
 def test_apply_refuses(api_server: Cluster, spec: dict[str, Any], field: str, sentence: str) -> None:
@@ -169,6 +190,19 @@ def test_specs_cannot_be_renamed_or_added(api_server: Cluster, namespace: str, s
 def test_bounds_can_be_changed(api_server: Cluster, namespace: str) -> None:
     apply(api_server, namespace, job(elasticPolicy={"minReplicas": 1, "maxReplicas": 4}))
     apply(api_server, namespace, job(elasticPolicy={"minReplicas": 2, "maxReplicas": 8}))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param({"nprocPerNode": "8", "elastipod": {"parallelism": 16}}, id="two pods hold a group"),
+        pytest.param({"nprocPerNode": "8", "elastipod": {"parallelism": 4}}, id="a pod holds two groups"),
+        pytest.param({"elastipod": {"parallelism": 4}}, id="a number of workers that only the operator knows"),
+        pytest.param({"nprocPerNode": "8", "elastipod": None}, id="no settings of ours"),
+    ],
+)
+def test_apply_takes_sizes_of_whole_model_groups(api_server: Cluster, namespace: str, spec: dict[str, Any]) -> None:
+    assert "created" in apply(api_server, namespace, job(**spec))
 
 
 def random_spec(rng: random.Random) -> dict[str, Any]:

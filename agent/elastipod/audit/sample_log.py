@@ -48,21 +48,28 @@ class SampleLog:
         rank: int,
         world_size: int,
         resume: ResumePoint | None = None,
+        writes: bool = True,
     ) -> None:
         """Create the file, and the directory where it is missing, and write the first line.
 
-        generation: of this run of the workers, from the CheckpointManager. rank, world_size: global. resume: what
-        `CheckpointManager.load_latest` gave. Raises SampleLogError when this generation and rank already have a log in the
-        directory, or when it cannot be created.
+        generation: of this run of the workers, from the CheckpointManager. rank, world_size: of `torch.distributed`; with model
+        parallelism, those among the data-parallel ranks. resume: what `CheckpointManager.load_latest` gave. writes: False on a
+        rank whose samples another one logs (`elastipod.reads_data`); the log then has no file, and its methods do nothing, so
+        that every rank can pass one to `CheckpointManager.save`. Raises SampleLogError when this generation and rank already
+        have a log in the directory, or when it cannot be created.
         """
         self.path = Path(directory) / f"gen-{generation:06d}-rank-{rank:05d}.jsonl"
+        self._writes = writes
+        self._descriptor: int | None = None
+        if not writes:
+            return
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             os.makedirs(directory, exist_ok=True)
         except OSError as error:
             raise SampleLogError(f"cannot create the sample log's folder {directory}: {error.strerror}") from error
         try:
-            self._descriptor: int | None = os.open(self.path, flags, 0o644)
+            self._descriptor = os.open(self.path, flags, 0o644)
             sync_directory(Path(directory))
         except FileExistsError:
             raise SampleLogError(
@@ -112,6 +119,8 @@ class SampleLog:
 
     def sync(self) -> None:
         """Make everything written so far durable (fsync)."""
+        if not self._writes:
+            return
         descriptor = self._open_descriptor()
         try:
             os.fsync(descriptor)
@@ -133,6 +142,8 @@ class SampleLog:
         self.close()
 
     def _write(self, **record: object) -> None:
+        if not self._writes:
+            return
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         descriptor = self._open_descriptor()
         try:

@@ -120,7 +120,8 @@ class CheckpointManager:
         model, optimizer, scheduler: one, a sequence, or a mapping by name, which must have the same names when they are loaded. Each
         parameter belongs to one optimizer. stateful: other members by name, whose state is the same on every rank.
         extra: small JSON values of the whole job, the same on every rank. sample_log: is synced before the checkpoint is
-        committed and records it afterwards. A step that this generation has already saved is not written again. Collective.
+        committed and records it afterwards; all ranks pass one, or none does. A step that this generation has already saved is
+        not written again. Collective.
         Raises FencedError when a newer generation has taken over (nothing is committed or deleted), and CheckpointError on all
         ranks when any rank fails; earlier checkpoints are unchanged, and nothing needs to be cleaned up by hand.
 

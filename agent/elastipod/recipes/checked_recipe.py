@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 from elastipod.batches.batch_plan import UnevenBatch
@@ -42,7 +43,7 @@ class CheckedRecipe:
 
 
 def check_recipe(config: Mapping[str, Any], *, ranks_per_node: int, model_parallel: int = 1) -> CheckedRecipe:
-    """Read a whole recipe and check every size. ranks_per_node: workers in each pod. model_parallel: ranks of one model copy.
+    """Read a whole recipe and check every size. ranks_per_node: workers in each pod. model_parallel: ranks of one model group.
 
     Raises RecipeError or BatchSizeError: one sentence with the field and what would work.
     """
@@ -51,6 +52,7 @@ def check_recipe(config: Mapping[str, Any], *, ranks_per_node: int, model_parall
     policy: Mapping[str, Any] = config.get("elastic_policy") or {}
     if not policy.get("is_elastic"):
         (nodes,) = recipe.nodes
+        _check_groups(nodes, ranks_per_node, model_parallel)
         fixed = ElasticRecipe(recipe.base, {}, recipe.nodes)
         _check_batch(fixed, nodes, ranks_per_node, model_parallel)
         return CheckedRecipe(fixed, False, nodes, None, ())
@@ -60,6 +62,7 @@ def check_recipe(config: Mapping[str, Any], *, ranks_per_node: int, model_parall
     _check_same_folder(recipe)
     for nodes in recipe.nodes:
         _check_number_of_nodes(recipe, nodes)
+        _check_groups(nodes, ranks_per_node, model_parallel)
         _check_batch(recipe, nodes, ranks_per_node, model_parallel)
     return CheckedRecipe(recipe, True, _start(recipe), times, tuple(_warnings(recipe)))
 
@@ -119,6 +122,15 @@ def _check_number_of_nodes(recipe: ElasticRecipe, nodes: int) -> None:
     if stated != nodes:
         raise RecipeError(
             f"scale_config.{nodes}.trainer.num_nodes is {stated!r}, but its key is {nodes}; set it to {nodes}, or leave it out"
+        )
+
+
+def _check_groups(nodes: int, ranks_per_node: int, model_parallel: int) -> None:
+    if nodes * ranks_per_node % model_parallel:
+        every = model_parallel // gcd(model_parallel, ranks_per_node)
+        raise RecipeError(
+            f"{_nodes(nodes)} with {ranks_per_node} ranks each form no whole model groups of {model_parallel}; allow multiples of "
+            f"{every} nodes only"
         )
 
 

@@ -22,11 +22,15 @@ _OVERRIDE = re.compile(r"\+{0,2}(?:recipes\.)?([A-Za-z_][\w.]*)=(.*)", re.DOTALL
 
 def main(argv: Sequence[str]) -> int:
     """Run `elastipod recipe` and give the exit status: 0 success, 1 a recipe that contradicts itself, 2 wrong usage."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options, rest = parser.parse_known_args(argv)
+    if unknown := [text for text in rest if text.startswith("-")]:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options.override += rest  # those behind options
     try:
         config = overridden(_read(options.file), options.override)
         ranks = options.ranks_per_node or _devices(config)
-        checked = check_recipe(config, ranks_per_node=ranks)
+        checked = check_recipe(config, ranks_per_node=ranks, model_parallel=options.model_parallel)
         objects = render(checked, _render_options(options, config, ranks))
     except (RecipeError, BatchSizeError) as error:
         print(f"elastipod recipe: {options.file}: {error}", file=sys.stderr)
@@ -96,6 +100,7 @@ def _render_options(options: argparse.Namespace, config: Mapping[str, Any], rank
         image=options.image,
         script=tuple(shlex.split(options.script)),
         ranks_per_node=ranks,
+        model_parallel=options.model_parallel,
         namespace=options.namespace,
         queue=options.queue,
         instance_type=options.instance_type,
@@ -148,6 +153,13 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--namespace", default="", help="namespace of both objects (that of kubectl)")
     one.add_argument("--queue", default="", help="LocalQueue of Kueue (none)")
     one.add_argument("--ranks-per-node", type=_positive, metavar="N", help="workers in each pod (trainer.devices)")
+    one.add_argument(
+        "--model-parallel",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="ranks of one model group, as spec.elastipod.parallelism (1)",
+    )
     one.add_argument("--instance-type", default="", help="node label node.kubernetes.io/instance-type (any node)")
     one.add_argument(
         "--resource",

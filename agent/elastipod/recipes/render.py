@@ -26,14 +26,16 @@ class RenderOptions:
     """What a recipe does not say about its job.
 
     name, namespace, queue: of the job; empty: not set. script: what hyperpodrun starts, in words. ranks_per_node: workers in each
-    pod. resources: requests and limits of a pod. claims: mount path by PersistentVolumeClaim. instance_type: value of the node label
-    node.kubernetes.io/instance-type; empty: any node. env: variables of the container.
+    pod. model_parallel: ranks of one model group. resources: requests and limits of a pod. claims: mount path by
+    PersistentVolumeClaim. instance_type: value of the node label node.kubernetes.io/instance-type; empty: any node. env:
+    variables of the container.
     """
 
     name: str
     image: str
     script: tuple[str, ...]
     ranks_per_node: int
+    model_parallel: int = 1
     namespace: str = ""
     queue: str = ""
     instance_type: str = ""
@@ -89,6 +91,8 @@ def _job(checked: CheckedRecipe, options: RenderOptions) -> dict[str, Any]:
     if checked.is_elastic:
         spec["elasticPolicy"] = _elastic_policy(checked)
         replica_spec["maxReplicas"] = nodes[-1]
+    if options.model_parallel > 1:
+        spec["elastipod"] = {"parallelism": options.model_parallel}
     spec["replicaSpecs"] = [{**replica_spec, "template": _template(checked, options)}]
     return {
         "apiVersion": "sagemaker.amazonaws.com/v1",

@@ -258,6 +258,10 @@ class ElastipodOptions(Model):
     container: DnsLabel | None = None
     """The container that runs the agent. Absent: the first one."""
 
+    parallelism: PositiveCount = 1
+    """Ranks of one model group, which hold the weights once between them (tensor x pipeline x context parallel x HSDP shard).
+    Only sizes whose ranks form whole groups are used."""
+
 
 class JobSpec(Model):
     """The desired state of the job."""

@@ -74,6 +74,10 @@ JOB_RULES = (
 _SPARES = "self.replicaSpecs.map(s, has(s.spares) ? s.spares : 0).sum()"
 _MOST_PODS = f"(({_ELASTIC} ? {_HIGH} : [1, {_WANTED}].max()) + {_SPARES})"
 
+# Ranks of one replica, where the spec says how many; a template may override the number, and the operator checks that.
+_GROUPED = "(has(self.elastipod) && self.elastipod.parallelism > 1 && self.nprocPerNode.matches('^[0-9]{1,4}$'))"
+_WORKERS = "int(self.nprocPerNode)"
+
 JOB_SPEC_RULES = (
     Rule(
         f"{_MOST_PODS} <= {MAX_COUNT}",
@@ -99,6 +103,14 @@ JOB_SPEC_RULES = (
         "replicas is %d but the smallest allowed size is %d; set at least that, or 0 for no ceiling",
         values=("self.replicas", f"{_ALLOWED}.min()"),
         field="replicas",
+    ),
+    # Of sizes in steps the operator says it: a rule cannot count through them.
+    Rule(
+        f"!{_GROUPED} || ({_ELASTIC} && !{_HAS_VALUES}) || size({_ALLOWED}) == 0"
+        f" || {_ALLOWED}.exists(v, v * {_WORKERS} % self.elastipod.parallelism == 0)",
+        "no size of the job forms whole model groups: choose a size that times nprocPerNode %d is a multiple of parallelism %d",
+        values=(_WORKERS, "self.elastipod.parallelism"),
+        field="elastipod",
     ),
 )
 

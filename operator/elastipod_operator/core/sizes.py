@@ -5,14 +5,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
+from .model_groups import SINGLE_RANKS, ModelGroups
+from .model_groups import Allowed as Allowed
 from .wording import counted
 
 # Replicas and spares of one job together. Jobs of up to 10,000 pods are measured; the cost of a decision grows with them.
 MAX_REPLICAS = 16_384
 # Longer lists of sizes are abbreviated: those of the largest job would take half a megabyte.
 MAX_LISTED = 64
-
-Allowed = tuple[int, ...] | range
 
 
 class SizeError(ValueError):
@@ -50,7 +50,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class SizeRequest:
-    """The user's settings; nulls and empty lists count as absent (None or ())."""
+    """The user's settings; nulls and empty lists count as absent (None or ()). groups: only whole ones train."""
 
     spec_replicas: tuple[int, ...]
     spec_max_replicas: tuple[int | None, ...]
@@ -61,18 +61,26 @@ class SizeRequest:
     values: tuple[int, ...] = ()
     ceiling: int = 0
     spares: int = 0
+    groups: ModelGroups = SINGLE_RANKS
 
 
 def resolve(request: SizeRequest) -> Sizes:
     """Compute the allowed sizes. Raises SizeError, with fields and numbers, if there are none.
 
     Discrete values override a step and are limited to [min, max]. A missing minimum is the sum of replicas, at least 1.
+    Sizes whose ranks form no whole model groups are left out.
     `ceiling` (spec.replicas, 0 = unset) bounds the sizes from above; it can never reach below the minimum.
     """
     warnings: list[str] = []
+    if request.groups.ranks > 1 and request.groups.workers is None:
+        raise SizeError(
+            f"spec.elastipod.parallelism is {request.groups.ranks}, but nothing says how many workers a pod has; write "
+            "spec.nprocPerNode as a number, or request the devices in the template"
+        )
     wanted = max(1, sum(request.spec_replicas))
     if not request.elastic:
         _check_number(wanted, "spec.replicaSpecs[].replicas", request.spares)
+        _whole_groups((wanted,), request, warnings)
         return _under_ceiling(Sizes((wanted,), wanted), request.ceiling, ())
     low = max(1, request.min_replicas) if request.min_replicas is not None else wanted
     high = _maximum(request, warnings)
@@ -80,7 +88,7 @@ def resolve(request: SizeRequest) -> Sizes:
         raise SizeError(
             f"spec.elasticPolicy.minReplicas is {low} but the maximum is {high}; raise maxReplicas or lower minReplicas"
         )
-    allowed = _grid(low, high, request, warnings)
+    allowed = _whole_groups(_grid(low, high, request, warnings), request, warnings)
     sizes = Sizes(allowed, 0)
     start = sizes.fit(wanted) or sizes.minimum
     if start != wanted:
@@ -143,6 +151,22 @@ def _grid(low: int, high: int, request: SizeRequest, warnings: list[str]) -> All
             f"spec.elasticPolicy.maxReplicas {high} cannot be reached from {low} in steps of {step}; the largest size is {grid[-1]}"
         )
     return grid if len(grid) > MAX_LISTED else tuple(grid)
+
+
+def _whole_groups(sizes: Allowed, request: SizeRequest, warnings: list[str]) -> Allowed:
+    """Give the sizes whose ranks form whole model groups. Raises SizeError, with sizes that would, if there are none."""
+    groups = request.groups
+    whole = groups.whole(sizes)
+    if not whole:
+        raise SizeError(
+            f"no size of the job can train: {groups.why_not(sizes[0])}; sizes that fit: {groups.near(sizes[0])}"
+        )
+    # Without values and step, sizes between two whole groups are nobody's wish.
+    is_wished = bool(request.values) or request.step is not None
+    if len(whole) < len(sizes) and (is_wished or whole[0] != sizes[0] or whole[-1] != sizes[-1]):
+        left_out = next(size for size in sizes if size % groups.replicas)
+        warnings.append(f"of the sizes {_shown(sizes)} the job uses {_shown(whole)}: {groups.why_not(left_out)}")
+    return whole
 
 
 def _under_ceiling(sizes: Sizes, ceiling: int, warnings: tuple[str, ...]) -> Sizes:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..api import JobSpec
 from ..api.models import Recovery, Switch
+from ..core.model_groups import ModelGroups
 from ..core.names import (
     DEFAULT_AGENT_PORT,
 )
@@ -17,12 +18,13 @@ from ..core.snapshot import (
     Policy,
     SpecLimits,
 )
-from .templates import check_worker_counts, snooze_warnings, template_warnings
+from .templates import check_worker_counts, snooze_warnings, template_warnings, worker_count
 
 
 def policy_of(spec: JobSpec) -> Policy:
     """Fill in the defaults and resolve the sizes. Raises SizeError."""
     elastic, run, ours = spec.elastic_policy, spec.run_policy, spec.elastipod
+    container = ours.container or _first_container(spec.replica_specs[0].template)
     sizes = resolve(
         SizeRequest(
             spec_replicas=tuple(s.replicas for s in spec.replica_specs),
@@ -34,10 +36,10 @@ def policy_of(spec: JobSpec) -> Policy:
             values=elastic.replica_discrete_values if elastic else (),
             ceiling=spec.replicas,
             spares=sum(s.spares for s in spec.replica_specs),
+            groups=ModelGroups(ours.parallelism, worker_count(spec, container)),
         )
     )
     ttl = run.ttl_seconds_after_finished or 0
-    container = ours.container or _first_container(spec.replica_specs[0].template)
     check_worker_counts(spec, container)
     restarts = run.restart_policy
     policy = Policy(

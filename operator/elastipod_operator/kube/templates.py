@@ -25,6 +25,13 @@ def check_worker_counts(spec: JobSpec, container: str) -> None:
         )
 
 
+def worker_count(spec: JobSpec, container: str) -> int | None:
+    """Give the number of workers that each pod starts, or None if the spec does not say: `auto` without devices, or `cpu`."""
+    said = _workers(spec.nproc_per_node, _container(spec.replica_specs[0].template, container))
+    number, _, of_device = said.partition(" x ")
+    return int(number) if number.isdecimal() and int(number) and " " not in of_device else None
+
+
 def _workers(nproc: str, container: Mapping[str, Any]) -> str:
     """Say how many workers a container starts according to its template: `nproc`, an override, or its devices."""
     wish = _overridden(container) or nproc

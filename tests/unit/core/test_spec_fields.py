@@ -79,6 +79,7 @@ OTHERS: dict[str, Any] = {
     "elastipod.gracefulShutdownTimeoutInSeconds": 7,
     "elastipod.agentPort": 7777,
     "elastipod.container": "other",
+    "elastipod.parallelism": 4,
 }
 CHANGES_NOTHING = {"runPolicy.workloadMode": "Custom"}
 LATER = timedelta(seconds=7)

@@ -224,6 +224,21 @@ def test_a_recipe_for_trainium_has_more_ranks_than_devices(tmp_path: Path, capsy
     assert container["resources"]["requests"] == {"aws.amazon.com/neurondevice": "16"}
 
 
+def test_only_sizes_of_whole_model_groups_are_rendered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(RECIPES[0][1]))
+    command = ["render", str(file), ELASTIC, *ARGUMENTS, "--model-parallel=16"]
+    assert main(command) == 1
+    assert (
+        "1 node with 8 ranks each form no whole model groups of 16; allow multiples of 2 nodes"
+        in capsys.readouterr().err
+    )
+    assert main([*command, "elastic_policy.min_nodes=2"]) == 0
+    _, job = yaml.safe_load_all(capsys.readouterr().out)
+    assert job["spec"]["elastipod"] == {"parallelism": 16}
+    assert allowed(job) == (2, 4, 8, 16)
+
+
 @pytest.mark.parametrize(
     ("text", "overrides", "said"),
     [

@@ -1,0 +1,70 @@
+"""The example of tensor and data parallelism with real processes: a resize moves no loss, and a world that splits a group is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.e2e.torch_fork_server import TorchForkServer
+from tests.e2e.training_run import REPOSITORY, TrainingRun, wait_until, worker_environment
+
+from elastipod.audit.log_reader import read_logs
+from elastipod.audit.report import audit
+
+SCRIPT = REPOSITORY / "examples" / "tensor_parallel" / "train.py"
+TOTAL_STEPS = 57  # 3 epochs of 300 samples, 16 in a step
+LOSS_TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def fork_server() -> Iterator[TorchForkServer]:
+    server = TorchForkServer(worker_environment())
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def make_run(fork_server: TorchForkServer, tmp_path: Path) -> Iterator[type[TrainingRun] | object]:
+    made: list[TrainingRun] = []
+
+    def make(name: str, *arguments: str) -> TrainingRun:
+        made.append(TrainingRun(fork_server, tmp_path / name, SCRIPT, ["--epochs=3", *arguments]))
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.close()
+
+
+def test_a_tensor_parallel_training_goes_from_four_ranks_to_two(make_run: object) -> None:
+    assert callable(make_run)
+    undisturbed, resized = make_run("undisturbed"), make_run("resized", "--min-step-time=0.03")
+    undisturbed.start(4)
+    undisturbed.finish()
+    expected = undisturbed.losses()
+    assert expected[TOTAL_STEPS] < expected[1] - 0.5, "it learns, so that equal losses say something"
+
+    resized.start(4)
+    resized.reach(15)
+    stopped_at = resized.drain(3)
+    assert 15 <= stopped_at < TOTAL_STEPS
+    resized.start(2)
+    resized.finish()
+    assert "tensor parallel 2 x data parallel 1" in resized.output(0)
+    report = audit(read_logs(resized.logs))
+    assert (report.exact, report.completed) == (True, True), report
+    found = resized.losses()
+    assert sorted(found) == sorted(expected) == list(range(1, TOTAL_STEPS + 1))
+    assert found == pytest.approx(expected, rel=LOSS_TOLERANCE)
+
+
+def test_a_world_that_splits_a_model_group_is_refused_with_those_that_fit(make_run: object) -> None:
+    assert callable(make_run)
+    run = make_run("refused")
+    run.start(3)
+    wait_until(lambda: not run.running(), "all workers end")
+    for rank in range(3):
+        said = run.output(rank)
+        assert "3 ranks form no whole model groups of 2 (tensor 2); world sizes that fit: 2, 4, 6" in said
+        assert "spec.elastipod.parallelism: 2 keeps the job to such sizes" in said
