@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -140,8 +142,7 @@ async def _serve_metrics(settings: Settings, agent: Agent, pump: OutputPump, log
     try:
         await server.listen(settings.host, settings.metrics_port)
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
-        log.warning(f"no metrics: cannot listen on {settings.host}:{settings.metrics_port}: {why}")
+        log.warning(f"no metrics: cannot listen on {settings.host}:{settings.metrics_port}: {_reason(error)}")
         return None
     return server
 
@@ -161,10 +162,16 @@ def _details(settings: Settings, environ: Mapping[str, str]) -> dict[str, object
 
 
 def _cannot_listen(settings: Settings, error: OSError) -> str:
-    where = f"{settings.host}:{settings.port}"
-    return (
-        f"cannot listen on {where}: {os.strerror(error.errno) if error.errno else error}; choose another --server-port"
-    )
+    is_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+    option = "--server-host" if is_host else "--server-port"
+    return f"cannot listen on {settings.host}:{settings.port}: {_reason(error)}; choose another {option}"
+
+
+def _reason(error: OSError) -> str:
+    """Give the system's words for an error, without what asyncio adds to them. Numbers of the resolver are not the system's."""
+    if isinstance(error, socket.gaierror) or not error.errno:
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
 
 
 def _give_up(sentence: str, code: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -96,8 +97,15 @@ class HttpServer:
         self._is_closing = False
 
     async def listen(self, host: str, port: int) -> int:
-        """Start to serve; gives the port, which the system chooses for 0. Raises OSError if the port is in use."""
-        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES, backlog=256)
+        """Start to serve; gives the port, which the system chooses for 0.
+
+        Raises OSError if the port is in use, and socket.gaierror if the host has no address.
+        """
+        try:
+            self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES, backlog=256)
+        except UnicodeError as error:  # of the codec for names, before anybody is asked
+            why = "the name has an empty part, or one of more than 63 characters"
+            raise socket.gaierror(socket.EAI_NONAME, why) from error
         chosen: int = self._server.sockets[0].getsockname()[1]
         return chosen
 

@@ -553,6 +553,28 @@ def test_a_taken_port_of_the_agent_ends_it_with_one_sentence(agent: AgentInProce
     assert agent.termination_message == told
 
 
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        pytest.param("no such host", "Name or service not known", id="no name of a host"),
+        pytest.param(
+            "a..b",
+            "the name has an empty part, or one of more than 63 characters",
+            id="a name that cannot be asked for",
+        ),
+        pytest.param("192.0.2.1", "Cannot assign requested address", id="an address of another machine"),
+    ],
+)
+def test_a_host_that_cannot_be_listened_on_ends_the_agent_with_one_sentence(
+    agent: AgentInProcess, host: str, why: str
+) -> None:
+    assert agent.run_alone(f"--server-host={host}", "train.py") == 1
+    told = f"cannot listen on {host}:{agent.port}: {why}; choose another --server-host"
+    assert told in agent.printed()
+    assert "Traceback" not in agent.printed()
+    assert agent.termination_message == told
+
+
 def test_the_details_of_a_status_command(agent: AgentInProcess) -> None:
     def scenario() -> None:
         agent.start(1)
