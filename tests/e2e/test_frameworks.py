@@ -85,15 +85,17 @@ TRAINERS = {
     "tokens": ("examples/hf_trainer/train.py", "--sample-time=0.004", "--jit"),
     "mean": ("tests/e2e/trainer_worker.py", "mean"),
     "TRL SFT": ("tests/e2e/trainer_worker.py", "sft"),
+    # It gathers numbers of each sample, so its passes must have one size. Later options win.
+    "TRL DPO": ("tests/e2e/trainer_worker.py", "dpo", "--samples=192", "--global-batch=12"),
 }
 
 
 @pytest.mark.parametrize("script", [pytest.param(script, id=name) for name, script in TRAINERS.items()])
 def test_the_trainer_resizes(make_run: MakeRun, script: tuple[str, ...]) -> None:
-    undisturbed = make_run(*script, *JOB)
+    name, *options = script
+    undisturbed, run = (make_run(name, *JOB, *options) for _ in range(2))
     undisturbed.start(2)
     undisturbed.finish()
-    run = make_run(*script, *JOB)
     grown_at, shrunk_at = resize_twice(run)
     assert f"done: {STEPS} steps" in run.output(0)
     check_audit(run, grown_at, shrunk_at)
@@ -181,6 +183,7 @@ REFUSED = {
     "trainer: average_tokens_across_devices": "average_tokens_across_devices is False; an exact resize needs True",
     "trainer: save_only_model": "TrainingArguments.save_only_model is True; an exact resize needs False",
     "trainer: resume_from_checkpoint": "resume_from_checkpoint cannot be given",
+    "trainer: own order": "OwnOrder has a get_train_dataloader of its own",
     "trainer: FSDP1": "set fsdp_config={'version': 2}",
     "trainer: DeepSpeed": "belong to one world size; use DDP",
     "accelerate: stream": "gives no sample by its index",

@@ -1,4 +1,4 @@
-"""A worker with Hugging Face's Trainer: `mean` trains a plain module whose loss is a mean over samples, `sft` TRL's SFTTrainer."""
+"""A worker with Hugging Face's Trainer: `mean` trains a plain module whose loss is a mean over samples, `sft` and `dpo` TRL's trainers."""
 
 from __future__ import annotations
 
@@ -53,29 +53,36 @@ class Leave(TrainerCallback):  # type: ignore[misc]  # the package is not instal
             os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def sft_trainer(options: argparse.Namespace, settings: dict[str, Any]) -> Any:
+def trl_trainer(options: argparse.Namespace, settings: dict[str, Any]) -> Any:
     import datasets
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-    from trl import SFTConfig, SFTTrainer
+    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
     words = ["<pad>", "<eos>", *(f"w{number}" for number in range(30))]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     processing = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
     texts = [" ".join(f"w{(at + row) % 30}" for at in range(4 + row % 9)) for row in range(options.samples)]
-    data = datasets.Dataset.from_dict({"text": texts})
     config = LlamaConfig(
         vocab_size=32, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
         max_position_embeddings=64, pad_token_id=0, eos_token_id=1, bos_token_id=1,
     )  # fmt: skip
-    arguments = SFTConfig(options.checkpoint_dir, max_length=32, bf16=False, **settings)
-    return SFTTrainer(LlamaForCausalLM(config), args=arguments, train_dataset=data, processing_class=processing)
+    model, common = LlamaForCausalLM(config), {"max_length": 32, "bf16": False, **settings}
+    if options.kind == "sft":
+        data = datasets.Dataset.from_dict({"text": texts})
+        arguments = SFTConfig(options.checkpoint_dir, **common)
+        return SFTTrainer(model, args=arguments, train_dataset=data, processing_class=processing)
+    pairs = {"prompt": texts, "chosen": [" w1 w2 w3"] * len(texts), "rejected": [" w3 w1"] * len(texts)}
+    return DPOTrainer(
+        model, LlamaForCausalLM(config), args=DPOConfig(options.checkpoint_dir, **common), train_dataset=datasets.Dataset.from_dict(pairs),
+        processing_class=processing,
+    )  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=("mean", "sft"))
+    parser.add_argument("kind", choices=("mean", "sft", "dpo"))
     parser.add_argument("--checkpoint-dir", required=True)
     parser.add_argument("--sample-log-dir", required=True)
     parser.add_argument("--leave-after", type=int, nargs="*", default=[])
@@ -88,8 +95,8 @@ def main() -> None:
         "save_strategy": "epoch", "use_cpu": True, "report_to": "none", "disable_tqdm": True,
     }  # fmt: skip
     torch.manual_seed(0)
-    if options.kind == "sft":
-        trainer = sft_trainer(options, settings)
+    if options.kind != "mean":
+        trainer = trl_trainer(options, settings)
     else:
         arguments = TrainingArguments(options.checkpoint_dir, **settings)
         trainer = Trainer(Regression(options.dropout), arguments, train_dataset=Rows(options.samples))

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from elastipod.audit.sample_log import SampleLog
 from elastipod.batches.batch_plan import BatchPlan, plan_batch
+from elastipod.checkpoint.drain import checkpoint_call
 from elastipod.data.elastic_batches import Batch, ElasticBatches, MicroBatch
 from elastipod.elastic_event import elastic_event_detected
-from elastipod.errors import DataError
+from elastipod.errors import BatchSizeError, DataError
 from elastipod.integrations.marks import Marked, MarkedCheckpoints
 from elastipod.progress import report
 from elastipod.rank_in_world import RankInWorld
@@ -32,15 +35,19 @@ class ElasticRun:
         *,
         max_micro_batch: int,
         sample_log: str | os.PathLike[str] | None = None,
+        equal_passes: bool = False,
     ) -> None:
         """max_micro_batch: samples of one pass that fit into a rank's memory. sample_log: folder for sample logs, None for none.
+
+        equal_passes: all passes of all ranks must have the same number of samples; sizes at which they cannot are refused.
 
         Raises BatchSizeError, with world sizes that work, when the global batch has fewer samples than there are ranks, and
         DataError when the newest checkpoint belongs to other data or another global batch.
         """
         self.place = RankInWorld.current()
         self.plan, self.checkpoints = plan, checkpoints
-        self.cut: BatchPlan = plan_batch(plan.global_batch, self.place.world_size, max_micro_batch=max_micro_batch)
+        cut = equal_cut if equal_passes else _cut
+        self.cut: BatchPlan = cut(plan, self.place.world_size, max_micro_batch)
         self.resumed: Marked | None = checkpoints.newest()
         if self.resumed is not None:
             plan.resumed(self.resumed.data)  # refuses a position in other data
@@ -48,6 +55,7 @@ class ElasticRun:
         self.step = self.resumed.step if self.resumed else 0
         plan.iterate_at(self.place, self.step)  # checks that all ranks have the same plan
         self.is_leaving = False
+        self._saving = ExitStack()
         self._loss: float | None = None
         self._before = time.monotonic()
         self._log = sample_log and SampleLog(
@@ -90,6 +98,7 @@ class ElasticRun:
         loss: of the global batch, where known. Call it once per step on every rank, after the optimizer step.
         """
         batch = self.batch(step)
+        self._saving.close()
         self.step, self._loss = step, loss if loss is not None else self._loss
         if self._log:
             self._log.step(batch, loss)
@@ -107,16 +116,23 @@ class ElasticRun:
         """Tell the agent, in a phase without steps, that this rank is alive."""
         report(self.step, self.plan.samples_after(self.step), self._loss)
 
-    def begin_save(self, path: Path) -> None:
-        """Call it before the framework writes a checkpoint of the present step. Raises FencedError."""
+    def begin_save(self, path: Path, *, is_certain: bool = True) -> None:
+        """Call it before the framework writes a checkpoint of the present step. Raises FencedError.
+
+        is_certain: it will be written now, so that this rank's silence is not taken for a hang.
+        """
         if self._log:
             self._log.sync()
         self.checkpoints.begin(path)
+        if is_certain:
+            self._saving.close()
+            self._saving.enter_context(checkpoint_call())
 
     def finish_save(self, path: Path, extra: Mapping[str, Any] | None = None) -> None:
         """Call it once the framework has returned from writing it. The checkpoint counts from now on."""
         state = self.plan.state_dict(self.step)
         self.checkpoints.finish(path, self.step, state, {"global_batch": self.plan.global_batch, **(extra or {})})
+        self._saving.close()
         if self._log:
             self._log.saved(self.step)
 
@@ -126,6 +142,27 @@ class ElasticRun:
             if why is not None:
                 self._log.end(self.step, why)
             self._log.close()
+
+
+def equal_cut(plan: ElasticBatches, world_size: int, max_micro_batch: int) -> BatchPlan:
+    """Give the passes of a step, all of one size on all ranks: the largest size that divides a rank's share of the batch.
+
+    Raises BatchSizeError, with what would work, when a rank's share or the last batch of an epoch would be another one.
+    """
+    even = plan_batch(plan.global_batch, world_size, max_micro_batch=max_micro_batch, even=True)
+    rest = plan.dataset_size % plan.global_batch
+    if rest:
+        raise BatchSizeError(
+            f"all passes must have the same number of samples, but an epoch of {plan.dataset_size} samples ends with a batch of "
+            f"{rest} instead of {plan.global_batch}; leave {rest} samples out, or take a global batch that divides {plan.dataset_size}"
+        )
+    share = even.local_sizes[0]
+    micro_batch = next(size for size in range(min(share, max_micro_batch), 0, -1) if share % size == 0)
+    return replace(even, micro_batch=micro_batch, passes=share // micro_batch)
+
+
+def _cut(plan: ElasticBatches, world_size: int, max_micro_batch: int) -> BatchPlan:
+    return plan_batch(plan.global_batch, world_size, max_micro_batch=max_micro_batch)
 
 
 def _check_batch(resumed: Marked, plan: ElasticBatches) -> None:

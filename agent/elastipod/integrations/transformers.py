@@ -30,22 +30,31 @@ from elastipod.local_worker import local_worker
 
 require("transformers")
 
-from transformers import TrainerCallback  # noqa: E402  # after the sentence that says which package is missing
+from transformers import Trainer, TrainerCallback  # noqa: E402  # after the sentence that says which package is missing
 
 log = logging.getLogger(__name__)
 
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+_OWN_ORDER = ("get_train_dataloader", "_get_train_sampler", "get_batch_samples")
+_GATHER_SAMPLES = ("DPOTrainer", "RewardTrainer")  # gather tensors with a number for each sample of a pass
 _IGNORED_LABEL = -100  # of torch's cross-entropy, and of the Trainer's count of tokens
 
 
 def elastic_train(
-    trainer: Any, *, global_batch: int, sample_log: str | os.PathLike[str] | None = None, **options: Any
+    trainer: Any,
+    *,
+    global_batch: int,
+    sample_log: str | os.PathLike[str] | None = None,
+    equal_passes: bool | None = None,
+    **options: Any,
 ) -> Any:
     """Train as ``trainer.train()`` does, from the newest complete checkpoint in ``output_dir`` on, at any world size.
 
     global_batch: samples of one optimizer step over all ranks, the same at every size. The Trainer's
     ``per_device_train_batch_size`` is the maximum for one pass; it and ``gradient_accumulation_steps`` are set from the global
-    batch and the world size. sample_log: folder for sample logs (`elastipod audit`). options: of `Trainer.train`.
+    batch and the world size. sample_log: folder for sample logs (`elastipod audit`). equal_passes: all passes of all ranks
+    must have the same number of samples, because the Trainer gathers numbers of each sample; by default for TRL's
+    DPOTrainer and RewardTrainer, which do. options: of `Trainer.train`.
 
     Every rank calls it. It returns what `Trainer.train` returns, when the training is finished. At an elastic event the Trainer
     saves a checkpoint and the process ends with exit code 0 (SystemExit), so what follows the call is for a finished
@@ -68,7 +77,15 @@ def elastic_train(
         shuffle=args.train_sampling_strategy != "sequential",
     )
     checkpoints = MarkedCheckpoints(args.output_dir, CHECKPOINT)
-    run = ElasticRun(plan, checkpoints, max_micro_batch=args.per_device_train_batch_size, sample_log=sample_log)
+    if equal_passes is None:
+        equal_passes = any(kind.__name__ in _GATHER_SAMPLES for kind in type(trainer).__mro__)
+    run = ElasticRun(
+        plan,
+        checkpoints,
+        max_micro_batch=args.per_device_train_batch_size,
+        sample_log=sample_log,
+        equal_passes=equal_passes,
+    )
     args.per_device_train_batch_size = trainer._train_batch_size = run.cut.micro_batch
     args.gradient_accumulation_steps = run.cut.passes
     Feed(trainer, run).install()
@@ -94,6 +111,12 @@ def check_trainer(trainer: Any) -> None:
             f"train_dataset is a {type(data).__name__}, which gives no sample by its index, so its position would be lost at a "
             "resize; give a dataset with __getitem__ and __len__ (of Hugging Face's datasets: load_dataset without streaming)"
         )
+    for name in _OWN_ORDER:
+        if getattr(type(trainer), name) is not getattr(Trainer, name):
+            raise FrameworkError(
+                f"{type(trainer).__name__} has a {name} of its own, so it chooses which samples a step trains; elastic_train works "
+                "with trainers that leave this to Trainer, such as TRL's SFTTrainer and DPOTrainer"
+            )
     if args.train_sampling_strategy not in ("random", "sequential"):
         raise FrameworkError(
             f"train_sampling_strategy is {args.train_sampling_strategy!r}, an order that depends on the world size; set "
@@ -183,12 +206,19 @@ class Feed:
         if not model.training:
             return found
         part = next(self._parts)
-        if options.get("num_items_in_batch") is not None or self._trainer.compute_loss_func is not None:
+        if self._is_of_global_batch(options.get("num_items_in_batch")):
             return found
         factor = part.weight * self._trainer.current_gradient_accumulation_steps
         if factor == 1:
             return found
         return (found[0] * factor, *found[1:]) if isinstance(found, tuple) else found * factor
+
+    def _is_of_global_batch(self, num_items: Any) -> bool:
+        """Return whether the Trainer takes the loss as a part of the global batch's, and does not divide it by the passes."""
+        trainer = self._trainer
+        if trainer.loss_is_scaled_for_ga is not None:
+            return bool(trainer.loss_is_scaled_for_ga)
+        return (trainer.model_accepts_loss_kwargs and num_items is not None) or trainer.compute_loss_func is not None
 
 
 def without_labels(batch: Any) -> Any:
@@ -218,7 +248,7 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # the pack
             args.load_best_model_at_end = False
             self._jit.withdraw()
         if control.should_save or control.should_evaluate:  # an evaluation may lead to a save
-            self._run.begin_save(self._folder(state))
+            self._run.begin_save(self._folder(state), is_certain=control.should_save)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
         if logs and "loss" in logs:
@@ -231,7 +261,7 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # the pack
         if self._run.is_leaving:  # the step is saved
             control.should_save = control.should_evaluate = False
         if control.should_save or control.should_evaluate:
-            self._run.begin_save(self._folder(state))
+            self._run.begin_save(self._folder(state), is_certain=control.should_save)
 
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._run.finish_save(self._folder(state))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from elastipod.batches.batch_plan import plan_batch
 from elastipod.data.elastic_batches import ElasticBatches
 from elastipod.errors import BatchSizeError, DataError
-from elastipod.integrations.elastic_run import ElasticRun
+from elastipod.integrations.elastic_run import ElasticRun, equal_cut
 from elastipod.integrations.marks import MarkedCheckpoints
 from elastipod.rank_in_world import RankInWorld
 
@@ -54,6 +54,29 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, other: ElasticBat
     save(run)
     with pytest.raises(DataError, match=sentence):
         run_in(tmp_path, other)
+
+
+@pytest.mark.parametrize(
+    ("batch", "world", "limit", "passes"),
+    [(12, 2, 4, [3, 3]), (12, 3, 4, [4]), (12, 1, 5, [4, 4, 4]), (14, 2, 4, [1] * 7), (12, 12, 4, [1])],
+)
+def test_equal_passes_are_the_largest_that_divide_a_share(
+    batch: int, world: int, limit: int, passes: list[int]
+) -> None:
+    cut = equal_cut(ElasticBatches(5 * batch, batch), world, limit)
+    assert [cut.micro_batch] * cut.passes == passes
+
+
+@pytest.mark.parametrize(
+    ("size", "world", "sentence"),
+    [
+        (24, 5, "cannot be shared out evenly to 5 data-parallel ranks; world sizes that would work: 1, 2, 3, 4, 6, 12"),
+        (26, 2, "ends with a batch of 2 instead of 12; leave 2 samples out, or take a global batch that divides 26"),
+    ],
+)
+def test_sizes_without_equal_passes_are_refused(size: int, world: int, sentence: str) -> None:
+    with pytest.raises(BatchSizeError, match=sentence):
+        equal_cut(ElasticBatches(size, 12), world, 4)
 
 
 @given(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from elastipod import CheckpointManager, FrameworkError
 from elastipod.fsdp1 import refuse_fsdp1
+from elastipod.in_memory.world_life import WorldLife
 
 SENTENCE = (
     r"the model is wrapped by FullyShardedDataParallel \(FSDP1\), which cannot be resumed at every world size; shard it with FSDP2 "
@@ -46,3 +48,11 @@ def test_the_library_refuses_it(tmp_path: Path, make: Callable[[], nn.Module]) -
 def test_other_models_pass() -> None:
     refuse_fsdp1(around(nn.Linear(1, 1)))
     refuse_fsdp1(None)
+
+
+def test_a_state_refuses_it_as_wrapper() -> None:
+    life: Any = object.__new__(WorldLife)  # its part that wraps the model, without a world
+    life.memory = SimpleNamespace(members=SimpleNamespace(model=nn.Linear(1, 1)))
+    life._wrap, life._has_groups = lambda model: wrapped(), True
+    with pytest.raises(FrameworkError, match=SENTENCE):
+        life._wrap_model()
