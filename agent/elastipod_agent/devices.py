@@ -57,11 +57,17 @@ def count_cpus() -> int:
 
 
 def count_accelerators(environ: Mapping[str, str], *, dev: Path = _DEV) -> int:
-    """Count accelerators: NVIDIA GPUs by their device nodes; others with torch, in a child process."""
-    nvidia = sum(1 for node in dev.glob("nvidia*") if re.fullmatch(r"nvidia[0-9]+", node.name))
+    """Count accelerators: NVIDIA GPUs and Neuron devices by their device nodes; others with torch, in a child process.
+
+    Of Neuron devices the cores count where the device plugin gave the pod some of them (aws.amazon.com/neuroncore).
+    """
+    nvidia = _count_nodes(dev, "nvidia")
     if nvidia:
         visible = environ.get("CUDA_VISIBLE_DEVICES")
         return nvidia if visible is None else len(_visible(visible))
+    neuron = _count_nodes(dev, "neuron")
+    if neuron:
+        return _neuron_cores(environ) or neuron
     if any((dev / name).exists() for name in ("kfd", "davinci_manager", "dri/renderD128", "accel", "hl0")):
         return _ask_torch()
     return 0
@@ -81,6 +87,28 @@ def own_devices(nproc: int, environ: Mapping[str, str]) -> tuple[dict[str, str],
             f"--virtual-local-rank gives each of {nproc} workers its own device, but {name} names {len(named)}"
         )
     return tuple({"CUDA_VISIBLE_DEVICES": device, name: device} for device in named[:nproc])
+
+
+def _count_nodes(dev: Path, name: str) -> int:
+    """Count device nodes such as nvidia0, and not those that control them (nvidiactl)."""
+    return sum(1 for node in dev.glob(f"{name}*") if re.fullmatch(rf"{name}[0-9]+", node.name))
+
+
+def _neuron_cores(environ: Mapping[str, str]) -> int:
+    """Give the cores that the Neuron runtime may use: entries and ranges such as 0-3,6, or a number of them; 0 for all."""
+    visible = environ.get("NEURON_RT_VISIBLE_CORES", "").replace(" ", "")
+    if visible:
+        cores: set[int] = set()
+        for entry in visible.split(","):
+            match = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", entry)
+            if not match:
+                raise BadWorkerCount(
+                    f"NEURON_RT_VISIBLE_CORES is {visible!r}; it must be cores and ranges such as 0-3,6"
+                )
+            cores.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+        return len(cores)
+    number = environ.get("NEURON_RT_NUM_CORES", "")
+    return int(number) if re.fullmatch(r"[0-9]{1,4}", number) else 0
 
 
 def _visible(text: str) -> list[str]:

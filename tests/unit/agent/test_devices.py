@@ -34,6 +34,31 @@ def test_without_accelerators_auto_means_cpus(tmp_path: Path) -> None:
     assert resolve_nproc("auto", {}, dev=tmp_path) == resolve_nproc("cpu", {}, dev=tmp_path) == count_cpus()
 
 
+@pytest.mark.parametrize(
+    ("environ", "count"),
+    [
+        pytest.param({}, 16, id="a worker for each device"),
+        pytest.param({"NEURON_RT_VISIBLE_CORES": "0-3,6"}, 5, id="a worker for each core that the pod got"),
+        pytest.param({"NEURON_RT_VISIBLE_CORES": "4"}, 1, id="one core"),
+        pytest.param({"NEURON_RT_NUM_CORES": "32"}, 32, id="a number of cores"),
+        pytest.param({"NEURON_RT_NUM_CORES": ""}, 16, id="an empty variable says nothing"),
+        pytest.param({"CUDA_VISIBLE_DEVICES": "0"}, 16, id="CUDA's variable is not about them"),
+    ],
+)
+def test_neuron_devices_are_counted_like_gpus(tmp_path: Path, environ: dict[str, str], count: int) -> None:
+    for name in (*(f"neuron{number}" for number in range(16)), "neuron_reset"):
+        (tmp_path / name).touch()
+    assert resolve_nproc("auto", environ, dev=tmp_path) == count
+
+
+def test_cores_that_nobody_can_read_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "neuron0").touch()
+    with pytest.raises(
+        BadWorkerCount, match="NEURON_RT_VISIBLE_CORES is '0-x'; it must be cores and ranges such as 0-3,6"
+    ):
+        resolve_nproc("auto", {"NEURON_RT_VISIBLE_CORES": "0-x"}, dev=tmp_path)
+
+
 def test_another_kind_of_device_is_asked_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\n[ "$3" = xpu ] && echo 4\n', "utf-8")

@@ -12,8 +12,11 @@ from tests.nonempty import every
 from elastipod.batches.batch_plan import plan_batch
 from elastipod.errors import BatchSizeError
 from elastipod.parallelism import Parallelism
+from elastipod_operator.api import JobSpec
 from elastipod_operator.core.model_groups import ModelGroups
+from elastipod_operator.core.quota import quota_requests_of
 from elastipod_operator.core.sizes import SizeError, SizeRequest, resolve
+from elastipod_operator.kube.job_policy import policy_of
 from elastipod_operator.sizes_command import BatchRule, UnusableFile, size_rows
 
 
@@ -63,6 +66,18 @@ def test_a_wish_that_is_left_out_is_told() -> None:
     told = resolve(request(2, 8, values=(2, 3, 8), groups=ModelGroups(16, 8))).warnings
     assert "of the sizes [2, 3, 8] the job uses [2, 8]: 3 replicas of 8 workers make 24 ranks" in " ".join(told)
     assert not resolve(request(2, 8, groups=ModelGroups(16, 8))).warnings, "nobody wished for the sizes in between"
+
+
+def test_a_queue_is_asked_for_whole_groups() -> None:
+    template = {"spec": {"containers": [{"name": "trainer", "image": "train:1"}]}}
+    spec = {
+        "nprocPerNode": "8",
+        "elasticPolicy": {"minReplicas": 1, "maxReplicas": 7},
+        "replicaSpecs": [{"name": "pods", "replicas": 1, "template": template}],
+        "elastipod": {"parallelism": 16},
+    }
+    requests = quota_requests_of(policy_of(JobSpec.model_validate(spec)))
+    assert [dict(request.counts) for request in requests] == [{"pods": 2}] * 3
 
 
 axis = st.sampled_from([1, 2, 3, 4, 8])
