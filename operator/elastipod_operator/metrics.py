@@ -57,6 +57,9 @@ OPERATOR_ERRORS = Counter(
     "an object",
     ["what"],
 )
+FAILED_PARTS = ("pass", "pods", "handling", "task", "object")
+for _part in FAILED_PARTS:
+    OPERATOR_ERRORS.labels(_part)  # exported as 0: the increase of a series that begins with 1 is none to Prometheus
 AGENT_FAILURES = Counter("elastipod_agent_call_failures_total", "Calls to agents that failed")
 QUOTA_WAIT_SECONDS = Histogram(
     "elastipod_quota_wait_seconds",

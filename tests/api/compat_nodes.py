@@ -202,6 +202,8 @@ class PlayedNodes:
     def __enter__(self) -> PlayedNodes:
         self._thread.start()
         assert self._ready.wait(PATIENCE_S), "the nodes were not made"
+        if self._problem is not None:
+            raise self._problem
         return self
 
     def __exit__(

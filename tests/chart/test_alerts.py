@@ -1,0 +1,43 @@
+"""The alerts, evaluated by Prometheus' own promtool: when each fires, and when it does not (alerts_test.yaml)."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import yaml
+from tests.chart.rendered import CHART
+from tests.patience import PATIENCE_S
+from tests.prometheus import program
+
+RULES = CHART / "alerts/elastipod.yaml"
+CASES = Path(__file__).with_name("alerts_test.yaml")
+
+
+def promtool(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(program("promtool")), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+def test_each_alert_fires_when_it_should(tmp_path: Path) -> None:
+    shutil.copy(RULES, tmp_path)
+    shutil.copy(CASES, tmp_path)
+    done = promtool(tmp_path, "test", "rules", CASES.name)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_case_in_which_it_fires() -> None:
+    rules = {rule["alert"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}
+    cases = yaml.safe_load(CASES.read_text())["tests"]
+    fired = {case["alertname"] for test in cases for case in test["alert_rule_test"] if case.get("exp_alerts")}
+    assert fired == rules
+
+
+def test_a_changed_threshold_is_noticed(tmp_path: Path) -> None:
+    """The check itself can fail."""
+    changed = RULES.read_text().replace("> 900", "> 9000")
+    assert changed != RULES.read_text()
+    (tmp_path / RULES.name).write_text(changed)
+    shutil.copy(CASES, tmp_path)
+    assert promtool(tmp_path, "test", "rules", CASES.name).returncode != 0

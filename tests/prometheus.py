@@ -1,0 +1,113 @@
+"""A real Prometheus and its promtool, from the package of the machine's Debian or Ubuntu. Nothing is installed: the package is unpacked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.agent_client import free_port
+from tests.patience import PATIENCE_S
+
+from elastipod_local.paths import cache_dir
+
+
+def program(name: str) -> Path:
+    """Give the path of prometheus or promtool. Skips the test where there is no apt-get to fetch it with."""
+    found = shutil.which(name)
+    if found is not None:
+        return Path(found)
+    if shutil.which("apt-get") is None:
+        pytest.skip("this machine has no apt-get; install prometheus by other means to run this test")
+    folder = cache_dir() / "prometheus"
+    if not (folder / "complete").exists():
+        _unpack(folder)
+    return folder / "package/usr/bin" / name
+
+
+def _unpack(folder: Path) -> None:
+    downloads = folder / "downloads"
+    downloads.mkdir(parents=True, exist_ok=True)
+    fetch = ["apt-get", "download", "-q", "prometheus"]
+    done = subprocess.run(fetch, cwd=downloads, capture_output=True, text=True, timeout=PATIENCE_S)
+    if done.returncode != 0:  # a new machine has no lists yet
+        subprocess.run(["apt-get", "update", "-q"], check=True, capture_output=True, timeout=PATIENCE_S)
+        subprocess.run(fetch, cwd=downloads, check=True, capture_output=True, timeout=PATIENCE_S)
+    (package,) = downloads.glob("prometheus_*.deb")
+    subprocess.run(["dpkg", "-x", str(package), str(folder / "package")], check=True, timeout=PATIENCE_S)
+    (folder / "complete").touch()
+
+
+class Prometheus:
+    """A running Prometheus."""
+
+    def __init__(self, port: int) -> None:
+        self._address = f"http://127.0.0.1:{port}"
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """Give the data of an answer of its API. Raises AssertionError for a query that it refuses, OSError until it is ready."""
+        address = f"{self._address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(address, timeout=PATIENCE_S) as response:
+                answer = json.load(response)
+        except urllib.error.HTTPError as error:
+            if error.code == HTTPStatus.SERVICE_UNAVAILABLE:
+                raise
+            raise AssertionError(f"{parameters}: {error.read().decode()}") from error
+        assert answer["status"] == "success"
+        return answer["data"]
+
+    def query(self, expression: str) -> list[Any]:
+        """Give the samples of an expression at this moment."""
+        result: list[Any] = self.get("query", query=expression)["result"]
+        return result
+
+
+@contextmanager
+def prometheus(folder: Path, target: str, rules: Path) -> Iterator[Prometheus]:
+    """Run Prometheus, which scrapes one target every second and evaluates the rules of one file."""
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(rules)],
+        "scrape_configs": [{"job_name": "elastipod", "honor_labels": True, "static_configs": [{"targets": [target]}]}],
+    }
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    port, log = free_port(), folder / "prometheus.log"
+    command = [
+        str(program("prometheus")),
+        f"--config.file={folder / 'prometheus.yaml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    try:
+        running = Prometheus(port)
+        _wait_for_samples(running, process, log)
+        yield running
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_S)
+
+
+def _wait_for_samples(running: Prometheus, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if running.query("up == 1"):
+                return
+        except OSError:
+            pass  # it is still starting
+        time.sleep(0.1)
+    raise AssertionError(f"Prometheus has scraped nothing: {log.read_text(encoding='utf-8')[-2000:]}")
