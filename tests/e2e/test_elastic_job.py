@@ -22,6 +22,7 @@ from tests.e2e.job_run import JobRun
 from tests.long_runs import LongRun
 
 from elastipod_local.cluster import Cluster
+from elastipod_local.processes import ProcessId
 
 DETECTION_LIMIT_S = 15.0
 LOSSES = 5
@@ -173,6 +174,42 @@ def lost_to_kubernetes_at(cluster: Cluster, node: str) -> float:
     body = json.loads(cluster.kubectl("get", "node", node, "-o", "json"))
     (ready,) = (condition for condition in body["status"]["conditions"] if condition["type"] == "Ready")
     return math.inf if ready["status"] == "True" else datetime.fromisoformat(ready["lastTransitionTime"]).timestamp()
+
+
+def until_in_memory(job: JobRun, before: dict[str, frozenset[ProcessId]], generation: int, staying: int) -> None:
+    """Wait until a later generation makes steps; so many pods of before must still have their worker processes."""
+
+    def changed() -> dict[str, Any]:
+        entry = job.history()[-1]
+        return entry if entry["generation"] > generation and entry["running_at"] else {}
+
+    entry = job.until("the change", changed)
+    job.until("steps after it", lambda: len(steps_of(job).get(entry["generation"], ())) > 2)
+    after = training_processes(job.name)
+    stayed = [pod for pod, processes in before.items() if processes and after.get(pod) == processes]
+    assert len(stayed) >= staying, (before, after, job.story())
+    assert entry["depth"] == "memory", entry
+
+
+def test_workers_keep_their_processes_over_resizes_and_crashes_of_others(job: JobRun, cluster: Cluster) -> None:
+    job.apply("--steps=150", "--min-step-time=0.2", "--checkpoint-every=1000", script="train.py", start=4)
+    job.until_training(4, beyond_step=3)
+    for size in (2, 4):
+        before, generation = training_processes(job.name), job.history()[-1]["generation"]
+        job.scale(size)
+        until_in_memory(job, before, generation, staying=2)
+        job.until_training(size)
+    before, generation = training_processes(job.name), job.history()[-1]["generation"]
+    pod, (worker,) = next((pod, processes) for pod, processes in before.items() if processes)
+    os.kill(worker.pid, signal.SIGKILL)
+    until_in_memory(job, before, generation, staying=3)
+    assert training_processes(job.name)[pod] != before[pod]
+    job.until("completion", lambda: job.state() == "Completed", 150)
+    audit = job.audit()
+    assert audit["exit_code"] == 0, audit
+    assert sum(audit["steps_repeated"].values()) <= 1, audit
+    saved = {int(str(path.name).split("-")[1]) for path in job.samples().parent.glob("checkpoints/step-*")}
+    assert saved == {150}, "no change has needed a checkpoint"
 
 
 def test_power_loss(job: JobRun, cluster: Cluster) -> None:
