@@ -56,7 +56,7 @@ class PhaseLimit:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Run code of the script, which may take as long as it takes; the limit of this phase starts anew after it."""
+        """Run what has limits of its own, or is the script's and takes as long as it takes; this phase's limit starts anew after it."""
         with self._changed:
             self._until = None
         try:

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 
 TRY_S = 2.0  # one try to connect all ranks, once all have arrived at the store
 MAX_TRIES = 5
+ARRIVAL_S = (
+    1800.0  # as torch waits for the ranks of a group: how long a process takes to import and build is the script's
+)
 FIRST_POLL_S, LAST_POLL_S = 0.002, 0.2  # between looks at a key of the store, and at the agent's word
 _OK, _FAILED = "ok", "failed"
 
@@ -42,17 +45,27 @@ class ProcessGroups:
         self._former_store: Any = None
         self._connections: PeerConnections | None = None
 
-    def connect(self, place: WorldPlace, is_over: Callable[[], bool]) -> None:
+    def connect(
+        self,
+        place: WorldPlace,
+        is_over: Callable[[], bool],
+        *,
+        arriving: AbstractContextManager[None] = nullcontext(),  # noqa: B008 stateless
+    ) -> None:
         """Build the default process group of a generation. Raises WorldNotBuilt, also as soon as the generation is over.
 
         Every rank reports its arrival at the store before any connects, so a slow rank costs no try. The first verdict on a try
-        counts for all ranks: they train in the same group, or try again under another name together.
+        counts for all ranks: they train in the same group, or try again under another name together. arriving: is entered
+        while ranks are waited for whose processes may still start; the limit of the phase is that of connecting them.
         """
-        limit = LIMITS[Phase.CONNECTING]
-        assert limit is not None
-        wait = _Wait(time.monotonic() + limit.total_seconds(), is_over)
         try:
-            self._store = self._open_store(place, wait)
+            with arriving:
+                late = _Wait(time.monotonic() + ARRIVAL_S, is_over)
+                self._store = self._open_store(place, late)
+                _arrive(self._store, place, late)
+            limit = LIMITS[Phase.CONNECTING]
+            assert limit is not None
+            wait = _Wait(time.monotonic() + limit.total_seconds(), is_over)
             for number in range(MAX_TRIES):
                 if self._try(dist.PrefixStore(f"try/{number}", self._store), place, wait):  # type: ignore[attr-defined]
                     if is_over():
@@ -118,9 +131,7 @@ class ProcessGroups:
                 return dist.PrefixStore(f"elastipod/world/{place.generation}", store)  # type: ignore[attr-defined]
 
     def _try(self, store: Any, place: WorldPlace, wait: _Wait) -> bool:
-        if store.add("arrived", 1) == place.world_size:
-            store.set("all-arrived", "1")
-        wait.for_key(store, "all-arrived")
+        _arrive(store, place, wait)
         number_groups_anew()
         sockets = open_sockets()
         try:
@@ -172,6 +183,13 @@ class _Wait:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_POLL_S)
         return True
+
+
+def _arrive(store: Any, place: WorldPlace, wait: _Wait) -> None:
+    """Return once all ranks have called this with the same store."""
+    if store.add("arrived", 1) == place.world_size:
+        store.set("all-arrived", "1")
+    wait.for_key(store, "all-arrived")
 
 
 def _verdict(store: Any, wait: _Wait) -> str:

@@ -171,14 +171,15 @@ class WorldLife:
             self._groups.connect_alone()
             return
         link = self.link
-        self._groups.connect(self.place, lambda: link is not None and link.is_over)
+        self._groups.connect(self.place, lambda: link is not None and link.is_over, arriving=self._limit.paused())
 
     def _start_anew(self, world_size: int, plan: ElasticBatches) -> list[RankOffer]:
         """Load the newest checkpoint on every rank, or take the state that rank 0 has built; give the offers that this makes."""
         self._build(world_size)
         resume = None
         if self.durable is not None:
-            with self.collective_of_library():
+            # Storage may take longer than a regroup may; the checkpoint's own collectives have limits of their own.
+            with self.collective_of_library(), self._limit.paused():
                 resume = self.durable.load()
         self.is_loaded = resume is not None
         step = plan.first_step if resume is None else resume.step

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -197,8 +199,40 @@ def test_ranks_whose_peer_does_not_come_give_up_when_the_generation_is_over() ->
     assert run_ranks(1, body) == [["WorldNotBuilt", text]]
 
 
+def test_a_rank_whose_process_still_starts_is_waited_for_longer_than_the_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """torch takes a minute to import on a busy node that has not read it before, and minutes may lie between two nodes."""
+    port = free_port()
+    told: list[str] = []
+    looks: list[int] = []
+
+    @contextmanager
+    def arriving() -> Iterator[None]:
+        told.append("waits")
+        monkeypatch.setattr(process_groups, "LIMITS", {**LIMITS, Phase.CONNECTING: timedelta(seconds=0)})
+        yield
+        monkeypatch.setattr(process_groups, "LIMITS", {**LIMITS, Phase.CONNECTING: timedelta(seconds=PATIENCE_S)})
+        told.append("all are there")
+
+    def has_looked() -> bool:
+        looks.append(1)
+        if len(looks) == 9:
+            (tmp_path / "waits for long").touch()
+        return False
+
+    def body(rank: int) -> Any:
+        if rank == 1:
+            until((tmp_path / "waits for long").exists, "the other rank to wait", PATIENCE_S)
+        groups = kept(ProcessGroups("gloo", None))
+        groups.connect(place(rank, 2, port), has_looked, arriving=arriving())
+        return [told, sum_of(rank)]
+
+    assert run_ranks(2, body) == [[["waits", "all are there"], 1]] * 2
+
+
 def test_a_store_that_nobody_hosts_is_given_up_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_groups, "LIMITS", {**LIMITS, Phase.CONNECTING: timedelta(seconds=0.3)})
+    monkeypatch.setattr(process_groups, "ARRIVAL_S", 0.3)
     monkeypatch.setattr(process_groups, "TRY_S", 2.0)
     port = free_port()
 

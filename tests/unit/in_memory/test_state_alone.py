@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,10 @@ from elastipod.audit.report import audit
 from elastipod.checkpoint.rng import rank_seed
 from elastipod.errors import StateDiffersError
 from elastipod.gradients import announce_reduced_gradients
+from elastipod.in_memory import phase_limit
+from elastipod.in_memory.durable_tier import DurableTier
+from elastipod.in_memory.phase_limit import PhaseLimit
+from elastipod.in_memory.phases import LIMITS, Phase
 
 DATA = torch.randn(50, 3, generator=torch.Generator().manual_seed(1))
 
@@ -218,3 +224,25 @@ def test_a_loop_without_its_block_is_told_so() -> None:
     with pytest.raises(TypeError, match="must be one block: `with step as batch:`"):
         for _ in State(build).steps(PLAN):
             pass
+
+
+def test_a_checkpoint_may_take_longer_to_load_than_a_regroup_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large state on slow storage does; the process ended itself then, and so did every one after it."""
+    assert train(State(build, checkpoints=tmp_path)) == list(range(1, PLAN.total_steps + 1))
+    ended: list[str] = []
+    limit_s = 0.2
+    monkeypatch.setattr(phase_limit, "LIMITS", {**LIMITS, Phase.AGREEING: timedelta(seconds=limit_s)})
+    monkeypatch.setattr("elastipod.in_memory.elastic_state.PhaseLimit", lambda: PhaseLimit(ended.append))
+    load = DurableTier.load
+
+    def slow_load(self: DurableTier) -> Any:
+        threading.Event().wait(3 * limit_s)
+        return load(self)
+
+    monkeypatch.setattr(DurableTier, "load", slow_load)
+    state = State(build, checkpoints=tmp_path)
+    assert train(state) == []
+    assert state.completed == PLAN.total_steps
+    assert ended == []
