@@ -29,6 +29,9 @@ COMMANDS = {
     "audit": Command(
         "elastipod.audit.command", "check from the sample logs of a job that every sample was trained exactly once"
     ),
+    "bundle": Command(
+        "elastipod_client.bundle", "write an archive that explains a job, without secrets", python=(3, 11)
+    ),
     "checkpoint": Command(
         "elastipod.checkpoint.export_command",
         "write the weights of a checkpoint to a safetensors file (checkpoint export)",

@@ -74,17 +74,31 @@ def growth_window(record: Record, context: Context, members: list[Replica]) -> t
 
 def growth_due(record: Record, policy: Policy, key: str) -> datetime | None:
     """Give when the open window closes: after scalingTimeout, the snooze, the stable period and the back-off."""
+    return max((at for at, _ in _timers(record, policy, key)), default=None)
+
+
+def growth_timer(record: Record, policy: Policy, key: str) -> str:
+    """Name the setting that the growth waits for; empty while no window is open."""
+    return max(_timers(record, policy, key), default=(datetime.min, ""), key=lambda timer: timer[0])[1]
+
+
+def _timers(record: Record, policy: Policy, key: str) -> list[tuple[datetime, str]]:
+    """Give what an open window waits for, each with the name of its setting."""
     if record.window_since is None:
-        return None
-    due = record.window_since + policy.scaling_timeout
+        return []
+    found = [(record.window_since + policy.scaling_timeout, f"scalingTimeoutInSeconds={_s(policy.scaling_timeout)}")]
     if record.recovered_at is not None:
-        due = max(due, record.recovered_at + policy.snooze)
+        found.append((record.recovered_at + policy.snooze, f"scaleUpSnoozeTimeInSeconds={_s(policy.snooze)}"))
     if record.resized_at is not None:
-        due = max(due, record.resized_at + policy.min_stable)
+        found.append((record.resized_at + policy.min_stable, f"minStableSeconds={_s(policy.min_stable)}"))
     if record.resize_failures and record.resize_failed_at is not None:
         wait = backoff(policy.backoff_base, policy.backoff_max, record.resize_failures, key)
-        due = max(due, record.resize_failed_at + wait)
-    return due
+        found.append((record.resize_failed_at + wait, "spec.elastipod.backoff"))
+    return found
+
+
+def _s(span: timedelta) -> int:
+    return int(span.total_seconds())
 
 
 def growth_failed(record: Record, now: datetime) -> Record:

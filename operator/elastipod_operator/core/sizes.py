@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from .model_groups import SINGLE_RANKS, ModelGroups
 from .model_groups import Allowed as Allowed
@@ -23,12 +23,14 @@ class SizeError(ValueError):
 class Sizes:
     """The sizes at which a job may train.
 
-    allowed: ascending, never empty, all >= 1. start: wanted first size. warnings: sentences for the user.
+    allowed: ascending, never empty, all >= 1. start: wanted first size. warnings: sentences for the user. bound: the field
+    that sets the maximum, with its value; empty if unknown.
     """
 
     allowed: Allowed
     start: int
     warnings: tuple[str, ...] = ()
+    bound: str = field(default="", compare=False)
 
     @property
     def minimum(self) -> int:
@@ -81,7 +83,8 @@ def resolve(request: SizeRequest) -> Sizes:
     if not request.elastic:
         _check_number(wanted, "spec.replicaSpecs[].replicas", request.spares)
         _whole_groups((wanted,), request, warnings)
-        return _under_ceiling(Sizes((wanted,), wanted), request.ceiling, ())
+        fixed = Sizes((wanted,), wanted, bound="spec.replicaSpecs[].replicas without an elasticPolicy")
+        return _under_ceiling(fixed, request.ceiling, ())
     low = max(1, request.min_replicas) if request.min_replicas is not None else wanted
     high = _maximum(request, warnings)
     if low > high:
@@ -95,7 +98,7 @@ def resolve(request: SizeRequest) -> Sizes:
         warnings.append(
             f"the job starts at {counted(start, 'replica')}: {wanted} as written is not one of the allowed sizes {_shown(allowed)}"
         )
-    return _under_ceiling(Sizes(allowed, start), request.ceiling, tuple(warnings))
+    return _under_ceiling(Sizes(allowed, start, bound=_bound(request, high)), request.ceiling, tuple(warnings))
 
 
 def _maximum(request: SizeRequest, warnings: list[str]) -> int:
@@ -116,6 +119,15 @@ def _maximum(request: SizeRequest, warnings: list[str]) -> int:
         return of_policy if declared else max(of_policy, 1)
     _check_number(from_specs, "spec.replicaSpecs[].maxReplicas", request.spares)
     return from_specs
+
+
+def _bound(request: SizeRequest, high: int) -> str:
+    """Name the field that sets the maximum of an elastic job."""
+    if request.values:
+        return "spec.elasticPolicy.replicaDiscreteValues"
+    if request.max_replicas is not None and max(request.max_replicas, 1) == high:
+        return f"spec.elasticPolicy.maxReplicas={request.max_replicas}"
+    return f"spec.replicaSpecs[], which add up to {high}"
 
 
 def _check_number(replicas: int, field: str, spares: int) -> None:
@@ -171,7 +183,7 @@ def _whole_groups(sizes: Allowed, request: SizeRequest, warnings: list[str]) -> 
 
 def _under_ceiling(sizes: Sizes, ceiling: int, warnings: tuple[str, ...]) -> Sizes:
     if not ceiling:
-        return Sizes(sizes.allowed, sizes.start, warnings)
+        return replace(sizes, warnings=warnings)
     if ceiling > sizes.maximum:
         warnings += (
             f"spec.replicas is {ceiling} (kubectl scale sets it), above the largest size {sizes.maximum}, and has no effect; raise "
@@ -184,7 +196,8 @@ def _under_ceiling(sizes: Sizes, ceiling: int, warnings: tuple[str, ...]) -> Siz
             f"set at least {sizes.minimum}, or 0 for no ceiling"
         )
     bounded = Sizes(kept, 0)
-    return Sizes(kept, bounded.fit(sizes.start), warnings)
+    bound = f"spec.replicas={ceiling} (kubectl scale)" if kept[-1] < sizes.maximum else sizes.bound
+    return Sizes(kept, bounded.fit(sizes.start), warnings, bound)
 
 
 def _shown(sizes: Allowed) -> str:

@@ -144,3 +144,18 @@ def test_fit_gives_the_largest_size_that_fits(sizes: set[int], available: int) -
     allowed = tuple(sorted(sizes))
     fitting = [size for size in allowed if size <= available]
     assert Sizes(allowed, allowed[0]).fit(available) == (fitting[-1] if fitting else 0)
+
+
+@pytest.mark.parametrize(
+    ("request_", "bound"),
+    [
+        ({"elastic": True, "min_replicas": 1, "max_replicas": 8}, "spec.elasticPolicy.maxReplicas=8"),
+        ({"elastic": True, "min_replicas": 1, "max_replicas": 8, "ceiling": 4}, "spec.replicas=4 (kubectl scale)"),
+        ({"elastic": True, "min_replicas": 1, "max_replicas": 8, "ceiling": 9}, "spec.elasticPolicy.maxReplicas=8"),
+        ({"elastic": True, "min_replicas": 1, "values": (1, 2)}, "spec.elasticPolicy.replicaDiscreteValues"),
+        ({"elastic": True, "min_replicas": 1}, "spec.replicaSpecs[], which add up to 2"),
+        ({}, "spec.replicaSpecs[].replicas without an elasticPolicy"),
+    ],
+)
+def test_the_field_that_sets_the_maximum_is_known(request_: dict[str, Any], bound: str) -> None:
+    assert resolve(SizeRequest(spec_replicas=(2,), spec_max_replicas=(None,), **request_)).bound == bound

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from ..context import Context
-from ..growth import growth_due
+from ..growth import growth_due, growth_timer
 from ..payback import growth_hold
 from ..preparation import PREPARATION_LIMIT, is_on_its_way
 from ..quota import Quota
@@ -37,7 +37,7 @@ def _scaling(record: Record, context: Context) -> ConditionDraft | None:
             "Scaling",
             False,
             Reason.AT_MAXIMUM,
-            f"{counted(size, 'replica trains', 'replicas train')}, which is the maximum",
+            f"{counted(size, 'replica trains', 'replicas train')}, which is the maximum{_bound(policy)}",
         )
     due = growth_due(record, policy, snapshot.job.uid)
     members = frozenset(record.members)
@@ -48,9 +48,9 @@ def _scaling(record: Record, context: Context) -> ConditionDraft | None:
         text = f"{starts} workers ahead while training continues; the job grows when they are ready, at {until} at the latest"
         return ConditionDraft("Scaling", False, Reason.WARMING_UP, text)
     if due is not None:
-        text = f"more replicas are ready; the job grows at about {time_of_day(due)}"
-        if record.resize_failures:
-            text += f" (growths that failed in a row: {record.resize_failures})"
+        failed = f"; growths that failed in a row: {record.resize_failures}" if record.resize_failures else ""
+        timer = growth_timer(record, policy, snapshot.job.uid)
+        text = f"more replicas are ready; the job grows at about {time_of_day(due)} ({timer}{failed})"
         return ConditionDraft("Scaling", False, Reason.GROWING, text)
     loading = [r for r in replicas.candidates() if r.id not in members and r.agent.warming]
     if loading:
@@ -98,6 +98,11 @@ def _queued(snapshot: Snapshot, record: Record, policy: Policy, quota: Quota) ->
         return ConditionDraft("Scaling", False, Reason.QUEUED, text)
     why = f": {snapshot.queue_problem[1]}" if snapshot.queue_problem is not None else ""
     return ConditionDraft("Scaling", False, Reason.QUEUED, f"{wanted}; requesting quota from queue {quota.queue}{why}")
+
+
+def _bound(policy: Policy) -> str:
+    """Name the field that limits the size, as the end of a sentence."""
+    return f": limited by {policy.sizes.bound}" if policy.sizes.bound else ""
 
 
 def _wanted(number: int) -> str:

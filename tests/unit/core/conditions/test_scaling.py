@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ from tests.unit.core.builders import (
     job,
     observed,
     pod,
+    policy,
     ready,
     running,
     seconds,
     trains,
 )
 from tests.unit.core.conditions.reports import (
+    FULL,
     RUN,
     UNSCHEDULABLE,
     Seen,
@@ -36,7 +39,7 @@ from elastipod_operator.core.record import (
     Record,
     ResizeStatistics,
 )
-from elastipod_operator.core.snapshot import AgentState, ObservedAgent
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, Policy
 
 
 @pytest.mark.parametrize(
@@ -112,10 +115,12 @@ def test_the_wait_for_capacity_is_told_in_figures(pods: list[Seen], words: str) 
 @pytest.mark.parametrize(
     ("failures", "words"),
     [
-        pytest.param(0, "more replicas are ready; the job grows at about 12:01:00 UTC", id="when"),
+        pytest.param(
+            0, "more replicas are ready; the job grows at about 12:01:00 UTC (scalingTimeoutInSeconds=60)", id="when"
+        ),
         pytest.param(
             2,
-            "more replicas are ready; the job grows at about 12:01:00 UTC (growths that failed in a row: 2)",
+            "more replicas are ready; the job grows at about 12:01:00 UTC (scalingTimeoutInSeconds=60; growths that failed in a row: 2)",
             id="and how often in vain",
         ),
     ],
@@ -139,3 +144,39 @@ def test_scaling_says_why_the_job_has_its_size(
     told = condition(plan(observed(job(trains()), pods)), "Scaling")  # type: ignore[arg-type]
     assert told.reason == reason
     assert every(word in told.message for word in words), told.message
+
+
+def scaling_of(record: Record, pods: list[Any], wanted: Policy) -> str:
+    found = plan(observed(job(record, wanted), pods)).conditions
+    return next(condition.message for condition in found if condition.type == "Scaling")
+
+
+@pytest.mark.parametrize(
+    ("bound", "told"),
+    [
+        ("spec.replicas=2 (kubectl scale)", "the maximum: limited by spec.replicas=2 (kubectl scale)"),
+        ("spec.elasticPolicy.maxReplicas=2", "the maximum: limited by spec.elasticPolicy.maxReplicas=2"),
+    ],
+)
+def test_the_bound_that_limits_the_size_is_named(bound: str, told: str) -> None:
+    bounded = replace(FULL, sizes=replace(FULL.sizes, allowed=(2,), bound=bound))
+    assert scaling_of(trains(), RUN, bounded).endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("changes", "timer"),
+    [
+        pytest.param({}, "scalingTimeoutInSeconds=60", id="the window"),
+        pytest.param({"recovered_at": NOW}, "scaleUpSnoozeTimeInSeconds=300", id="the snooze"),
+        pytest.param({"resized_at": NOW}, "minStableSeconds=200", id="the stable period"),
+        pytest.param({"resize_failures": 9, "resize_failed_at": NOW}, "spec.elastipod.backoff", id="the back-off"),
+    ],
+)
+def test_the_timer_that_a_growth_waits_for_is_named(changes: dict[str, Any], timer: str) -> None:
+    timed = replace(
+        policy(2, 4), scaling_timeout=seconds(60), snooze=seconds(300), min_stable=seconds(200),
+        backoff_base=seconds(250), backoff_max=seconds(300),
+    )  # fmt: skip
+    message = scaling_of(trains(window_since=NOW, **changes), [*RUN, (pod(2), ready())], timed)
+    assert message.startswith("more replicas are ready; the job grows at about")
+    assert f" ({timer}" in message
