@@ -122,11 +122,14 @@ def _read(path: str, begin: int) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return ""
-    with open(descriptor, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return ""
-        file.seek(begin)
-        return file.read(MAX_STACKS_BYTES).decode("utf-8", "replace").strip()
+        return os.pread(descriptor, MAX_STACKS_BYTES, begin).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
 
 
 def _text(path: Path) -> str:
