@@ -97,7 +97,7 @@ def test_of_the_library_every_public_name_is_loaded_that_can_be(folder: Path, mo
     asked: list[str] = []
 
     class Library(ModuleType):
-        __all__ = ["first", "for_newer_torch", "gone", "last"]
+        __all__ = ("first", "for_newer_torch", "gone", "last")
 
         def __getattr__(self, name: str) -> object:
             asked.append(name)
