@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from elastipod.errors import StateDiffersError as StateDiffersError
     from elastipod.errors import UnusableLogsError as UnusableLogsError
     from elastipod.gradients import accumulate as accumulate
+    from elastipod.gradients import accumulate_padded as accumulate_padded
     from elastipod.gradients import gradient_sync as gradient_sync
     from elastipod.in_memory.elastic_state import State as State
     from elastipod.in_memory.elastic_state import steps as steps
@@ -99,6 +100,7 @@ _HOME = {
     "TokenWindows": "data.tokens",
     "UnevenBatch": "batches.batch_plan",
     "accumulate": "gradients",
+    "accumulate_padded": "gradients",
     "build_mesh": "mesh",
     "data_parallel": "mesh",
     "elastic_event_detected": "elastic_event",

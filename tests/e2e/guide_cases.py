@@ -10,21 +10,32 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.e2e.rank_worlds import run_world, serve
-from tests.guide import LOADER, LOOP, SUMMED, function_of, stateful_script
+from tests.guide import LOADER, LOOP, PADDED, SUMMED, function_of, stateful_script
 from torch import nn
-from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 import elastipod
 from elastipod import CheckpointManager, ElasticBatches
 
 SIZE, GLOBAL_BATCH = 258, 256  # the last batch has two samples
-STEP = "optimizer.zero_grad()\n" + SUMMED + "optimizer.step()\n"
+
+
+def loop_of(passes: str) -> str:
+    """Give the loop over the steps of a plan whose gradients come from a block of the guide."""
+    step = "optimizer.zero_grad()\n" + passes + "optimizer.step()\n"
+    return "for batch in plan.iterate(rank, world_size):\n" + textwrap.indent(step, "    ")
+
+
+PADDED_AND_SUMMED = PADDED.replace(
+    "size=4", "size=4, tokens=sum(num_tokens(index) for index in batch.indices)"
+).replace("losses_of", "summed_losses_of")
 LOOPS = {
     "loop": LOOP,
     "loader": LOADER,
     "stateful": stateful_script(),
-    "summed": "for batch in plan.iterate(rank, world_size):\n" + textwrap.indent(STEP, "    "),
+    "summed": loop_of(SUMMED),
+    "padded": loop_of(PADDED),
+    "padded and summed": loop_of(PADDED_AND_SUMMED),
 }
 
 
@@ -68,6 +79,23 @@ class Training:
         loss: torch.Tensor = (model(rows) - torch.sin(7 * rows)).pow(2).sum()
         return self._heard(loss)
 
+    def losses_of(self, model: nn.Module, indices: Sequence[int]) -> torch.Tensor:
+        """Give the loss of each sample; what goes into the gradient is recorded as their weighted sum."""
+        rows = torch.tensor(indices, dtype=torch.float64).reshape(-1, 1) / SIZE
+        return self._heard_rows((model(rows) - torch.sin(7 * rows)).pow(2).flatten())
+
+    def summed_losses_of(self, model: nn.Module, indices: Sequence[int]) -> torch.Tensor:
+        """Give the loss of each sample's tokens, added up."""
+        rows = torch.tensor(indices, dtype=torch.float64).reshape(-1, 1) / SIZE
+        counts = torch.tensor([num_tokens(index) for index in indices], dtype=torch.float64)
+        return self._heard_rows((model(rows) - torch.sin(7 * rows)).pow(2).flatten() * counts)
+
+    def _heard_rows(self, losses: torch.Tensor) -> torch.Tensor:
+        losses.register_hook(  # type: ignore[no-untyped-call]
+            lambda weights: self._weigh(float((losses.detach() * weights).sum()), 1.0)
+        )
+        return losses
+
     def _heard(self, loss: torch.Tensor) -> torch.Tensor:
         loss.register_hook(lambda weight: self._weigh(loss.item(), weight.item()))  # type: ignore[no-untyped-call]
         return loss
@@ -94,12 +122,11 @@ def loop_over_a_world(folder: Path, name: str, world_size: int) -> list[list[dic
 
     def body(_: int) -> list[dict[str, Any]]:
         elastipod.elastic_event_detected = lambda: False
-        if world_size == 1 and name == "summed":  # which calls a collective itself
-            dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         training = Training()
         names: dict[str, Any] = {each: getattr(elastipod, each) for each in elastipod.__all__}
         names |= {each: getattr(training, each) for each in ("model", "optimizer", "rank", "world_size", "loss_of")}
         names |= {"torch": torch, "dist": dist, "num_tokens": num_tokens, "summed_loss_of": training.summed_loss_of}
+        names |= {"losses_of": training.losses_of, "summed_losses_of": training.summed_losses_of}
         names |= {"dataset": Rows(), "plan": ElasticBatches(SIZE, GLOBAL_BATCH)}
         names |= {"checkpoints": CheckpointManager(folder / "checkpoints", memory=False), "resume": None}
         if name == "stateful":
