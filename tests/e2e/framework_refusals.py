@@ -109,6 +109,7 @@ CASES: dict[str, Callable[[], None]] = {
     "trainer: average_tokens_across_devices": lambda: train(average_tokens_across_devices=False),
     "trainer: save_only_model": lambda: train(save_only_model=True),
     "trainer: resume_from_checkpoint": lambda: train(options={"resume_from_checkpoint": True}),
+    "trainer: one checkpoint": lambda: train(save_total_limit=1),
     "trainer: own order": lambda: train(kind=OwnOrder),
     "trainer: FSDP1": lambda: shard_trainer(version=1),
     "trainer: DeepSpeed": lambda: shard_trainer(deepspeed=True),

@@ -183,6 +183,7 @@ REFUSED = {
     "trainer: average_tokens_across_devices": "average_tokens_across_devices is False; an exact resize needs True",
     "trainer: save_only_model": "TrainingArguments.save_only_model is True; an exact resize needs False",
     "trainer: resume_from_checkpoint": "resume_from_checkpoint cannot be given",
+    "trainer: one checkpoint": "save_total_limit is 1, so the Trainer deletes the last checkpoint before",
     "trainer: own order": "OwnOrder has a get_train_dataloader of its own",
     "trainer: FSDP1": "set fsdp_config={'version': 2}",
     "trainer: DeepSpeed": "belong to one world size; use DDP",

@@ -57,6 +57,7 @@ def elastic_fit(
     checkpoint_every: int | None = None,
     keep: int = 2,
     sample_log: str | os.PathLike[str] | None = None,
+    adopt: bool = False,
     **options: Any,
 ) -> None:
     """Train as ``trainer.fit(module, loader)`` does, from the newest complete checkpoint on, at any world size.
@@ -65,7 +66,8 @@ def elastic_fit(
     ``accumulate_grad_batches`` is set from the global batch and the world size. global_batch: samples of one optimizer step
     over all ranks, the same at every size. The loss that ``training_step`` gives is the mean over the samples of its batch.
     checkpoints: folder that all ranks share. checkpoint_every: steps; None: only at an elastic event and at the end. keep:
-    number of newest checkpoints to keep. sample_log: folder for sample logs. options: of `Trainer.fit`.
+    number of newest checkpoints to keep. sample_log: folder for sample logs. adopt: take over another job's folder. options:
+    of `Trainer.fit`.
 
     Every rank calls it. At an elastic event it saves a checkpoint and the process ends with exit code 0 (SystemExit), so what
     follows the call is for a finished training only. Raises BatchSizeError for a world size that the global batch cannot be
@@ -86,7 +88,10 @@ def elastic_fit(
     plan = ElasticBatches(size, global_batch, seed=seed, epochs=epochs)
     assert loader.batch_size is not None
     run = ElasticRun(
-        plan, MarkedCheckpoints(checkpoints, CHECKPOINT), max_micro_batch=loader.batch_size, sample_log=sample_log
+        plan,
+        MarkedCheckpoints(checkpoints, CHECKPOINT, adopt=adopt),
+        max_micro_batch=loader.batch_size,
+        sample_log=sample_log,
     )
     trainer.accumulate_grad_batches = run.cut.passes
     trainer.callbacks.append(ElasticCallback(run, checkpoint_every, keep))

@@ -52,8 +52,10 @@ class Marked:
 class MarkedCheckpoints:
     """The checkpoints of one job in a directory that all ranks share. Methods are collective."""
 
-    def __init__(self, directory: str | os.PathLike[str], name: re.Pattern[str]) -> None:
+    def __init__(self, directory: str | os.PathLike[str], name: re.Pattern[str], *, adopt: bool = False) -> None:
         """name: of a checkpoint's folder, with the step as its first group. Claims the directory for this generation.
+
+        adopt: take over another job's directory.
 
         Raises FencedError when a newer generation has claimed it, and CheckpointError when it cannot be used.
         """
@@ -66,7 +68,7 @@ class MarkedCheckpoints:
         self._name = name
         self._store = open_store(self.directory / CLAIMS, {})
         self.generation: int = self._on_rank_0(
-            lambda: self._store.claim(generation_from_env(), run_id_from_env(), job=job_from_env())
+            lambda: self._store.claim(generation_from_env(), run_id_from_env(), job=job_from_env(), adopt=adopt)
         )
 
     def newest(self) -> Marked | None:

@@ -46,6 +46,7 @@ def elastic_train(
     global_batch: int,
     sample_log: str | os.PathLike[str] | None = None,
     equal_passes: bool | None = None,
+    adopt: bool = False,
     **options: Any,
 ) -> Any:
     """Train as ``trainer.train()`` does, from the newest complete checkpoint in ``output_dir`` on, at any world size.
@@ -54,7 +55,7 @@ def elastic_train(
     ``per_device_train_batch_size`` is the maximum for one pass; it and ``gradient_accumulation_steps`` are set from the global
     batch and the world size. sample_log: folder for sample logs (`elastipod audit`). equal_passes: all passes of all ranks
     must have the same number of samples, because the Trainer gathers numbers of each sample; by default for TRL's
-    DPOTrainer and RewardTrainer, which do. options: of `Trainer.train`.
+    DPOTrainer and RewardTrainer, which do. adopt: take over another job's ``output_dir``. options: of `Trainer.train`.
 
     Every rank calls it. It returns what `Trainer.train` returns, when the training is finished. At an elastic event the Trainer
     saves a checkpoint and the process ends with exit code 0 (SystemExit), so what follows the call is for a finished
@@ -76,7 +77,7 @@ def elastic_train(
         epochs=max(1, math.ceil(epochs)),
         shuffle=args.train_sampling_strategy != "sequential",
     )
-    checkpoints = MarkedCheckpoints(args.output_dir, CHECKPOINT)
+    checkpoints = MarkedCheckpoints(args.output_dir, CHECKPOINT, adopt=adopt)
     if equal_passes is None:
         equal_passes = any(kind.__name__ in _GATHER_SAMPLES for kind in type(trainer).__mro__)
     run = ElasticRun(
@@ -132,6 +133,11 @@ def check_trainer(trainer: Any) -> None:
     for name, (value, needed) in refused.items():
         if value != needed:
             raise FrameworkError(f"TrainingArguments.{name} is {value}; an exact resize needs {needed}")
+    if args.save_total_limit == 1:
+        raise FrameworkError(
+            "TrainingArguments.save_total_limit is 1, so the Trainer deletes the last checkpoint before the new one is known to be "
+            "complete; set 2 or more"
+        )
     if args.n_gpu > 1:
         raise FrameworkError(
             f"one process drives {args.n_gpu} devices (DataParallel); start one process per device with hyperpodrun or torchrun"

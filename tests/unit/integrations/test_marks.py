@@ -82,6 +82,15 @@ def test_a_replaced_generation_is_refused_before_it_writes(tmp_path: Path) -> No
         old.begin(tmp_path / "checkpoint-1")
 
 
+def test_another_jobs_directory_is_refused_or_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTIPOD_JOB", "team/first")
+    MarkedCheckpoints(tmp_path, NAME)
+    monkeypatch.setenv("ELASTIPOD_JOB", "team/second")
+    with pytest.raises(CheckpointError, match="holds the checkpoints of job team/first"):
+        MarkedCheckpoints(tmp_path, NAME)
+    MarkedCheckpoints(tmp_path, NAME, adopt=True)
+
+
 def test_a_mark_of_another_version_is_refused(tmp_path: Path) -> None:
     checkpoints = MarkedCheckpoints(tmp_path, NAME)
     mark = write(checkpoints, 3) / MARK
