@@ -82,14 +82,15 @@ def parallel_model(mesh: DeviceMesh) -> nn.Module:
         rows = dict.fromkeys(("out", "down"), RowwiseParallel())
         for block in model.blocks:
             parallelize_module(block, mesh["tp"], {**columns, **rows})
+    data = mesh["dp", "shard"] if "shard" in (mesh.mesh_dim_names or ()) else mesh["dp"]  # two dimensions: HSDP
     for block in model.blocks:
-        fully_shard(block, mesh=mesh["dp"])
-    fully_shard(model, mesh=mesh["dp"])
+        fully_shard(block, mesh=data)
+    fully_shard(model, mesh=data)
     return model
 
 
 def train(options: argparse.Namespace) -> None:
-    mesh = build_mesh(tp=options.tp, device_type="cpu", heads=HEADS, kv_heads=KV_HEADS)
+    mesh = build_mesh(tp=options.tp, shard=options.shard, device_type="cpu", heads=HEADS, kv_heads=KV_HEADS)
     place = data_parallel(mesh)  # ranks of one tensor-parallel group train the same samples
     images, labels = read_digits()
     plan = ElasticBatches(len(images), 16, epochs=options.epochs)
@@ -110,7 +111,10 @@ def train(options: argparse.Namespace) -> None:
         writes=reads_data(mesh),  # one rank of each tensor-parallel group
     )
     if dist.get_rank() == 0:
-        print(f"tensor parallel {options.tp} x data parallel {place.world_size}", flush=True)
+        print(
+            f"{dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))}, {place.world_size} data-parallel",
+            flush=True,
+        )
 
     for batch in plan.iterate_at(place):
         started = time.monotonic()
@@ -122,7 +126,9 @@ def train(options: argparse.Namespace) -> None:
             loss.backward()
             total += loss.detach()
         optimizer.step()
-        dist.all_reduce(total, group=mesh.get_group("dp"))
+        for name in mesh.mesh_dim_names or ():
+            if name in ("dp", "shard"):
+                dist.all_reduce(total, group=mesh.get_group(name))
         mean = total.item() / place.world_size
         time.sleep(max(0.0, options.min_step_time - (time.monotonic() - started)))
         log.step(batch, mean)
@@ -150,6 +156,7 @@ def read_digits() -> tuple[torch.Tensor, torch.Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--tp", type=int, default=2, help="ranks of one tensor-parallel group; the same at every size")
+    parser.add_argument("--shard", type=int, default=1, help="ranks that shard the weights of one replica (HSDP)")
     parser.add_argument("--checkpoint-dir", required=True, help="shared by all workers")
     parser.add_argument("--sample-log-dir", required=True, help="shared by all workers; `elastipod audit` reads it")
     parser.add_argument("--epochs", type=int, default=4)

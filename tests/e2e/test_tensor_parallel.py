@@ -1,4 +1,4 @@
-"""The example of tensor and data parallelism with real processes: a resize moves no loss, and a world that splits a group is refused."""
+"""The example of tensor parallelism and HSDP with real processes: a resize moves no loss, and a world that splits a group is refused."""
 
 from __future__ import annotations
 
@@ -37,9 +37,18 @@ def make_run(fork_server: TorchForkServer, tmp_path: Path) -> Iterator[type[Trai
         run.close()
 
 
-def test_a_tensor_parallel_training_goes_from_four_ranks_to_two(make_run: object) -> None:
+@pytest.mark.parametrize(
+    ("axes", "two_ranks"),
+    [
+        pytest.param(("--tp=2",), "{'dp': 1, 'tp': 2}, 1 data-parallel", id="TP x DP"),
+        pytest.param(("--tp=1", "--shard=2"), "{'dp': 1, 'shard': 2}, 2 data-parallel", id="HSDP"),
+    ],
+)
+def test_a_training_of_two_model_groups_goes_on_with_one(
+    make_run: object, axes: tuple[str, ...], two_ranks: str
+) -> None:
     assert callable(make_run)
-    undisturbed, resized = make_run("undisturbed"), make_run("resized", "--min-step-time=0.03")
+    undisturbed, resized = make_run("undisturbed", *axes), make_run("resized", *axes, "--min-step-time=0.03")
     undisturbed.start(4)
     undisturbed.finish()
     expected = undisturbed.losses()
@@ -51,7 +60,7 @@ def test_a_tensor_parallel_training_goes_from_four_ranks_to_two(make_run: object
     assert 15 <= stopped_at < TOTAL_STEPS
     resized.start(2)
     resized.finish()
-    assert "tensor parallel 2 x data parallel 1" in resized.output(0)
+    assert two_ranks in resized.output(0)
     report = audit(read_logs(resized.logs))
     assert (report.exact, report.completed) == (True, True), report
     found = resized.losses()
