@@ -1,0 +1,65 @@
+"""The manifests of the examples give their scripts what these require, and nothing that they do not know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+IN_IMAGE = "/opt/elastipod/examples/"
+
+
+def containers_of(manifest: Any) -> Iterator[dict[str, Any]]:
+    """Give everything in a manifest that has a command line."""
+    if isinstance(manifest, dict):
+        if "command" in manifest and "args" in manifest:
+            yield manifest
+        for value in manifest.values():
+            yield from containers_of(value)
+    elif isinstance(manifest, list):
+        for value in manifest:
+            yield from containers_of(value)
+
+
+def commands() -> list[tuple[str, Path, list[str]]]:
+    """Give file, script and the script's arguments of every example that runs one of ours."""
+    found = []
+    for file in sorted(EXAMPLES.rglob("*.yaml")):
+        for container in (c for body in yaml.safe_load_all(file.read_text()) for c in containers_of(body)):
+            line = [*container["command"], *container["args"]]
+            at = next((number for number, word in enumerate(line) if word.startswith(IN_IMAGE)), None)
+            if at is not None:
+                script = EXAMPLES / line[at].removeprefix(IN_IMAGE)
+                found.append((str(file.relative_to(EXAMPLES)), script, line[at + 1 :]))
+    return found
+
+
+def options_of(script: Path) -> dict[str, bool]:
+    """Give the options that a script and what lies beside it define, and whether they are required."""
+    shared = [path for path in script.parent.glob("*.py") if path.name == "settings.py" or path == script]
+    text = "\n".join(path.read_text() for path in shared)
+    calls = re.findall(r'add_argument\(\s*"(--[a-z-]+)"(.*?)\n?\s*\)\n', text, re.DOTALL)
+    return {name: "required=True" in rest for name, rest in calls}
+
+
+@pytest.mark.parametrize(
+    ("file", "script", "arguments"), commands(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_manifest_gives_its_script_what_it_requires(file: str, script: Path, arguments: list[str]) -> None:
+    options = options_of(script)
+    assert options, f"{script} defines no options"
+    given = {word.partition("=")[0] for word in arguments if word.startswith("--")}
+    assert given <= options.keys(), f"{file}: {script.name} does not know {given - options.keys()}"
+    required = {name for name, is_required in options.items() if is_required}
+    assert required <= given, f"{file}: {script.name} requires {required - given}"
+
+
+def test_there_are_such_manifests() -> None:
+    assert {"lm/job.yaml", "lm/job-fsdp2.yaml", "digits/job.yaml", "kueue/job.yaml"} <= {
+        file for file, _, _ in commands()
+    }
