@@ -192,7 +192,7 @@ def until_in_memory(job: JobRun, before: dict[str, frozenset[ProcessId]], genera
 
 
 def test_workers_keep_their_processes_over_resizes_and_crashes_of_others(job: JobRun, cluster: Cluster) -> None:
-    job.apply("--steps=150", "--min-step-time=0.2", "--checkpoint-every=1000", script="train.py", start=4)
+    job.apply("--steps=1000", "--min-step-time=0.3", "--checkpoint-every=1000", script="train.py", start=4)
     job.until_training(4, beyond_step=3)
     for size in (2, 4):
         before, generation = training_processes(job.name), job.history()[-1]["generation"]
@@ -204,12 +204,12 @@ def test_workers_keep_their_processes_over_resizes_and_crashes_of_others(job: Jo
     os.kill(worker.pid, signal.SIGKILL)
     until_in_memory(job, before, generation, staying=3)
     assert training_processes(job.name)[pod] != before[pod]
-    job.until("completion", lambda: job.state() == "Completed", 150)
-    audit = job.audit()
-    assert audit["exit_code"] == 0, audit
+    audit = job.audit()  # of a job that goes on: it cannot have used all samples yet
+    assert (audit["duplicates"], audit["foreign"]) == (0, 0), audit
+    newest = audit["final_step"]  # which some ranks may not have logged yet
+    assert 0 < 16 * (newest - 1) <= audit["samples_unique"] <= 16 * newest, "no sample before it is missing"
     assert sum(audit["steps_repeated"].values()) <= 1, audit
-    saved = {int(str(path.name).split("-")[1]) for path in job.samples().parent.glob("checkpoints/step-*")}
-    assert saved == {150}, "no change has needed a checkpoint"
+    assert not list(job.samples().parent.glob("checkpoints/step-*")), "no change has needed a checkpoint"
 
 
 def test_power_loss(job: JobRun, cluster: Cluster) -> None:

@@ -38,10 +38,10 @@ STEPS = 14
 TRAIN_S = 8.0  # how long each size trains, so that it is visible
 UNSAVED_STEPS = 5  # steps since the last durable checkpoint when the worker is killed
 INSTALL_DEADLINE_S = 120
-START_DEADLINE_S = 120
+START_DEADLINE_S = 300  # torch takes minutes to import where a busy machine reads it for the first time
 RESIZE_DEADLINE_S = 120
 RECOVERY_DEADLINE_S = 60
-URGENT_DEADLINE_S = 120
+URGENT_DEADLINE_S = 300
 NEW_PROCESSES = {"spec": {"elastipod": {"recovery": "Process"}}}
 END_DEADLINE_S = 240
 
