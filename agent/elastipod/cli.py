@@ -37,6 +37,7 @@ COMMANDS = {
         "write the weights of a checkpoint to a safetensors file (checkpoint export)",
         "export",
     ),
+    "completion": Command("elastipod_client.completion", "print the completion script of a shell", python=(3, 11)),
     "doctor": Command(
         "elastipod_client.doctor", "check the cluster, the operator and its rights, Kueue and quotas", python=(3, 11)
     ),
@@ -70,6 +71,7 @@ COMMANDS = {
     "tokens": Command(
         "elastipod.data.tokens_command", "build token files from text for training, and show what they contain"
     ),
+    "watch": Command("elastipod_client.watch", "show a job live until it ends", python=(3, 11)),
     "why": Command("elastipod_client.why", "say what a job does, what it waits for, and what to do", python=(3, 11)),
 }
 

@@ -133,16 +133,10 @@ def _operator(reader: Reader, *, has_kueue: bool) -> None:
         if is_read:
             reader.checks.append(check_lease(lease, datetime.now(UTC)))
         account = f"system:serviceaccount:{namespace}:{_account(operator)}"
-        asked = {
-            "apiVersion": "v1",
-            "kind": "List",
-            "items": access_reviews(account, reader.kubectl.namespace or _watched(operator), has_kueue=has_kueue),
-        }
-        answer, is_read = reader.read(
-            "rights", lambda: anywhere.run("create", "-f", "-", "-o", "json", stdin=json.dumps(asked)), ""
-        )
+        questions = access_reviews(account, reader.kubectl.namespace or _watched(operator), has_kueue=has_kueue)
+        reviews, is_read = reader.read("rights", lambda: anywhere.create(questions), NONE)
         if is_read:
-            reader.checks.append(check_rights(json.loads(answer or "{}").get("items", []), account))
+            reader.checks.append(check_rights(reviews, account))
 
 
 def _in(kubectl: Kubectl, namespace: str, kind: str, name: str) -> dict[str, Any]:

@@ -70,6 +70,11 @@ class Kubectl:
         items: list[dict[str, Any]] = found["items"] if found.get("kind", "List") == "List" else [found]
         return items
 
+    def create(self, bodies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Create objects; gives what the API server answered, in their order. Raises KubectlError."""
+        asked = {"apiVersion": "v1", "kind": "List", "items": bodies}
+        return documents(self.run("create", "-f", "-", "-o", "json", stdin=json.dumps(asked)))
+
     def patch(self, kind: str, name: str, change: Mapping[str, Any]) -> str:
         """Apply a merge patch; gives kubectl's sentence. Raises KubectlError, or NotFoundError."""
         return self.run("patch", kind, name, "--type=merge", "-p", json.dumps(change)).strip()
@@ -83,6 +88,16 @@ class Kubectl:
             if str(error) in ("no", ""):  # kubectl says "no" and exits with 1
                 return False
             raise
+
+
+def documents(printed: str) -> list[dict[str, Any]]:
+    """Read JSON documents that stand one behind the other, as kubectl prints several objects that it created."""
+    decoder, found, at = json.JSONDecoder(), [], 0
+    while (rest := printed[at:].lstrip()) != "":
+        one, length = decoder.raw_decode(rest)
+        found.append(one)
+        at = len(printed) - len(rest) + length
+    return found
 
 
 def _error(stderr: str) -> KubectlError:

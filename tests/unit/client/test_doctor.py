@@ -230,7 +230,7 @@ def cluster() -> dict[str, object]:
         f"{CRDS} workloads": "Error from server (NotFound): not found",
         "get deployments": {"items": [deployment()]},
         "get leases elastipod-operator": renewed,
-        "create -f -": {"items": [review("list", True)]},
+        "create -f -": "\n".join(json.dumps(review(verb, True), indent=2) for verb in ("list", "watch")),
         f"get {JOBS}": {"items": [job("a")]},
         "get networkpolicies": {"items": []},
         "get resourcequotas": {"items": []},
@@ -240,7 +240,9 @@ def cluster() -> dict[str, object]:
 def test_a_cluster_in_which_all_is_well(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]) -> None:
     kubectl.answer(cluster())
     assert cli.main(["doctor"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    out = capsys.readouterr().out
+    assert "may do all that it needs (2 rights)" in out
+    lines = out.splitlines()
     assert len(lines) == 9
     assert {line.split()[0] for line in lines} == {"ok"}
 

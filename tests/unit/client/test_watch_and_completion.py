@@ -1,0 +1,126 @@
+"""`elastipod watch` and `elastipod completion`."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.client.fake_kubectl import FakeKubectl
+
+from elastipod import cli
+from elastipod_client.completion import SHELLS, complete
+from elastipod_client.kubectl import Kubectl
+from elastipod_client.watch import follow
+
+JOBS = "hyperpodpytorchjobs.sagemaker.amazonaws.com"
+
+
+def job(state: str) -> dict[str, Any]:
+    condition = {"type": state, "status": "True", "reason": state, "message": "a sentence"}
+    meta = {"name": "llm", "namespace": "team", "uid": "u", "annotations": {"elastipod.io/size": "2/2/4"}}
+    return {"metadata": meta, "status": {"conditions": [condition]}}
+
+
+def pod(name: str, phase: str) -> dict[str, Any]:
+    return {"metadata": {"name": name, "ownerReferences": [{"uid": "u"}]}, "spec": {}, "status": {"phase": phase}}
+
+
+def answers(state: str) -> dict[str, object]:
+    pods = [pod("llm-a-1", "Running"), pod("llm-a-0", "Pending")]
+    return {f"get {JOBS} llm": job(state), "get pods": {"items": pods}, "get events": {"items": []}}
+
+
+@pytest.mark.parametrize(("state", "status"), [("Completed", 0), ("Failed", 1)])
+def test_watching_ends_with_the_job(
+    kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str], state: str, status: int
+) -> None:
+    kubectl.answer(answers("Running"))
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        """The job goes on while the command waits: the first time nothing changes, the second time it ends."""
+        waits.append(seconds)
+        if len(waits) == 2:
+            kubectl.answer(answers(state))
+
+    assert follow(Kubectl(), "llm", 5.0, is_once=False, sleep=wait) == status
+    out = capsys.readouterr().out
+    assert waits == [5.0, 5.0]
+    assert out.count("team/llm   Running   running 2, target 2, maximum 4") == 1, "what has not changed is not repeated"
+    assert out.count(f"team/llm   {state}") == 1
+
+
+def test_one_look(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]) -> None:
+    kubectl.answer(answers("Running"))
+    assert cli.main(["watch", "llm", "--once"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[-3:]] == ["POD", "llm-a-0", "llm-a-1"]
+    assert "\x1b" not in "".join(lines)
+
+
+@pytest.mark.parametrize("interval", ["0", "often", "99999"])
+def test_an_interval_that_is_none(capsys: pytest.CaptureFixture[str], interval: str) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["watch", "llm", "--interval", interval])
+    assert "it must be a number of seconds from 1 to 3600" in capsys.readouterr().err
+
+
+MODULES = {name: command.module for name, command in cli.COMMANDS.items()}
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        pytest.param(["wh"], ["why"], id="a command"),
+        pytest.param(["why", ""], ["llm", "lm-2"], id="jobs"),
+        pytest.param(["why", "ll"], ["llm"], id="jobs that begin so"),
+        pytest.param(["why", "llm", "-o", ""], ["json", "text", "wide", "yaml"], id="values of an option"),
+        pytest.param(["logs", "llm", "--f"], ["--first-failure", "--follow"], id="options"),
+        pytest.param(["logs", "--follow", "l"], ["llm", "lm-2"], id="behind an option without a value"),
+        pytest.param(["doctor", ""], [], id="a command without a job"),
+        pytest.param(["audit", ""], [], id="a command of another part"),
+        pytest.param(["nothing", ""], [], id="no command"),
+    ],
+)
+def test_candidates(words: list[str], found: list[str]) -> None:
+    assert complete(words, MODULES, lambda _: ["llm", "lm-2"]) == found
+
+
+def test_jobs_are_those_of_the_namespace_that_the_words_name() -> None:
+    asked: list[Kubectl] = []
+
+    def jobs(kubectl: Kubectl) -> list[str]:
+        asked.append(kubectl)
+        return []
+
+    complete(["why", "-n", "team", "--context=c", ""], MODULES, jobs)
+    assert asked == [Kubectl(namespace="team", context="c")]
+
+
+def test_kubectl_gets_its_directive(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]) -> None:
+    from elastipod_client.completion import main_for_kubectl
+
+    kubectl.answer({f"get {JOBS} -o name": "hyperpodpytorchjob.sagemaker.amazonaws.com/llm"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["kubectl_complete-elastipod", "why", ""])
+        assert main_for_kubectl() == 0
+    assert capsys.readouterr().out == "llm\n:4\n"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_each_shell_has_a_script(capsys: pytest.CaptureFixture[str], shell: str) -> None:
+    assert cli.main(["completion", shell]) == 0
+    assert "elastipod completion candidates -- " in capsys.readouterr().out
+
+
+def test_bash_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script, with a stand-in for the command that prints what it was asked and two candidates."""
+    program = tmp_path / "elastipod"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "why" "watch"\n')
+    program.chmod(0o755)
+    script = SHELLS["bash"] + '\nCOMP_WORDS=(elastipod wh); COMP_CWORD=1; _elastipod; echo "${COMPREPLY[@]}"'
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "why\n"
