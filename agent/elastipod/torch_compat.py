@@ -82,6 +82,19 @@ def detach_reducer(model: nn.Module) -> None:
             model.__dict__.pop(name, None)
 
 
+def gradient_divide_factor(module: FSDPModule) -> float | None:
+    """Give what `set_gradient_divide_factor` has set for a module that is sharded; None where gradients are averaged."""
+    factors = {getattr(group, "gradient_divide_factor", None) for group in _shard_groups(module)}
+    return factors.pop() if len(factors) == 1 else None
+
+
+def _shard_groups(module: FSDPModule) -> list[Any]:
+    """Give the groups of parameters of one module that is sharded; torch 2.4 to 2.9 have one, later ones several."""
+    state: Any = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+    return [group for group in groups if group is not None]
+
+
 def release_shard_groups(model: nn.Module) -> None:
     """Take the process groups out of what `fully_shard` has left in a model that is not used any more.
 
@@ -91,16 +104,19 @@ def release_shard_groups(model: nn.Module) -> None:
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
-        state: Any = module._get_fsdp_state()
-        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-        for group in filter(None, groups):
-            for info in (group.mesh_info, group.post_forward_mesh_info):
-                if info is None:
-                    continue
+        for group in _shard_groups(module):
+            for info in filter(None, (vars(group).get("mesh_info"), vars(group).get("post_forward_mesh_info"))):
                 release_mesh_groups(info.mesh)
                 for name, value in list(vars(info).items()):
                     if isinstance(value, dist.ProcessGroup):
                         setattr(info, name, None)
+            vars(group).clear()  # also collectives that were interrupted
+        state: Any = module._get_fsdp_state()
+        vars(state.__dict__.get("_comm_ctx", _Nothing())).clear()
+
+
+class _Nothing:
+    """Has no attributes."""
 
 
 def release_mesh_groups(mesh: Any) -> None:

@@ -11,7 +11,9 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,10 @@ SAMPLES, WIDTH = 96, 32  # rows of 32 floats: every shard is divided into whole 
 
 @dataclass(frozen=True)
 class Options:
-    """What one run trains. mesh: as for `State`. copies: as for `Copies`, none if empty."""
+    """What one run trains. mesh: as for `State`. copies: as for `Copies`, none if empty.
+
+    mutant: whether generation 2 adds no gradients up over replicas.
+    """
 
     folder: str
     mesh: dict[str, int] = field(default_factory=lambda: {"shard": -1})
@@ -36,6 +41,7 @@ class Options:
     global_batch: int = 12
     step_s: float = 0.01
     checkpoint_every: int = 0
+    mutant: bool = False
 
 
 class Rows(nn.Module):
@@ -74,12 +80,21 @@ def build(mesh: Any) -> dict[str, object]:
     return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
 
 
+def build_mutant(right: Callable[[Any], dict[str, object]], mesh: Any) -> dict[str, object]:
+    built = right(mesh)
+    model: Any = built["model"]
+    if os.environ["ELASTIPOD_GENERATION"] == "2":
+        # In each pass, because `accumulate` says anew whether a pass reduces.
+        model.register_forward_pre_hook(lambda module, _: module.set_requires_all_reduce(False))
+    return built
+
+
 def train(options: Options) -> None:
     folder = Path(options.folder)
     inputs = torch.randint(-3, 4, (SAMPLES, WIDTH), generator=torch.Generator().manual_seed(3)).float()
     epochs = options.steps * options.global_batch // SAMPLES
     state = elastipod.State(
-        build,
+        partial(build_mutant, build) if options.mutant else build,
         mesh=options.mesh,
         copies=elastipod.Copies(**options.copies) if options.copies else None,
         checkpoints=folder / "checkpoints" if options.checkpoint_every else None,

@@ -5,17 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.e2e.inmemory_job import InMemoryJob
-from tests.e2e.inmemory_schedules import Played
+from tests.e2e.inmemory_schedules import KINDS_AT, Played, Schedule, draw
 from tests.e2e.inmemory_slots import Resize
 from tests.e2e.torch_fork_server import TorchForkServer
+from tests.long_runs import LongRun
 
 from elastipod.chaos import FaultKind, Moment, PlannedFault
 
@@ -136,3 +141,83 @@ def test_without_copies_the_loss_of_a_rank_goes_back_to_a_checkpoint(play: Any, 
     assert "there are no copies of shards in this world: they would take" in job.told()
     assert {step for _, _, step in job.joined(2).values()} <= {4, 8}
     assert_as_if_nothing_happened(job, undisturbed)
+
+
+def test_gradients_that_are_not_those_of_all_replicas_are_seen_before_they_count(
+    play: Any, undisturbed: dict[str, str]
+) -> None:
+    options = {"mesh": HSDP, "mutant": True, "checkpoint_every": 100}
+    job = play(size=2, resizes=[Resize(5, 4)], options=options)
+    assert "StateDiffersError" in job.told()
+    assert re.search(r"the reduced gradient of \S+ is not the mean over all ranks' samples on", job.told())
+    begun = [step for number in (2, 3) for _, _, step in job.joined(number).values()]
+    assert len(set(begun)) == 1, f"the job goes on from the last complete step: {job.told()}"
+    assert_as_if_nothing_happened(job, undisturbed)
+
+
+def check_schedule(seed: int, folder: Path, servers: TorchForkServer, expected: dict[str, str]) -> Played:
+    """Play what a seed says, with HSDP or with FSDP2 and copies, and check that the job ends as if nothing had happened."""
+    folder.mkdir()
+    schedule = draw(seed)
+    every = 1 + seed % 3
+    options: dict[str, Any] = {"copies": {"memory_bytes": 1 << 20, "every": every}}
+    if seed % 2:
+        schedule, options = in_groups_of_two(schedule), {**options, "mesh": HSDP}
+    job = InMemoryJob(
+        folder,
+        servers,
+        size=schedule.size,
+        resizes=schedule.resizes,
+        faults=schedule.faults,
+        options=options,
+        worker=SHARDED_WORKER,
+        hang_s=2.0,
+    )
+    played = Played(folder, job.run(LIMIT_S))
+    what = f"seed {seed}: {schedule} {options}\n{played.told()}"
+    assert played.report.exact, f"{played.report}\n{what}"
+    assert whole_state(folder) == expected, what
+    if played.is_in_memory:
+        repeated = sum(played.report.steps_repeated.values())
+        assert repeated <= every * played.ended.faults, (
+            f"{repeated} steps repeated after {played.ended.faults} faults\n{what}"
+        )
+    return played
+
+
+def in_groups_of_two(schedule: Schedule) -> Schedule:
+    return replace(
+        schedule,
+        size=2 * ((schedule.size + 1) // 2),
+        resizes=tuple(replace(each, size=2 * ((each.size + 1) // 2)) for each in schedule.resizes),
+    )
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_whatever_happens_the_job_ends_as_if_nothing_had(
+    part: int, tmp_path: Path, servers: TorchForkServer, undisturbed: dict[str, str]
+) -> None:
+    played = [
+        check_schedule(seed, tmp_path / str(seed), servers, undisturbed) for seed in range(3 * part, 3 * part + 3)
+    ]
+    assert any(each.is_in_memory for each in played)
+
+
+@pytest.mark.long("inmemory")
+@pytest.mark.timeout(2 * 3600)
+def test_many_schedules_end_as_if_nothing_had_happened(
+    tmp_path: Path, servers: TorchForkServer, undisturbed: dict[str, str], long_run: LongRun
+) -> None:
+    total = int(os.environ.get("ELASTIPOD_SCHEDULES", "500")) // 4
+    table: Counter[str] = Counter()
+    in_memory = 0
+    for seed in range(long_run.seed, long_run.seed + total):
+        folder = tmp_path / str(seed)
+        played = check_schedule(seed, folder, servers, undisturbed)
+        table.update(played.happened())
+        in_memory += played.is_in_memory
+        long_run.count(schedules=seed + 1 - long_run.seed, ended_in_memory=in_memory)
+        long_run.detail(moments_and_kinds=dict(sorted(table.items())))
+        shutil.rmtree(folder)
+    assert in_memory
+    assert len(table) > len(KINDS_AT) // 2 or total < 2 * len(KINDS_AT)

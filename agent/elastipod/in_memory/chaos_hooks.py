@@ -9,7 +9,7 @@ from torch import nn
 
 from elastipod.chaos import Moment, is_planned, reached
 from elastipod.in_memory.members import Members
-from elastipod.torch_compat import FSDPModule
+from elastipod.in_memory.sharded_gradients import is_sharded
 
 
 class ChaosHooks:
@@ -22,7 +22,7 @@ class ChaosHooks:
     def _attach(self, model: nn.Module) -> None:
         if is_planned(Moment.FORWARD):
             model.register_forward_pre_hook(self._forward)
-        if any(isinstance(each, FSDPModule) for each in model.modules()):
+        if is_sharded(model):
             # Its own parameters get no gradients from autograd, so what follows the end of the forward pass is used.
             if is_planned(Moment.BACKWARD) or is_planned(Moment.COLLECTIVE):
                 model.register_forward_hook(self._sharded)

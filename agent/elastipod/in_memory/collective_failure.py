@@ -38,6 +38,18 @@ def is_collective_failure(error: BaseException, is_generation_over: Callable[[fl
     return bool(_TRANSPORT.search(str(error))) or is_generation_over(ASK_AGENT_S)
 
 
+def forget_frames(error: BaseException | None) -> None:
+    """Let go of what the frames hold that an exception and its causes came through, such as the process group of a collective.
+
+    A group's connections close with the last reference to it, and a peer in a collective with this rank waits for that.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
 def can_come_from_collective(raised: TracebackType | None) -> bool:
     """Tell whether code of torch.distributed was running, or autograd's engine, from which DDP and FSDP reduce gradients."""
     files = [frame.filename.replace("\\", "/") for frame in traceback.extract_tb(raised)]

@@ -24,7 +24,7 @@ from elastipod.in_memory.chaos_hooks import ChaosHooks
 from elastipod.in_memory.durable_tier import DurableTier
 from elastipod.in_memory.elastic_step import ElasticStep
 from elastipod.in_memory.exchange import all_texts
-from elastipod.in_memory.members import Members
+from elastipod.in_memory.members import NOT_BUILT, Members
 from elastipod.in_memory.memory_state import MemoryState, WorldLost, lost_world
 from elastipod.in_memory.mesh_plan import MeshPlan
 from elastipod.in_memory.notary import Notary
@@ -149,6 +149,8 @@ class State:
         members = self.__dict__.get("_members")
         if members is not None and name in members:
             return members[name]
+        if members is not None and not members:
+            raise AttributeError(NOT_BUILT)
         raise AttributeError(f"the state has no member {name!r}; build() gave none of that name")
 
     def steps(self, plan: ElasticBatches, *, grain: int = 1, local_sizes: Sequence[int] = ()) -> Iterator[ElasticStep]:
@@ -203,6 +205,7 @@ class State:
             self._run_apply()
         self._memory.commit()
         self._optimizers.has_run = False
+        self._memory.copy()
         if self._is_first_step:
             if self._checks_changes:
                 self._memory.compare(self._world.donor, f"after step {batch.step}, the first of this world,")

@@ -19,6 +19,7 @@ from elastipod.torch_compat import DTensor
 
 MODEL = "model"
 _LATER = object()
+NOT_BUILT = "a sharded state is built when its first world begins; use it inside of the loop over its steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +90,7 @@ class Members:
     def model(self) -> nn.Module:
         """The model. Raises AttributeError while none is built."""
         if not self:
-            raise AttributeError(
-                "a sharded state is built when its first world begins; use it inside of the loop over its steps"
-            )
+            raise AttributeError(NOT_BUILT)
         model: nn.Module = self._by_name[MODEL]
         return model
 

@@ -80,6 +80,9 @@ class MemoryState:
             # All of the new world is at this step; a rank that lacks it is filled from the others.
             self.rank, self._images = replace(self.rank, images={}), {}
 
+    def copy(self) -> None:
+        """Copy what this rank alone holds; nothing where every rank holds all of the state."""
+
     def exchange_offers(self) -> list[RankOffer]:
         """Give the offers of all ranks, by rank. Collective. Raises WorldLost, BadOffer."""
         own = encode_offer(RankOffer(self.rank.offer(), self.origin))
@@ -99,7 +102,10 @@ class MemoryState:
         self.origin = max(each.origin for each in offers if 0 in each.offer.parts_at(resume.step))
         return resume
 
-    def build(self, world_size: int) -> None:
+    def build_mesh(self, world_size: int) -> None:
+        """Have the groups that the members need besides the default one: none."""
+
+    def build(self) -> None:
         """Have members for the present world: those of the last one."""
 
     def begin_anew(self, step: int, rank: int, world_size: int, *, is_loaded: bool) -> list[Offer]:

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from elastipod.data import Batch, ElasticBatches
 from elastipod.gradients import observe_reduced_gradients
 from elastipod.in_memory.exchange import all_texts
 from elastipod.in_memory.memory_state import lost_world
+from elastipod.in_memory.sharded_gradients import divisor_of, is_sharded, reduced_elements, watch_own_gradients
 from elastipod.rank_ranges import format_ranks
 from elastipod.torch_compat import DistributedDataParallel, run_after_backward
 
@@ -49,22 +51,38 @@ class Notary:
         """model: without its wrapper. seed: the same on all ranks; it chooses the elements."""
         self._ddp = wrapped if isinstance(wrapped, DistributedDataParallel) else None
         self._sampled = _sample(model, seed)
+        self._stop_watching: Callable[[], object] = lambda: None
         self._own = [torch.zeros(len(each.elements), dtype=torch.float64) for each in self._sampled]
         self._reduced: list[torch.Tensor] | None = None
         self._divisor = 0.0
         self._is_queued = False
         self._random = _digest(torch.get_rng_state())
-        self._handles = [
-            each.parameter.register_hook(self._hook(at))  # type: ignore[no-untyped-call]
-            for at, each in enumerate(self._sampled)
-        ]
+        self._sharded = model if is_sharded(model) else None
+        self._unseen = set(range(len(self._sampled))) if self._sharded is not None else set()
+        self._dtypes = [each.parameter.dtype for each in self._sampled]
+        self._watch_own(model)
         self._stop_observing = observe_reduced_gradients(self._announced)
 
     def close(self) -> None:
         """Take the hooks away."""
-        for handle in self._handles:
-            handle.remove()
+        self._stop_watching()
         self._stop_observing()
+
+    def _watch_own(self, model: nn.Module) -> None:
+        if self._sharded is not None:
+            places = {each.name: at for at, each in enumerate(self._sampled)}
+
+            def note(name: str, gradient: torch.Tensor) -> None:
+                if (at := places.get(name)) is not None:
+                    self._note(at, gradient)
+
+            self._stop_watching = watch_own_gradients(model, note)
+            return
+        handles = [
+            each.parameter.register_hook(partial(self._note, at))  # type: ignore[no-untyped-call]
+            for at, each in enumerate(self._sampled)
+        ]
+        self._stop_watching = lambda: [handle.remove() for handle in handles]
 
     def problems(self, batch: Batch, plan: ElasticBatches, random_step: int) -> list[str]:
         """Give what is wrong, the same on every rank; nothing when all is well. Collective. Raises WorldLost.
@@ -100,36 +118,39 @@ class Notary:
             total, size = torch.stack(parts).sum(0), torch.stack(parts).abs().sum(0)
         expected, size = total / self._divisor, size / self._divisor
         start = 0
-        for each, reduced in zip(self._sampled, self._reduced, strict=True):
+        for each, dtype, reduced in zip(self._sampled, self._dtypes, self._reduced, strict=True):
             stop = start + len(reduced)
-            allowed = self._tolerance(each.parameter) * size[start:stop] + torch.finfo(torch.float32).tiny
+            allowed = self._tolerance(dtype) * size[start:stop] + torch.finfo(torch.float32).tiny
             bad = (reduced - expected[start:stop]).abs() > allowed
             if bool((bad & reduced.isfinite()).any()):
                 return f"the reduced gradient of {each.name} is not the mean over all ranks' samples"
             start = stop
         return ""
 
-    def _tolerance(self, parameter: nn.Parameter) -> float:
+    def _tolerance(self, dtype: torch.dtype) -> float:
         if self._ddp is not None and getattr(self._ddp, "_comm_hooks", None):
             return COMPRESSED
-        return ROUNDINGS * torch.finfo(parameter.dtype).eps
+        return ROUNDINGS * torch.finfo(dtype).eps
 
-    def _hook(self, at: int) -> Callable[[torch.Tensor], None]:
-        def note(gradient: torch.Tensor) -> None:
-            if gradient.is_sparse:
-                return
-            self._own[at] += gradient.detach().flatten()[self._sampled[at].elements].double().cpu()
-            if self._ddp is not None and not self._is_queued:
-                self._is_queued = True
-                # DDP ends its reduction in a callback of its own, which is queued in this backward pass; one queued from
-                # a callback runs after it.
-                run_after_backward(lambda: run_after_backward(self._reduced_by_ddp))
+    def _note(self, at: int, gradient: torch.Tensor) -> None:
+        if gradient.is_sparse:
+            return
+        self._unseen.discard(at)
+        self._own[at] += gradient.detach().flatten()[self._sampled[at].elements].double().cpu()
+        if torch.finfo(gradient.dtype).eps > torch.finfo(self._dtypes[at]).eps:  # a mixed precision of FSDP2
+            self._dtypes[at] = gradient.dtype
+        if (self._ddp is not None or self._sharded is not None) and not self._is_queued:
+            self._is_queued = True
+            # DDP and FSDP2 end their reduction in a callback of their own, which is queued in this backward pass; one queued from
+            # a callback runs after it.
+            run_after_backward(lambda: run_after_backward(self._reduced_by_torch))
 
-        return note
-
-    def _reduced_by_ddp(self) -> None:
+    def _reduced_by_torch(self) -> None:
         self._is_queued = False
-        self._read(float(dist.get_world_size()))
+        world_size = dist.get_world_size()
+        divisor = float(world_size) if self._sharded is None else divisor_of(self._sharded, world_size)
+        if divisor is not None:
+            self._read(divisor)
 
     def _announced(self, divisor: float) -> None:
         self._ddp = None  # a script that announces reduces by itself; DDP has only passed gradients through
@@ -137,6 +158,14 @@ class Notary:
 
     def _read(self, divisor: float) -> None:
         self._divisor = divisor
+        if self._sharded is not None:
+            self._reduced = [
+                torch.full((len(each.elements),), torch.nan, dtype=torch.float64)
+                if at in self._unseen
+                else reduced_elements(each.parameter, each.elements)
+                for at, each in enumerate(self._sampled)
+            ]
+            return
         self._reduced = [
             torch.zeros(len(each.elements), dtype=torch.float64)
             if each.parameter.grad is None

@@ -30,9 +30,14 @@ class PeerConnections:
     """Those that were opened since `before` was taken, but for the connections of the store, which has `store_port`."""
 
     def __init__(self, before: dict[int, str], store_port: int) -> None:
-        known = set(before.values())
-        self._opened = {number: name for number, name in open_sockets().items() if name not in known}
+        self._opened: dict[int, str] = {}
         self._store_port = store_port
+        self.add_opened_since(before)
+
+    def add_opened_since(self, before: dict[int, str]) -> None:
+        """Count those among them that were opened since ``before`` was taken."""
+        known = set(before.values())
+        self._opened |= {number: name for number, name in open_sockets().items() if name not in known}
 
     def shut_down(self) -> int:
         """Shut the connections down, and give their number. From any thread; the group closes the sockets itself, as ever."""

@@ -6,8 +6,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -88,11 +88,19 @@ class ProcessGroups:
         """Give collectives the time that the script's own may take; until now they had the limits of the regroup."""
         set_group_timeout(self._timeout)
 
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """Let `abort` shut down what is connected inside as well: the groups of a mesh of this world."""
+        sockets = open_sockets()
+        yield
+        if self._connections is not None:
+            self._connections.add_opened_since(sockets)
+
     def abort(self) -> None:
         """Free a rank of this process that waits in a collective for a peer that is gone; from any thread.
 
         An abort of torch does not free those of gloo, which fail when a connection closes; so they are shut down. Those of
-        further groups, as of a device mesh, are not among them.
+        groups that the script makes are not among them.
         """
         connections, self._connections = self._connections, None
         if connections is not None:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch import nn
 
 from elastipod.errors import ElastipodError, StateDiffersError
 from elastipod.in_memory.agent_link import Fate, Kind
@@ -76,9 +78,12 @@ class ShardedMemory(MemoryState):
             agree_on_flag()
 
     def commit(self) -> None:
-        """The gradients were good on every rank and have been applied. Copies what is due. Raises WorldLost."""
+        """The gradients were good on every rank and have been applied."""
         self.rank = self.rank.committed(self._copies.newest(self.rank))
         self._drop_images()
+
+    def copy(self) -> None:
+        """Give this rank's part to the holder of its copy, when that is due. Collective. Raises WorldLost."""
         step = self.completed
         with lost_world(f"the shards of step {step} could not be copied"):
             for image in self._copies.take(step, self.members, self._part, self._limit.progress):
@@ -149,9 +154,15 @@ class ShardedMemory(MemoryState):
         self.origin = max(each.origin for each in offers if each.offer.parts_at(resume.step))
         return resume
 
-    def build(self, world_size: int) -> None:
-        """Have the script build the members for the present world, unless it has. Raises WorldLost, TypeError."""
-        if self._mesh is not None:
+    def build_mesh(self, world_size: int) -> None:
+        """Have the mesh of the present world. Collective. Raises WorldLost."""
+        if self._mesh is None:
+            with lost_world("the mesh could not be built"):
+                self._mesh = self._plan.build(world_size)
+
+    def build(self) -> None:
+        """Have the script build the members for the present world, unless it has. Raises TypeError."""
+        if self.members:
             return
         if (
             not self._is_frozen
@@ -159,10 +170,9 @@ class ShardedMemory(MemoryState):
             gc.collect()
             gc.freeze()
             self._is_frozen = True
-        with lost_world("the mesh could not be built"):
-            self._mesh = self._plan.build(world_size)
         with self._limit.paused():  # the script's own code
             self.members.take(self._build(self._mesh))
+        _check_optimizers(self.members)
 
     def begin_anew(self, step: int, rank: int, world_size: int, *, is_loaded: bool) -> list[Offer]:
         holders = range(world_size if is_loaded else self._plan.num_shards(world_size))
@@ -237,6 +247,17 @@ class ShardedMemory(MemoryState):
 
     def _drop_images(self) -> None:
         self._kept = {step: kept for step, kept in self._kept.items() if step in self.rank.images}
+
+
+def _check_optimizers(members: Members) -> None:
+    """Raise TypeError for an optimizer of other parameters than the model's: it would train nothing."""
+    own = {id(parameter) for module in members.of_type(nn.Module) for parameter in module.parameters()}
+    for optimizer in members.of_type(torch.optim.Optimizer):
+        if any(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"]):
+            raise TypeError(
+                "build gives an optimizer of parameters that are not the model's; make the optimizer after fully_shard, which puts "
+                "others in their place"
+            )
 
 
 def _rank() -> int:

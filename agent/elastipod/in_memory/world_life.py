@@ -16,7 +16,7 @@ from elastipod.data import ElasticBatches
 from elastipod.errors import CheckpointError, ElasticAgreementError
 from elastipod.fsdp1 import refuse_fsdp1
 from elastipod.in_memory.agent_link import AgentLink, WorldPlace
-from elastipod.in_memory.collective_failure import ASK_AGENT_S, is_collective_failure
+from elastipod.in_memory.collective_failure import ASK_AGENT_S, forget_frames, is_collective_failure
 from elastipod.in_memory.durable_tier import DurableTier
 from elastipod.in_memory.exchange import text_of
 from elastipod.in_memory.memory_state import MemoryState, WorldLost, lost_world
@@ -112,6 +112,7 @@ class WorldLife:
         if self.durable is not None:
             self.durable.close(error)
         self._unwrap()
+        forget_frames(error)
         memory.release()
         memory.members.zero_grad()
         if self._has_groups:
@@ -193,7 +194,9 @@ class WorldLife:
         """Have the members for this world. What the script's own code and a large state take is not the regroup's."""
         if self.memory.kind == "sharded":
             self._groups.begin_training()
-        self.memory.build(world_size)
+        with self._groups.opening():
+            self.memory.build_mesh(world_size)
+        self.memory.build()
 
     def _agree_on_position(self, plan: ElasticBatches, step: int, donor: int) -> None:
         """Take over the position in the data from a rank that has trained up to it."""

@@ -1,0 +1,77 @@
+"""The gradients of a model that `fully_shard` has divided: each rank's own before they are reduced, and its shard of the reduced ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastipod.in_memory.parts import part_of, shape_of
+from elastipod.torch_compat import DTensor, FSDPModule, gradient_divide_factor
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether `fully_shard` has divided any of the model."""
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def watch_own_gradients(model: nn.Module, note: Callable[[str, torch.Tensor], None]) -> Callable[[], None]:
+    """Call ``note`` with a parameter's name and gradient in each backward pass, before it is reduced; give a function that ends it.
+
+    FSDP2 puts whole parameters in the place of its shards while a module runs, so they are found as the module begins. Parameters that
+    are used without a call of their module are not seen.
+    """
+    seen: dict[int, nn.Parameter] = {}  # held, so that no other parameter gets the same id
+    handles: list[Any] = []
+
+    def begins(prefix: str, module: nn.Module, _: Any) -> None:
+        for name, parameter in module.named_parameters(recurse=False):
+            is_whole = parameter.requires_grad and not isinstance(parameter, DTensor)
+            if is_whole and id(parameter) not in seen:
+                seen[id(parameter)] = parameter
+                handles.append(parameter.register_hook(partial(note, f"{prefix}{name}")))  # type: ignore[no-untyped-call]
+
+    for name, module in model.named_modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            handles.append(module.register_forward_pre_hook(partial(begins, f"{name}." if name else "")))
+
+    def end() -> None:
+        for handle in handles:
+            handle.remove()
+        seen.clear()
+
+    return end
+
+
+def reduced_elements(parameter: nn.Parameter, elements: torch.Tensor) -> torch.Tensor:
+    """Give elements of the whole gradient, float64 on the host: those in this rank's shard, nan for the others.
+
+    elements: their places in the flattened tensor.
+    """
+    found = torch.full((len(elements),), torch.nan, dtype=torch.float64)
+    whole = parameter.detach()
+    if not isinstance(whole, DTensor):
+        return found if parameter.grad is None else parameter.grad.detach().flatten()[elements].double().cpu()
+    shape, mesh = shape_of("", whole), whole.device_mesh
+    assert shape.dim is not None
+    start, stop = shape.rows(part_of(mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)))
+    places = list(torch.unravel_index(elements.cpu(), whole.shape))
+    is_own = (places[shape.dim] >= start) & (places[shape.dim] < stop)
+    if not bool(is_own.any()):
+        return found
+    gradient: Any = parameter.grad
+    places[shape.dim] = places[shape.dim] - start
+    own = tuple(place[is_own] for place in places)
+    found[is_own] = 0.0 if gradient is None else gradient.detach().to_local().cpu()[own].double()
+    return found
+
+
+def divisor_of(model: nn.Module, world_size: int) -> float | None:
+    """Give what the sum of the ranks' gradients is divided by; None where that is not the same for all of the model."""
+    factors = {gradient_divide_factor(module) for module in model.modules() if isinstance(module, FSDPModule)}
+    if len(factors) != 1:
+        return None
+    return factors.pop() or float(world_size)

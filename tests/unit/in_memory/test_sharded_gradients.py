@@ -1,0 +1,84 @@
+"""What the notary sees of a model that `fully_shard` has divided, here over one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from elastipod.checkpoint.rng import seed_new_rank
+from elastipod.data import ElasticBatches
+from elastipod.gradients import gradient_sync
+from elastipod.in_memory.notary import Notary
+from elastipod.in_memory.sharded_gradients import watch_own_gradients
+from elastipod.torch_compat import drop_sharding_caches
+
+PLAN = ElasticBatches(40, 8, seed=1)
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+    drop_sharding_caches()
+
+
+def build(mesh: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def problems(
+    model: nn.Module,
+    *,
+    between: Callable[[], object] = lambda: None,
+    after: Callable[[], object] = lambda: None,
+) -> list[str]:
+    """Let a rank train step 3 with two passes, of which the last one reduces. between, after: happen after each of them."""
+    seed_new_rank(3, 0)
+    notary = Notary(model, model, seed=3)
+    for is_last, then in ((False, between), (True, after)):
+        with gradient_sync(model, is_last):
+            model(torch.randn(4, 2)).square().sum().backward()
+        then()
+    notary.close()
+    return notary.problems(PLAN.batch(3, 0, 1), PLAN, 3)
+
+
+def test_a_right_step_has_no_problem_also_when_gradients_are_clipped_after_it(mesh: Any) -> None:
+    model = build(mesh)
+    assert problems(model, after=lambda: nn.utils.clip_grad_norm_(model.parameters(), 1e-3)) == []
+
+
+def test_gradients_that_were_not_reduced_as_they_should_be_are_named(mesh: Any) -> None:
+    model = build(mesh)
+
+    def lose_a_pass() -> None:
+        for group in model[0]._get_fsdp_state()._fsdp_param_groups:  # type: ignore[index]
+            for each in group.fsdp_params:
+                each.unsharded_param.grad = None
+
+    assert problems(model, between=lose_a_pass) == [
+        "the reduced gradient of 0.weight is not the mean over all ranks' samples on rank 0"
+    ]
+
+
+def test_own_gradients_are_seen_with_the_names_of_the_whole_model_until_that_ends(mesh: Any) -> None:
+    model = build(mesh)
+    seen: list[tuple[str, tuple[int, ...]]] = []
+    end = watch_own_gradients(model, lambda name, gradient: seen.append((name, tuple(gradient.shape))))
+    model(torch.ones(4, 2)).sum().backward()
+    assert sorted(seen) == [("0.bias", (3,)), ("0.weight", (3, 2)), ("1.bias", (1,)), ("1.weight", (1, 3))]
+    end()
+    model(torch.ones(4, 2)).sum().backward()
+    assert len(seen) == 4
