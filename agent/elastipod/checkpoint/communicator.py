@@ -16,6 +16,7 @@ import random
 import secrets
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -259,6 +260,7 @@ class Communicator:
     def _ranks_lost(self, error: ConnectionBroken) -> RanksLost:
         """Close the connections, so that others notice, and find out which ranks are missing or what they reported."""
         self._connections = None
+        _release_frames(error)
         found = self._query_store(self._read_abort_reason)
         log.debug("a connection broke: %s", error)
         return RanksLost(found or "the connections between the ranks broke")
@@ -297,6 +299,13 @@ class Communicator:
         thread.start()
         thread.join(_STORE_TIMEOUT_S)
         return str(result[0] or "") if result else ""
+
+
+def _release_frames(error: BaseException | None) -> None:
+    """Drop what the frames of an error hold, the connections among it: other ranks would wait until Python collects garbage."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__
 
 
 @dataclass(slots=True)

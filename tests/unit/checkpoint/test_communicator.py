@@ -1,0 +1,207 @@
+"""The connections between ranks for checkpoints, with ranks in processes of their own, in one subgroup and in several."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.agent_client import free_port
+from tests.patience import PATIENCE_S
+from tests.unit.in_memory.forked_ranks import raised_by, run_ranks, world
+
+from elastipod.checkpoint import communicator, rank_connections
+from elastipod.checkpoint.communicator import Communicator
+from elastipod.checkpoint.gloo_collectives import _BODY, GlooCollectives
+from elastipod.checkpoint.hierarchy import Hierarchy
+from elastipod.stores import TorchStore
+
+LENGTHS = (0, 1, _BODY - 1, _BODY, _BODY + 1, 3 * _BODY)
+RANKS = 5
+
+
+def one() -> int:
+    return 1
+
+
+def total(values: list[int]) -> int:
+    return sum(values)
+
+
+def message(rank: int, length: int) -> bytes:
+    return bytes((rank + at) % 251 for at in range(length))
+
+
+def test_messages_of_any_length_arrive_whole() -> None:
+    port = free_port()
+
+    def body(rank: int) -> Any:
+        wrong: list[Any] = []
+        with world(rank, 3, port):
+            link = GlooCollectives.connect(dist.distributed_c10d._get_default_store(), rank, 3, 60.0)
+            for at, length in enumerate(LENGTHS):
+                lengths = [LENGTHS[(at + each) % len(LENGTHS)] for each in range(3)]  # each rank's another
+                parts = [message(each, size) for each, size in enumerate(lengths)]
+                if link.gather(parts[rank]) != (parts if rank == 0 else []):
+                    wrong.append(["gather", lengths])
+                if link.scatter(parts if rank == 0 else []) != parts[rank]:
+                    wrong.append(["scatter", lengths])
+                if link.broadcast(message(7, length) if rank == 0 else b"other") != message(7, length):
+                    wrong.append(["broadcast", length])
+        return wrong
+
+    assert run_ranks(3, body) == [[]] * 3
+
+
+def test_a_single_rank_needs_no_group() -> None:
+    alone = GlooCollectives.connect(None, 0, 1, 60.0)
+    assert alone.group is None
+    assert (alone.gather(b"a"), alone.broadcast(b"b"), alone.scatter([b"c"])) == ([b"a"], b"b", b"c")
+
+
+@pytest.fixture(params=[5, 2], ids=["one subgroup", "three subgroups"])
+def subgroups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The sizes of subgroups; with 2, ranks 0, 2 and 4 lead."""
+    size: int = request.param
+    monkeypatch.setattr(Hierarchy, "of", classmethod(lambda cls, world_size: cls(world_size, size)))
+    return size
+
+
+def test_values_of_all_ranks_are_combined_once_and_every_rank_gets_the_result(subgroups: int) -> None:
+    port = free_port()
+
+    def body(rank: int) -> Any:
+        with world(rank, RANKS, port):
+            comm = Communicator()
+            found = [
+                comm.all_reduce(lambda: rank * 10, lambda values: [*values, "combined"]),
+                comm.training_all_reduce(lambda: [rank], lambda values: values[-1:]),
+                comm.broadcast(lambda: {"from": rank}),
+                comm.training_broadcast(lambda: {"from": rank}),
+                sorted(comm.all_to_all(lambda: {to: f"{rank} to {to}" for to in range(rank)}).items()),
+            ]
+            comm.close()
+            return [*found, comm.is_open]
+
+    expected = [[0, 10, 20, 30, 40, "combined"], [[4]], {"from": 0}, {"from": 0}]
+    received = [[[source, f"{source} to {rank}"] for source in range(rank + 1, RANKS)] for rank in range(RANKS)]
+    assert run_ranks(RANKS, body) == [[*expected, received[rank], False] for rank in range(RANKS)]
+
+
+def test_a_failure_on_one_rank_is_raised_on_all_and_the_connections_stay(subgroups: int) -> None:
+    port = free_port()
+
+    def body(rank: int) -> Any:
+        def work() -> None:
+            if rank in (1, 3):
+                raise OSError(f"the disk of {rank} is full")
+
+        with world(rank, RANKS, port):
+            comm = Communicator()
+            said = [raised_by(lambda: comm.on_every_rank(work)), raised_by(lambda: comm.training_all_reduce(work, len))]
+            return [*said, comm.all_reduce(one, total)]
+
+    failure = ["CheckpointError", "rank 1: the disk of 1 is full"]
+    assert run_ranks(RANKS, body) == [[failure, failure, RANKS]] * RANKS
+
+
+def test_bytes_are_transferred_in_blocks_between_any_ranks(subgroups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank sends to the next two, with blocks that do not divide the tensors evenly."""
+    port = free_port()
+    monkeypatch.setattr(communicator, "TRANSFER_BLOCK_BYTES", 10)
+    sizes = [95, 7, 0, 10]
+
+    def tensors(source: int, to: int) -> list[torch.Tensor]:
+        return [torch.full((size,), 16 * source + to, dtype=torch.uint8) for size in sizes]
+
+    def body(rank: int) -> Any:
+        with world(rank, RANKS, port):
+            comm = Communicator()
+            sources = [(rank - 1) % RANKS, (rank - 2) % RANKS]
+            into = {source: [torch.zeros(size, dtype=torch.uint8) for size in sizes] for source in sources}
+            blocks: list[int] = []
+            comm.transfer(
+                {to: tensors(rank, to) for to in ((rank + 1) % RANKS, (rank + 2) % RANKS)},
+                {
+                    source: [(each, lambda block: blocks.append(len(block))) for each in into[source]]
+                    for source in sources
+                },
+            )
+            right = [torch.equal(torch.cat(into[source]), torch.cat(tensors(source, rank))) for source in sources]
+            comm.transfer({}, {})
+            return [right, sorted(blocks)]
+
+    blocks = sorted(2 * [10] * 9 + 2 * [5, 7, 10])
+    assert run_ranks(RANKS, body) == [[[True, True], blocks]] * RANKS
+
+
+@pytest.fixture
+def no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rank gives up because it hears nothing, and no connection closes because garbage is collected."""
+    monkeypatch.setattr(rank_connections, "SILENCE_TIMEOUT_S", 100 * PATIENCE_S)
+
+
+@pytest.mark.usefixtures("no_silence")
+def test_a_rank_that_gives_up_tells_the_others_why_and_they_can_connect_again() -> None:
+    port = free_port()
+
+    def body(rank: int) -> Any:
+        gc.disable()
+        with world(rank, 3, port):
+            comm = Communicator()
+            if rank == 1:
+                comm.abort("no memory is left")
+                said = raised_by(lambda: comm.all_reduce(one, total))[:1]
+            else:
+                said = raised_by(lambda: comm.all_reduce(one, total))
+            states = [comm.is_open]
+            comm.connect()
+            return [said, states, comm.all_reduce(one, total)]
+
+    found = run_ranks(3, body)
+    assert found[0] == found[2] == [["RanksLost", "rank 1: no memory is left"], [False], 3]
+    assert found[1] == [["RanksLost"], [False], 3]
+
+
+@pytest.mark.usefixtures("no_silence")
+def test_a_failure_while_blocks_are_on_their_way_is_told_to_the_others() -> None:
+    port = free_port()
+
+    def body(rank: int) -> Any:
+        gc.disable()
+
+        def refuse(block: torch.Tensor) -> None:
+            raise ValueError("a bad block")
+
+        with world(rank, 2, port):
+            comm = Communicator()
+            data = torch.ones(8, dtype=torch.uint8)
+            first = raised_by(
+                lambda: comm.transfer({1: [data]}, {}) if rank == 0 else comm.transfer({}, {0: [(data, refuse)]})
+            )
+            second = raised_by(lambda: comm.all_reduce(one, total))
+            return [first, second[:1] if rank else second, comm.is_open]
+
+    sender, receiver = run_ranks(2, body)
+    assert receiver[0] == ["ValueError", "a bad block"]
+    assert ["RanksLost", "rank 1: ValueError: a bad block"] in sender[:2]
+    assert (sender[2], receiver[2]) == (False, False)
+
+
+def test_a_store_of_its_own_prefix_over_the_job_s() -> None:
+    port = free_port()
+    with_server = TorchStore("127.0.0.1", port, "a", 30.0, keep_server=True)
+    client, other = TorchStore("127.0.0.1", port, "a", 30.0), TorchStore("127.0.0.1", port, "b", 30.0)
+    client.set("key", b"value")
+    client.set_many({"one": b"1", "two": b"2"})
+    assert with_server.get("key") == b"value"
+    assert with_server.get_many(["two", "one"]) == [b"2", b"1"]
+    assert [client.add("count", 2), with_server.add("count", 3)] == [2, 5]
+    assert (client.has("key"), other.has("key"), client.has("none")) == (True, False, False)
+    client.wait("key", 30.0)
+    with pytest.raises(TimeoutError):
+        client.wait("none", 0.1)
+    with pytest.raises((TimeoutError, ConnectionError)):
+        TorchStore("127.0.0.1", free_port(), "a", 0.2)
