@@ -11,6 +11,7 @@ import pytest
 from tests.api.jobs import TEMPLATE, apply, job, refusal
 
 from elastipod_local.cluster import Cluster
+from elastipod_operator.core.model_groups import ModelGroups
 from elastipod_operator.core.sizes import SizeError, SizeRequest, resolve
 
 AGREEMENT_CASES = 250
@@ -147,7 +148,7 @@ def template(**container: Any) -> dict[str, Any]:
                 "elastipod": {"parallelism": 4},
             },
             "spec.elastipod",
-            "choose a size that times nprocPerNode 2 is a multiple of parallelism 4",
+            "whole model groups of 4 ranks (parallelism) with nprocPerNode 2; sizes that fit are multiples of 2",
             id="a fixed size that splits a model group",
         ),
         pytest.param(
@@ -158,8 +159,19 @@ def template(**container: Any) -> dict[str, Any]:
                 "elastipod": {"parallelism": 16},
             },
             "spec.elastipod",
-            "choose a size that times nprocPerNode 8 is a multiple of parallelism 16",
+            "whole model groups of 16 ranks (parallelism) with nprocPerNode 8; sizes that fit are multiples of 2",
             id="values that all split a model group",
+        ),
+        pytest.param(
+            {
+                "nprocPerNode": "8",
+                "elasticPolicy": {"minReplicas": 5, "maxReplicas": 7},
+                "replica_specs": [{"name": "pods", "replicas": 5}],
+                "elastipod": {"parallelism": 32},
+            },
+            "spec.elastipod",
+            "whole model groups of 32 ranks (parallelism) with nprocPerNode 8; sizes that fit are multiples of 4",
+            id="bounds between two sizes of whole model groups",
         ),
     ],
 )
@@ -197,6 +209,17 @@ def test_bounds_can_be_changed(api_server: Cluster, namespace: str) -> None:
     [
         pytest.param({"nprocPerNode": "8", "elastipod": {"parallelism": 16}}, id="two pods hold a group"),
         pytest.param({"nprocPerNode": "8", "elastipod": {"parallelism": 4}}, id="a pod holds two groups"),
+        pytest.param(
+            {
+                "nprocPerNode": "8",
+                "elasticPolicy": {"minReplicas": 1, "maxReplicas": 4},
+                "elastipod": {"parallelism": 32},
+            },
+            id="only the maximum is whole",
+        ),
+        pytest.param(
+            {"nprocPerNode": "100", "elastipod": {"parallelism": 300}}, id="more workers than a rule can divide"
+        ),
         pytest.param({"elastipod": {"parallelism": 4}}, id="a number of workers that only the operator knows"),
         pytest.param({"nprocPerNode": "8", "elastipod": None}, id="no settings of ours"),
     ],
@@ -224,7 +247,12 @@ def random_spec(rng: random.Random) -> dict[str, Any]:
         **maybe("replicaIncrementStep", rng.randint(1, 3)),
         **maybe("replicaDiscreteValues", [rng.randint(1, 8) for _ in range(rng.randint(0, 3))]),
     }
-    return {"replicaSpecs": specs, "replicas": rng.choice([0, 0, 1, 3, 6]), **maybe("elasticPolicy", policy)}
+    spec = {"replicaSpecs": specs, "replicas": rng.choice([0, 0, 1, 3, 6]), **maybe("elasticPolicy", policy)}
+    # A rule cannot count through larger steps, nor find the smallest whole size below a ceiling.
+    if rng.random() < 0.5 and policy.get("replicaIncrementStep", 1) == 1:
+        groups = {"nprocPerNode": rng.choice("1248"), "elastipod": {"parallelism": rng.choice([2, 3, 4, 8, 12, 16])}}
+        return {**spec, **groups, "replicas": 0}
+    return spec
 
 
 def is_possible(spec: dict[str, Any]) -> bool:
@@ -241,6 +269,7 @@ def is_possible(spec: dict[str, Any]) -> bool:
                 step=policy.get("replicaIncrementStep"),
                 values=tuple(policy.get("replicaDiscreteValues", ())),
                 ceiling=spec["replicas"],
+                groups=ModelGroups(spec.get("elastipod", {}).get("parallelism", 1), int(spec.get("nprocPerNode", "1"))),
             )
         )
     except SizeError:

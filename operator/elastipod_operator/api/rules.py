@@ -74,9 +74,20 @@ JOB_RULES = (
 _SPARES = "self.replicaSpecs.map(s, has(s.spares) ? s.spares : 0).sum()"
 _MOST_PODS = f"(({_ELASTIC} ? {_HIGH} : [1, {_WANTED}].max()) + {_SPARES})"
 
-# Ranks of one replica, where the spec says how many; a template may override the number, and the operator checks that.
-_GROUPED = "(has(self.elastipod) && self.elastipod.parallelism > 1 && self.nprocPerNode.matches('^[0-9]{1,4}$'))"
+# Model groups, where the spec says how many workers a pod has; a template may override the number, and the operator checks that.
+_MOST_WORKERS = 64  # no machine has more accelerators; the divisors up to here are a list that a rule can go through
+_GROUPED = (
+    "(has(self.elastipod) && self.elastipod.parallelism > 1 && self.nprocPerNode.matches('^[0-9]{1,2}$')"
+    f" && int(self.nprocPerNode) <= {_MOST_WORKERS})"
+)
 _WORKERS = "int(self.nprocPerNode)"
+_DIVISORS = ", ".join(map(str, range(1, _MOST_WORKERS + 1)))
+_EVERY = (
+    f"(self.elastipod.parallelism / [{_DIVISORS}]"
+    f".filter(d, self.elastipod.parallelism % d == 0 && {_WORKERS} % d == 0).max())"
+)
+_HAS_STEP = f"(has({_POLICY}.replicaIncrementStep) && {_POLICY}.replicaIncrementStep > 1)"
+_IS_GRID = f"({_ELASTIC} && !{_HAS_VALUES})"
 
 JOB_SPEC_RULES = (
     Rule(
@@ -104,12 +115,13 @@ JOB_SPEC_RULES = (
         values=("self.replicas", f"{_ALLOWED}.min()"),
         field="replicas",
     ),
-    # Of sizes in steps the operator says it: a rule cannot count through them.
+    # Of sizes in larger steps the operator says it: a rule cannot count through them.
     Rule(
-        f"!{_GROUPED} || ({_ELASTIC} && !{_HAS_VALUES}) || size({_ALLOWED}) == 0"
-        f" || {_ALLOWED}.exists(v, v * {_WORKERS} % self.elastipod.parallelism == 0)",
-        "no size of the job forms whole model groups: choose a size that times nprocPerNode %d is a multiple of parallelism %d",
-        values=(_WORKERS, "self.elastipod.parallelism"),
+        f"!{_GROUPED} || {_LOW} > {_HIGH} || size({_ALLOWED}) == 0 || ({_IS_GRID}"
+        f" ? {_HAS_STEP} || {_HIGH} / {_EVERY} * {_EVERY} >= {_LOW}"
+        f" : {_ALLOWED}.exists(v, v * {_WORKERS} % self.elastipod.parallelism == 0))",
+        "no size of the job forms whole model groups of %d ranks (parallelism) with nprocPerNode %d; sizes that fit are multiples of %d",
+        values=("self.elastipod.parallelism", _WORKERS, _EVERY),
         field="elastipod",
     ),
 )
