@@ -16,7 +16,8 @@ from .situation import JobFacts, ReportedCondition
 # How long an Event that no condition repeats is told.
 EVENT_TOLD = timedelta(minutes=10)
 WAITING = ("Created", "PodsRunning", "Suspended", "Failed")
-CALM = (Reason.AGENTS_ANSWER, Reason.AT_MAXIMUM)
+# Operators before 0.1.0 reported a healthy PodsReady too.
+CALM = ("AgentsAnswer", Reason.AT_MAXIMUM)
 NO_OPERATOR = (
     "Is the operator up (`kubectl -n aws-hyperpod get pods`), and does its value `watchNamespaces` include the namespace? "
     "`elastipod doctor` checks both."

@@ -17,12 +17,16 @@ from elastipod_client.situation import Situation
 Body = dict[str, Any]
 Play = Callable[[SimPod, Body], None]
 NO_ROOM = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
+PATIENCE_S = 60.0
 AGO = "2026-01-01T00:00:10Z"
 
 
-def stage(schedule: Schedule, at: float, play: Play | None = None, total_steps: int | None = None) -> Situation:
+def stage(
+    schedule: Schedule, at: float, play: Play | None = None, total_steps: int | None = None, until: str = ""
+) -> Situation:
     """Give the objects of a job at a virtual time, as the operator left them.
 
+    until: the reason of the state that the job is to have by then; for what passes soon, it waits for it.
     play: changes what the API server shows of each pod, for parts of a kubelet or scheduler that the model lacks.
     """
     with pytest.MonkeyPatch.context() as patch:
@@ -34,10 +38,18 @@ def stage(schedule: Schedule, at: float, play: Play | None = None, total_steps: 
         for event in schedule.events:
             sim.kernel.at(event.at, partial(sim._inject, event))
         sim.kernel.run(at)
+        if until and not sim.kernel.run(at + PATIENCE_S, lambda: _reason(sim) == until):
+            raise AssertionError(f"the job is never {until}, but {_reason(sim)}")
         found = _situation(sim)
         for shell in sim.shells:
             shell.die()
         return found
+
+
+def _reason(sim: Simulation) -> str:
+    """Give the reason of the job's present state; empty before an operator has seen it."""
+    conditions = sim.cluster.job.status.get("conditions") if sim.cluster.job is not None else None
+    return str(conditions[-1]["reason"]) if conditions else ""
 
 
 def _played(body: Callable[[SimPod], Body], play: Play) -> Callable[[SimPod], Body]:

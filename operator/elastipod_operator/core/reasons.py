@@ -113,7 +113,6 @@ class Reason(StrEnum):
     )  # fmt: skip
 
     # ---- PodsReady
-    AGENTS_ANSWER = "AgentsAnswer", "PodsReady", INFO, NEVER, "Agents answer the operator."
     AGENT_NOT_ANSWERING = (
         "AgentNotAnswering", "PodsReady", WARNING, WHEN_REPORTED, "The container runs, but nothing answers on the agent port.",
         "The container must start `hyperpodrun`; if that listens on another port, set `spec.elastipod.agentPort`.",

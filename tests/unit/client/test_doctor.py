@@ -108,7 +108,7 @@ def test_the_leader(found: dict[str, Any] | None, verdict: Verdict) -> None:
     assert check_lease(found, NOW).verdict is verdict
 
 
-def job(name: str, manager: str = "elastipod-operator", reason: str = "AgentsAnswer") -> dict[str, Any]:
+def job(name: str, manager: str = "elastipod-operator", reason: str = "ImagePullFailed") -> dict[str, Any]:
     entries = [{"manager": "kubectl"}, {"manager": manager, "subresource": "status"}]
     conditions = [{"type": "PodsReady", "status": "False", "reason": reason}]
     meta = {"name": name, "namespace": "team", "managedFields": entries}

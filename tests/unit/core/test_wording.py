@@ -44,7 +44,7 @@ def test_sentences_agree_for_any_number(number: int, total: int) -> None:
     for text in (
         share(number, total, "is", "are"),
         training(number, 7),
-        counted(number, "agent answers", "agents answer"),
+        counted(number, "replica is ready", "replicas are ready"),
     ):
         assert disagreements(text) == []
 

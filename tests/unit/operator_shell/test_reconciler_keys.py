@@ -112,12 +112,12 @@ async def test_agents_of_pods_with_a_key_are_asked_with_it(shell: Shell) -> None
         await agent.stop()
         agent.held = Credentials(data["key"], data["token"], "job-workers-0")
         await agent.start()
-        await until(lambda: shell.condition("PodsReady").get("reason") == "AgentsAnswer")
+        await until(lambda: not shell.condition("PodsReady"))
 
 
 async def test_an_agent_of_the_previous_version_is_asked_with_the_token(shell: Shell) -> None:
     async with serving(FakeAgent()) as agent:
         agent.token = "to be known"
         agent.token = (await ask_agent_at(shell, agent.address.port))["token"]
-        await until(lambda: shell.condition("PodsReady").get("reason") == "AgentsAnswer")
+        await until(lambda: f"Bearer {agent.token}" in agent.shown)
         assert set(agent.shown) == {None, f"Bearer {agent.token}"}

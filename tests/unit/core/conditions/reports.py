@@ -30,7 +30,6 @@ Seen = tuple[ObservedPod, ObservedAgent | None]
 Told = list[tuple[str, bool, str]]
 RUN: list[Seen] = [(pod(0), running()), (pod(1), running())]
 ACCEPTED = ("Created", True, "Accepted")
-ANSWER = ("PodsReady", False, "AgentsAnswer")
 PODS_RUN = ("PodsRunning", True, "PodsRunning")
 STARTS = Record(transition=transition(TransitionKind.START))
 FULL = policy(2, 2)

@@ -23,7 +23,6 @@ from tests.unit.core.builders import (
 )
 from tests.unit.core.conditions.reports import (
     ACCEPTED,
-    ANSWER,
     BROKEN,
     FULL,
     PODS_RUN,
@@ -127,11 +126,10 @@ def test_a_job_that_ran_says_that_it_does_not_and_keeps_its_times() -> None:
         ACCEPTED,
         PODS_RUN,
         ("Running", False, "WorkerCrash"),
-        ANSWER,
         ("Faulted", True, "WorkerCrash"),
     ]
-    assert [c.since for c in conditions] == [LONG_AGO, NOW, NOW, NOW, NOW]
-    assert conditions[2].message == conditions[4].message
+    assert [c.since for c in conditions] == [LONG_AGO, NOW, NOW, NOW]
+    assert conditions[2].message == conditions[3].message
 
 
 RECOVERING = trains(transition=transition(TransitionKind.RECOVERY, cause="WorkerCrash"))
