@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,17 @@ class Job:
             server.server_close()
             file.close()
 
-    def train(self, process: int, in_step: Callable[[State, int], None], plan: ElasticBatches = PLAN) -> list[Any]:
-        """Train a plan; give each generation with its rank, size and first step, and the digest of the end."""
+    def train(
+        self,
+        process: int,
+        in_step: Callable[[State, int], None] = lambda state, step: None,
+        plan: ElasticBatches = PLAN,
+        reduced: Callable[[State, int], None] = lambda state, step: None,
+    ) -> list[Any]:
+        """Train a plan; give each generation with its rank, size and first step, and the digest of the end.
+
+        in_step, reduced: called in each step, before its passes and when its gradients are there.
+        """
         state = State(
             lambda: build(process),
             wrap=DistributedDataParallel,
@@ -130,6 +140,7 @@ class Job:
                 in_step(state, batch.step)
                 loss = loss_of(state.model, batch.indices) * batch.weight
                 loss.backward()  # type: ignore[no-untyped-call]
+                reduced(state, batch.step)
         return [worlds, state.completed, digest_of(state._members.digests())]
 
 
@@ -147,17 +158,25 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"elastipod.in_memory.{module}.LIMITS", limits)
 
 
-def end_at_step(state: State, step: int) -> None:
-    """Have the agents call all ranks back in a step of the first generation, which is complete all the same."""
+def end_when_reduced(folder: Path, state: State, step: int) -> None:
+    """Have the agents call all ranks back when all have the gradients of a step: it is complete all the same.
+
+    Before that the call would shut down the connections that a peer still reads from.
+    """
     link = state._world.link
     if link is not None and state.generation == 1 and step == OVER_AT:
+        (folder / f"reduced-{state.rank}").touch()
+        until = time.monotonic() + PATIENCE_S
+        while len(list(folder.glob("reduced-*"))) < state.world_size:
+            assert time.monotonic() < until, "the other rank has no gradients"
+            time.sleep(0.01)
         link.report_fault(state.rank, "asked to by the test")
         assert link.wait_until_over(PATIENCE_S)
 
 
 def test_ranks_that_are_called_back_go_on_with_a_newcomer_after_the_step_that_they_completed(tmp_path: Path) -> None:
     job = Job(tmp_path, Agents([[0, 1], [1, 0, 2]]))
-    found = job.run(lambda process: job.train(process, end_at_step), 3)
+    found = job.run(lambda process: job.train(process, reduced=partial(end_when_reduced, tmp_path)), 3)
     first, second = OVER_AT + 1, 2
     assert [each[0] for each in found] == [
         [[1, 0, 2, 1], [second, 1, 3, first]],
