@@ -55,7 +55,7 @@ def main() -> int:
                 shutil.rmtree(used)
     rows = _rows(
         samples,
-        f"FSDP2 with Adam, {3 * options.mib:.0f} MiB of state in all, images in {options.memory}, gloo, {options.repeat} times each",
+        f"FSDP2 with two AdamW, {3 * options.mib:.0f} MiB of state in all, images in {options.memory}, gloo, {options.repeat} times each",
     )
     versions = {"python": platform.python_version(), "torch": importlib.metadata.version("torch")}
     content: dict[str, Any] = report("checkpoint", rows, machine=describe(), load_1m=load_1m, versions=versions)

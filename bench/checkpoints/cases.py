@@ -46,23 +46,26 @@ class Trained:
         width = 4 * round((mib * 2**20 / 4 / LAYERS) ** 0.5 / 4)  # alike for every rank of up to four
         self.model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(LAYERS)))
         self.model.append(torch.nn.LayerNorm(width))
+        self.model[-1].bias.requires_grad_(False)  # as frozen layers are: saved, and without moments
         fully_shard(self.model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-        self.optimizer = torch.optim.AdamW(
-            [  # as most trainers have it: what does not decay is a group of its own
-                {"params": [weight for weight in self.model.parameters() if weight.ndim > 1], "weight_decay": 0.1},
-                {"params": [scale for scale in self.model.parameters() if scale.ndim == 1], "weight_decay": 0.0},
-            ]
-        )
+        trained = [weight for weight in self.model.parameters() if weight.requires_grad]
+        matrices = [weight for weight in trained if weight.ndim > 1]
+        groups: list[dict[str, Any]] = [{"params": matrices[1:]}, {"params": matrices[:1], "weight_decay": 0.0}]
+        self.optimizers = [  # as many trainers have it: the matrices have an optimizer of their own, and one group does not decay
+            torch.optim.AdamW(groups),
+            torch.optim.AdamW([weight for weight in trained if weight.ndim == 1], weight_decay=0.0),
+        ]
         if not is_new:
             self.nested()  # makes the moments
 
     def nested(self) -> dict[str, Any]:
-        weights, moments = get_state_dict(self.model, self.optimizer)
+        weights, moments = get_state_dict(self.model, self.optimizers)
         return {"model": weights, "optimizer": moments}
 
     def tensors(self) -> list[torch.Tensor]:
         """Give this rank's own part of all that is saved."""
-        moments = [value for state in self.optimizer.state.values() for value in state.values()]
+        states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
+        moments = [value for state in states for value in state.values()]
         return [t.to_local() if isinstance(t, DTensor) else t for t in (*self.model.parameters(), *moments)]
 
     def num_bytes(self) -> int:
@@ -101,7 +104,7 @@ def stall(folder: Path, place: str, mib: float, repeat: int) -> dict[str, Any]:
         with CheckpointManager(folder / "ours", keep=1, memory=memory / f"node-{rank}") as ours:
             for step in range(1, repeat + 3):  # the first two make the memory that later ones use
                 note("memcpy", timed(copy))
-                note("ours: stall", timed(partial(ours.save_async, step, model=run.model, optimizer=run.optimizer)))
+                note("ours: stall", timed(partial(ours.save_async, step, model=run.model, optimizer=run.optimizers)))
                 note("ours: until durable", times["ours: stall"][-1] + timed(ours.wait))
                 places = folder / f"dcp-{step}", folder / f"dcp-async-{step}"
                 note("dcp save", timed(partial(_save, run, places[0])))
@@ -215,7 +218,7 @@ def _save_both(folder: Path, node: Path, mib: float) -> int:
     """Save the same state with either library; gives this rank's bytes. node: where its memory is."""
     run = Trained(mib)
     with CheckpointManager(folder / "ours", memory=node) as ours:
-        ours.save(1, model=run.model, optimizer=run.optimizer)
+        ours.save(1, model=run.model, optimizer=run.optimizers)
     _save(run, folder / "dcp")
     return run.num_bytes()
 
@@ -224,7 +227,7 @@ def _timed_load(run: Trained, directory: Path, memory: Path | None) -> float:
     """Load with a manager of its own, whose claim is not part of the time. memory: None for durable storage alone."""
     with CheckpointManager(directory, memory=memory or False) as ours:
         ours.claim()
-        return timed(partial(ours.load_latest, model=run.model, optimizer=run.optimizer))
+        return timed(partial(ours.load_latest, model=run.model, optimizer=run.optimizers))
 
 
 def _save(run: Trained, place: Path) -> None:
@@ -238,7 +241,7 @@ def _begin(run: Trained, place: Path, group: Any, pending: list[Any]) -> None:
 def _load(run: Trained, place: Path) -> None:
     nested = run.nested()
     dcp_load(nested, storage_reader=FileSystemReader(place))
-    live = LiveObjects.of(run.model, run.optimizer)
+    live = LiveObjects.of(run.model, run.optimizers)
     load_models(nested["model"], live)
     load_optimizers(nested["optimizer"], nested["optimizer"]["param_groups"], live)
 

@@ -42,11 +42,18 @@ class Options:
 
 
 def build() -> dict[str, object]:
+    """Two optimizers with a schedule each, one of them with two groups, a frozen parameter and an average of the weights."""
     torch.manual_seed(7)
-    model = nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), nn.Linear(32, 4))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.1 * step))
-    return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "ema": AveragedModel(model)}
+    first, last = nn.Linear(FEATURES, 32), nn.Linear(32, 4)
+    model = nn.Sequential(first, nn.Tanh(), nn.Linear(32, 32, bias=False).requires_grad_(False), last)
+    groups: list[dict[str, object]] = [{"params": [first.weight]}, {"params": [last.weight], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01)
+    biases = torch.optim.SGD([first.bias, last.bias], lr=0.01, momentum=0.9)
+    schedules = {
+        f"rate_of_{name}": torch.optim.lr_scheduler.LambdaLR(each, lambda step: 1 / (1 + 0.1 * step))
+        for name, each in {"optimizer": optimizer, "biases": biases}.items()
+    }
+    return {"model": model, "optimizer": optimizer, "biases": biases, **schedules, "ema": AveragedModel(model)}
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
