@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
+from tests.agent_client import until
+from tests.patience import PATIENCE_S
 
 from elastipod import chaos
 from elastipod.chaos import ChaosError, FaultKind, Moment, PlannedFault, is_planned, plan_faults, reached
@@ -49,3 +56,53 @@ def test_a_fault_waits_for_its_generation(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_fault_that_does_not_exist_is_refused(value: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="is not a valid"):
         PlannedFault.from_json(value)
+
+
+def test_what_a_fault_does_to_its_process(tmp_path: Path) -> None:
+    """Each in a process of its own: it is killed, stopped, goes on after a while, or never."""
+
+    def begin(kind: FaultKind) -> int:
+        pid = os.fork()
+        if not pid:
+            plan_faults([PlannedFault(kind, Moment.STEP, seconds=0.3)])
+            began = time.monotonic()
+            reached(Moment.STEP, rank=0, step=1)
+            os._exit(7 if time.monotonic() - began >= 0.3 else 8)
+        return pid
+
+    _, killed = os.waitpid(begin(FaultKind.KILL), 0)
+    assert os.WTERMSIG(killed) == signal.SIGKILL
+    _, slow = os.waitpid(begin(FaultKind.SLOW), 0)
+    assert os.waitstatus_to_exitcode(slow) == 7
+    stopped = begin(FaultKind.STOP)
+    _, status = os.waitpid(stopped, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    hanging = begin(FaultKind.HANG)
+    until(lambda: psutil.Process(hanging).status() == psutil.STATUS_SLEEPING, "the process to hang")
+    for pid in (stopped, hanging):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_fault_in_a_collective_comes_from_another_thread_a_little_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[tuple[FaultKind, int, int]] = []
+    done = threading.Event()
+
+    def note(fault: PlannedFault, rank: int, step: int) -> None:
+        happened.append((fault.kind, rank, step))
+        assert threading.current_thread() is not threading.main_thread()
+        done.set()
+
+    monkeypatch.setattr(chaos, "_happen", note)
+    plan_faults([PlannedFault(FaultKind.KILL, Moment.COLLECTIVE)])
+    reached(Moment.COLLECTIVE, rank=2, step=5)
+    assert done.wait(PATIENCE_S)
+    assert happened == [(FaultKind.KILL, 2, 5)]
+
+
+def test_the_file_of_a_fault_names_its_process_and_nobody_else_may_read_it(tmp_path: Path) -> None:
+    file = tmp_path / "happened"
+    plan_faults([PlannedFault(FaultKind.SLOW, Moment.STEP, seconds=0, once=str(file))])
+    reached(Moment.STEP, rank=0, step=1)
+    assert file.read_text() == str(os.getpid())
+    assert file.stat().st_mode & 0o777 == 0o600
