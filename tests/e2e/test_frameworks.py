@@ -18,9 +18,10 @@ from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
 
 LOSS_TOLERANCE = 1e-4
-# No world size divides the global batch, nor the batch the data: passes have different sizes, and some ranks have none.
-SAMPLES, EPOCHS, GLOBAL_BATCH = 200, 2, 13
-STEPS = EPOCHS * -(-SAMPLES // GLOBAL_BATCH)
+# No world size divides the global batch, nor the batch the data: passes have different sizes, and a rank may have none.
+SAMPLES, EPOCHS, GLOBAL_BATCH = 197, 2, 13  # the last batch of an epoch has two samples
+EPOCH_END = -(-SAMPLES // GLOBAL_BATCH)
+STEPS = EPOCHS * EPOCH_END
 JOB = [f"--samples={SAMPLES}", f"--epochs={EPOCHS}", f"--global-batch={GLOBAL_BATCH}"]
 PRELOAD = ("transformers.trainer", "transformers.models.llama", "accelerate", "lightning.pytorch")
 
@@ -53,7 +54,7 @@ def resize_twice(run: TrainingRun) -> tuple[int, int]:
     run.reach(5)
     grown_at = run.drain(rank=1)  # one rank is told, all leave
     run.start(3)
-    run.reach(grown_at + 8)
+    run.reach(EPOCH_END + 2)  # the three have trained a batch of two samples
     shrunk_at = run.drain(rank=2)
     run.start(1)
     run.finish()
@@ -82,7 +83,7 @@ def check_losses(losses: dict[int, float], undisturbed: dict[int, float]) -> Non
 
 
 TRAINERS = {
-    "tokens": ("examples/hf_trainer/train.py", "--sample-time=0.004", "--jit"),
+    "tokens": ("examples/hf_trainer/train.py", "--sample-time=0.015", "--jit"),
     "mean": ("tests/e2e/trainer_worker.py", "mean"),
     "TRL SFT": ("tests/e2e/trainer_worker.py", "sft"),
     # It gathers numbers of each sample, so its passes must have one size. Later options win.
@@ -116,7 +117,7 @@ def test_sigterm_to_one_rank_saves_one_step_on_all_ranks_outside_a_pod(make_run:
 
 def test_a_torn_checkpoint_is_not_resumed_from(make_run: MakeRun) -> None:
     """A crash while the Trainer writes leaves a folder that looks like a checkpoint to the Trainer itself."""
-    run = make_run("examples/hf_trainer/train.py", *JOB, "--sample-time=0.004", "--save-steps=4")
+    run = make_run("examples/hf_trainer/train.py", *JOB, "--sample-time=0.015", "--save-steps=4")
     run.start(2)
     run.reach(10)
     run.kill(rank=1)
@@ -139,14 +140,13 @@ def test_a_loop_of_accelerate_or_lightning_resizes(make_run: MakeRun, example: s
     undisturbed = make_run(script, *JOB)
     undisturbed.start(2)
     undisturbed.finish()
-    run = make_run(script, *JOB, "--sample-time=0.004")
+    run = make_run(script, *JOB, "--sample-time=0.015")
     grown_at, shrunk_at = resize_twice(run)
     assert f"done: {STEPS} steps" in run.output(0)
     check_audit(run, grown_at, shrunk_at)
     check_losses(run.losses(), undisturbed.losses())
 
 
-EPOCH_END = STEPS // 2
 DRAINS = [EPOCH_END - 2, EPOCH_END, EPOCH_END + 2]  # the event is heard from the second step of a generation on
 LEAVES = ("--leave-after", *map(str, DRAINS))
 

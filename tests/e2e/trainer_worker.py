@@ -25,7 +25,6 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        time.sleep(0.004)
         return {"rows": self._rows[index], "labels": self._targets[index]}
 
 
@@ -42,12 +41,13 @@ class Regression(torch.nn.Module):
 
 
 class Leave(TrainerCallback):  # type: ignore[misc]  # the package is not installed where mypy runs
-    """Raises the elastic event in given steps."""
+    """Raises the elastic event in given steps, and leaves a test time to act between two steps."""
 
     def __init__(self, after: list[int]) -> None:
         self._after = set(after)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        time.sleep(0.05)
         if state.global_step + 1 in self._after:
             self._after.clear()
             os.kill(os.getpid(), signal.SIGUSR1)
