@@ -99,16 +99,26 @@ PARTS = {
     ),
     "library": Part(
         package="elastipod",
+        # Their packages are not in this environment; tests/e2e/test_frameworks.py runs them.
+        not_mutated=(
+            "elastipod.integrations.accelerate",
+            "elastipod.integrations.lightning",
+            "elastipod.integrations.transformers",
+        ),
         # Beside its own: tests of its client for the agent, which a real agent answers.
         tests=(
             "tests/unit/library",
             "tests/unit/checkpoint",
             "tests/unit/in_memory",
+            "tests/unit/integrations",
             "tests/unit/agent/test_ipc.py",
             "tests/unit/agent/test_ipc_names.py",
             "tests/unit/agent/test_worker_file.py",
         ),
-        tests_left_out=("tests/unit/library/test_imports.py",),  # mutants import what mutmut needs
+        tests_left_out=(
+            "tests/unit/library/test_imports.py",  # mutants import what mutmut needs
+            "tests/unit/integrations/test_packages.py",  # it reads pyproject.toml, which is mutmut's own there
+        ),
         smallest="elastipod.gradients",
         memory_gib=64,
     ),
