@@ -360,7 +360,9 @@ class InvariantChecker:
     def must_have_recovered(self, generation: int) -> None:
         """Nothing else was inflicted since a fault ended a generation: a later one trains by now, or the job has ended."""
         record = self.record
-        is_at_work = record.generation > generation and record.transition is None and record.running_since is not None
+        # A job that grows again by now has trained in between.
+        is_broken = record.transition is not None and record.transition.kind is not TransitionKind.RESIZE
+        is_at_work = record.generation > generation and not is_broken and record.running_since is not None
         if not is_at_work and not record.outcome:
             raise Violation(f"generation {generation} has ended and nobody has brought the training back")
 
