@@ -70,7 +70,7 @@ OTHER_LINE: _Line = (INK, (0.0, (2.0, 2.0)), 0.8)
 SHORT_SPAN = 0.004  # of the whole time: a shorter gap is drawn this wide, so that it is visible
 
 NOTE_WIDTH = 0.115  # of the whole time: the maximum width of a note
-NOTE_HEIGHT = 0.39  # of the replicas' axis below the notes: three lines
+NOTE_SHARE = 0.16  # of the height of the replicas' axis: three lines of a note
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,21 +213,30 @@ def note_places(moments: Sequence[float], end: float, width: float) -> list[tupl
     return list(zip(begins, levels[::-1], strict=True))
 
 
+def axis_height(levels: int) -> float:
+    """Give the height of the replicas' axis, in times of the largest number of replicas, with so many levels of notes on the bars.
+
+    The texts keep their size while the axis grows with the levels, so each level takes the same share of it.
+    """
+    return 1 / (1 - min(0.85, NOTE_SHARE * levels))
+
+
 def _draw_notes(axes: Axes, timeline: Timeline) -> None:
     """Write each cause above its moment, close neighbours at different heights."""
     highest = _highest(timeline)
     moments = [note.at_s for note in timeline.notes]
     places = note_places(moments, timeline.end_s, timeline.end_s * NOTE_WIDTH)
+    top = highest * axis_height(1 + max((level for _, level in places), default=0))
     for note, (begin, level) in zip(timeline.notes, places, strict=True):
         on_the_right = begin < note.at_s
-        height = highest * (1.2 + NOTE_HEIGHT * level)
+        height = highest + top * NOTE_SHARE * (level + 0.5)
         colour, style, thickness = DEPTH_LINES.get(note.depth or "", OTHER_LINE)
         axes.vlines(note.at_s, 0, height, color=colour, linewidth=thickness, linestyles=style, zorder=3)
         axes.annotate(
             note.text, (note.at_s, height), xytext=(-3 if on_the_right else 3, 0), textcoords="offset points",
             ha="right" if on_the_right else "left", va="center", fontsize=8.5,
         )  # fmt: skip
-    axes.set_ylim(0, highest * (1.35 + NOTE_HEIGHT * max((level for _, level in places), default=0)))
+    axes.set_ylim(0, top)
 
 
 def _draw_loss(axes: Axes, timeline: Timeline) -> None:

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 from tests.unit.demo.runs import CREATED_AT, GROW_SHRINK_CRASH, GROW_SHRINK_CRASH_LOGS, elastic_run, urgent_run
 
-from elastipod_client.picture import COLOURS, Note, Timeline, draw, note_places
+from elastipod_client.picture import (
+    COLOURS,
+    NOTE_SHARE,
+    Note,
+    Timeline,
+    axis_height,
+    draw,
+    note_places,
+)
 from elastipod_local.demo.report import JobPhase, Run, Span, parse_history, spans
 from elastipod_local.demo.run_log import generations
 from elastipod_local.demo.timeline import timeline_of
@@ -60,6 +68,12 @@ def test_an_urgent_job_that_never_trained_is_not_drawn() -> None:
 )
 def test_notes_do_not_run_into_each_other(moments: list[float], places: list[tuple[float, int]]) -> None:
     assert note_places(moments, end=100, width=20) == places
+
+
+@pytest.mark.parametrize("levels", range(1, 6))
+def test_every_level_of_notes_has_its_share_of_the_axis_above_the_bars(levels: int) -> None:
+    height = axis_height(levels)
+    assert (height - 1) / height == pytest.approx(levels * NOTE_SHARE)
 
 
 def test_the_same_run_gives_the_same_picture(run: Run, tmp_path: Path) -> None:
