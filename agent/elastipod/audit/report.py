@@ -117,7 +117,8 @@ def trace_lineage(generations: dict[int, LoggedGeneration]) -> list[LineageSegme
         first = generation.start.resumed_step + 1
         if last >= first:
             lineage.append(LineageSegment(generation, first, last))
-        last = generation.start.resumed_step
+        # An image in memory may be older than the generation that offered it: then none of that one's steps count.
+        last = min(last, generation.start.resumed_step)
         parent = generation.start.resumed_generation
         if not parent or not last:
             return lineage[::-1]

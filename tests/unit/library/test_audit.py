@@ -69,6 +69,16 @@ def test_when_a_step_was_done_changes_no_verdict(tmp_path: Path) -> None:
     assert report.steps_repeated == {1: 0, 2: 1}
 
 
+def test_a_resume_from_an_image_older_than_the_generation_that_offered_it_leaves_that_one_out(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.run(1, 2, range(1, 7), end=None)
+    job.run(2, 2, range(7, 8), resumed_from=1, end=None)
+    job.run(3, 2, range(5, LAST + 1), resumed_from=2, end="completed")
+    report = judge(tmp_path)
+    assert report.lineage == [[1, 1, 4], [3, 5, LAST]]
+    assert report.exact
+
+
 def test_a_restart_from_nothing_leaves_the_first_attempt_out(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.run(1, 2, range(1, 4), end=None)
