@@ -39,7 +39,6 @@ FROM tools AS code
 COPY pyproject.toml README.md LICENSE /src/
 COPY operator /src/operator
 COPY agent /src/agent
-COPY client /src/client
 COPY localcluster /src/localcluster
 RUN /opt/tools/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels . \
     && /opt/tools/bin/uv pip install --no-cache --offline --no-deps --compile-bytecode --python /usr/bin/python3 \

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Where the packages lie in the checkout, by name; in the copy they all lie at the top.
 PACKAGES = {
     "elastipod_operator": "operator", "elastipod": "agent", "elastipod_agent": "agent",
-    "hyperpod_elastic_agent": "agent", "elastipod_client": "client", "elastipod_local": "localcluster", "bench": ".",
+    "hyperpod_elastic_agent": "agent", "elastipod_client": "operator", "elastipod_local": "localcluster", "bench": ".",
 }  # fmt: skip
 # What tests read beside the packages.
 BESIDE = ("tests", "docs", "crds", "charts", "examples", "requirements", "Dockerfile", "README.md")

@@ -45,7 +45,7 @@ def read_evidence(root: Path = ROOT) -> Evidence:
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=root, check=True, capture_output=True, text=True).stdout
     texts = {name: (root / name).read_text() for name in listed.split() if (root / name).is_file()}
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, check=True, capture_output=True, text=True)
-    parts = ("operator", "agent", "client", "localcluster", "tests", "bench", "examples")
+    parts = ("operator", "agent", "localcluster", "tests", "bench", "examples")
     tests = [text for name, text in texts.items() if name.startswith("tests/")]
     return Evidence(
         tiers=_reports(root / ".run" / "tests"),

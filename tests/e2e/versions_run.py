@@ -134,7 +134,7 @@ def build_wheel(folder: Path) -> Path:
     source = folder / "source"
     source.mkdir(parents=True)
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("agent", "operator", "client", "localcluster"):
+    for name in ("agent", "operator", "localcluster"):
         shutil.copytree(peers.ROOT / name, source / name, ignore=ignore)
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(peers.ROOT / name, source / name)

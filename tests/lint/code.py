@@ -19,7 +19,7 @@ LONG: Mapping[tuple[str, str], str] = {
 FAMILIES: Mapping[str, str] = {
     "operator/elastipod_operator/": "the operator",
     "agent/": "agent and library",
-    "client/": "the users' commands",
+    "operator/elastipod_client/": "the users' commands",
     "localcluster/": "the local cluster",
 }
 # Names that two files or classes of a family still share; each goes from here with its rename.

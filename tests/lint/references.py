@@ -20,7 +20,6 @@ OURS = frozenset(
     {
         "operator",
         "agent",
-        "client",
         "localcluster",
         "tests",
         "docs",

@@ -19,7 +19,7 @@ from elastipod_agent.metrics import FAMILIES
 from elastipod_operator.api.models import HyperPodPyTorchJob
 
 PAGES = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.path))
-PRODUCT = ("operator", "agent", "client", "localcluster", "charts", "examples")
+PRODUCT = ("operator", "agent", "localcluster", "charts", "examples")
 VARIABLE = re.compile(r"\bELASTIPOD_[A-Z_]+[A-Z]\b")
 KEY = re.compile(r"\belastipod\.io/[a-z][a-z-]*")
 # Names that only the parts of Elastipod use among themselves, each with the reason.
@@ -53,7 +53,7 @@ def test_labels_and_annotations_exist(page: Page) -> None:
 
 
 def test_every_label_and_annotation_is_documented() -> None:
-    keys = set(KEY.findall(sources("operator", "agent", "client", "localcluster")))
+    keys = set(KEY.findall(sources("operator", "agent", "localcluster")))
     assert keys - set(KEY.findall(documented())) <= set(INTERNAL_KEYS)
 
 
@@ -102,7 +102,7 @@ def test_metrics_that_are_named_in_full_exist(page: Page) -> None:
 def constants() -> frozenset[str]:
     """Give every text, and every name that is defined, in the code of the product and its tests."""
     found: set[str] = set()
-    for folder in ("operator", "agent", "client", "localcluster", "tests", "bench", "examples"):
+    for folder in ("operator", "agent", "localcluster", "tests", "bench", "examples"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
