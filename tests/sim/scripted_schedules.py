@@ -329,6 +329,10 @@ SCHEDULES: dict[str, Schedule] = {
     "a job is suspended and edited while its pods wait for admission": _schedule(
         Event(0, "slow_admission", 0, 60), Event(2, "suspend", 0, 3), Event(9, "edit_template", 7),
     ),
+    "operators begin again while answers to their reads get lost": _schedule(
+        Event(90, "api_loses_answers", 0, 90), *(Event(at, "operator_dies", 1, 2) for at in (95, 110, 125, 140)),
+        Event(100, "delete_pod", 1),
+    ),
     "answers get lost from the beginning": _schedule(Event(0, "api_loses_answers", 0, 60), Event(20, "delete_pod", 1)),
     "pods may not be deleted for a while": _schedule(Event(99, "deletes_refused", 0, 60), Event(100, "drain_node", 0)),
     **{

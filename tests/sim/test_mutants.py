@@ -395,7 +395,7 @@ def wait_for_prepared_workers_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS: dict[Mutant, str | None] = {
-    accept_a_stale_generation: "the user scales down and up again in a resize",
+    accept_a_stale_generation: "workers keep their state in memory: a growth and a shrink",
     reuse_the_generation: "nothing happens",
     count_a_restart_twice: "a node loses power",
     take_drained_for_completed: "nothing happens",
@@ -423,7 +423,7 @@ MUTANTS: dict[Mutant, str | None] = {
     train_without_the_base: "a spare beside two groups of pods",
     start_the_workers_of_spares: "a spare takes the place of a lost one",
     forget_the_labels_and_the_history: "only the state is lost, and no agent lives",
-    start_before_everybody_has_told: "the record is lost while the operator is away, and one of many trains: 0",
+    start_before_everybody_has_told: "the record is lost while the operator is away, and one of many trains: 1",
     make_pods_from_an_edited_template: "the template is edited while the job runs",
     let_pods_come_that_nobody_wants_any_more: "a job is deleted while its pods wait for admission: 1",
     forget_to_book_a_phase: "nothing happens",

@@ -177,7 +177,7 @@ MUTANTS: dict[Mutant, str | None] = {
     ask_for_a_job_that_is_being_deleted: "the job is deleted while increments wait and workers save",
     ask_for_a_base_while_pods_of_the_last_one_go: "somebody deletes the base, and another flavor has room",
     never_tell_that_pods_are_ready: "increments give way to a gang and come back",
-    count_ready_pods_where_they_are: "a node is lost in an eviction",
+    count_ready_pods_where_they_are: "a node of the base is lost, and pods must be ready in time",
     ask_again_at_once_for_what_was_taken_back: "a node of an increment is lost for good",
     stop_a_job_whose_minimum_is_lowered: "the minimum is lowered while the job trains",
     run_wherever_there_is_room: "increments give way to a gang and come back",

@@ -164,9 +164,9 @@ class ShardedMemory(MemoryState):
         """Have the script build the members for the present world, unless it has. Raises TypeError."""
         if self.members:
             return
-        if (
-            not self._is_frozen
-        ):  # what the script has imported and loaded so far need not be looked through after each world
+        if not self._is_frozen:
+            # Members of a former world are garbage in cycles, so gc.collect() follows each world. It need not look through what
+            # the script has imported and loaded so far.
             gc.collect()
             gc.freeze()
             self._is_frozen = True
