@@ -167,7 +167,9 @@ def test_an_example_lives_through_resizes_and_a_crash(example: str, tmp_path: Pa
     _, expected, _ = train("undisturbed")
     kill = PlannedFault(FaultKind.KILL, Moment.BACKWARD, rank=1, step=8)
     ended, losses, told = train("changed", resizes=[Resize(4, 4), Resize(12, 2)], faults=[kill])
-    assert (ended.generations, ended.faults, ended.lost_copies) == (4, 1, 0), told
+    assert (ended.faults, ended.lost_copies) == (1, 0), told
+    # Steps of the smaller example take milliseconds, so the crash may fall into the resize and share its generation.
+    assert ended.generations in (3, 4), told
     assert ended.processes == 5, "two to begin with, two that came, and one in place of the one that was killed"
     assert losses.keys() == expected.keys()
     if example == "lm":  # the other one reports what its rank sees
