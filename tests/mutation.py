@@ -63,8 +63,8 @@ class Part:
 
 PARTS = {
     # Left out: two properties over arbitrary facts and the cost of jobs of thousands of pods, which take seconds for each
-    # mutant and do not ask what comes out; numbers of calls, which mutmut's own multiply; and a test that holds the core
-    # against documents and other parts of the operator.
+    # mutant and do not ask what comes out; numbers of calls, which mutmut's own multiply; rules of
+    # how the source is written; and a test that holds the core against documents and other parts of the operator.
     "core": Part(
         package="elastipod_operator.core",
         tests=("tests/unit/core",),
@@ -72,6 +72,7 @@ PARTS = {
             "tests/unit/core/test_bounds.py",
             "tests/unit/core/test_plan_any_snapshot.py",
             "tests/unit/core/test_plan_scale.py",
+            "tests/unit/core/test_reasons.py",
             "tests/unit/core/test_spec_fields.py",
         ),
         smallest="elastipod_operator.core.backoff",
@@ -119,6 +120,7 @@ PARTS = {
         ),
         tests_left_out=(
             "tests/unit/library/test_imports.py",  # mutants import what mutmut needs
+            "tests/unit/library/test_torch_names.py",  # it reads the source
             "tests/unit/integrations/test_packages.py",  # it reads pyproject.toml, which is mutmut's own there
         ),
         smallest="elastipod.gradients",

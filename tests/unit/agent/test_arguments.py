@@ -239,3 +239,8 @@ def test_without_a_terminal_help_has_its_usual_width(monkeypatch: pytest.MonkeyP
     usual = build_parser({}).format_help()
     monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((1000, 40)))
     assert build_parser({}).format_help() == usual
+
+
+def test_the_installed_launcher_is_found() -> None:
+    source = torchrun._launcher_source()
+    assert "def get_args_parser" in source.read_text("utf-8")

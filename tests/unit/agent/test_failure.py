@@ -31,6 +31,10 @@ def report(status: int, tmp_path: Path, tail: str = "") -> Failure:
     )
 
 
+def test_a_failure_has_the_time_at_which_it_was_seen(tmp_path: Path) -> None:
+    assert [report(status, tmp_path).time for status in (1, -9)] == ["t", "t"]
+
+
 def test_an_exit_code_with_the_last_traceback(tmp_path: Path) -> None:
     failure = report(1, tmp_path, f"epoch 1\n{TRACEBACK.replace('bad', 'handled')}\nepoch 2\n{TRACEBACK}\n")
     assert (failure.global_rank, failure.local_rank, failure.exitcode, failure.signal) == (5, 1, 1, None)

@@ -99,7 +99,9 @@ def test_prepare(current: FenceState, generation: int | None, has_workers: bool,
     ],
 )
 def test_stop(current: FenceState, generation: int | None, is_graceful: bool, verdict: CallVerdict) -> None:
-    assert decide_stop(current, generation, is_graceful=is_graceful).verdict is verdict
+    decision = decide_stop(current, generation, is_graceful=is_graceful)
+    assert decision.verdict is verdict
+    assert bool(decision.why) is (verdict is not ACT)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,14 @@ def test_nothing_is_complete_while_no_part_is_expected() -> None:
     assert one.progress() == {}
 
 
+@pytest.mark.parametrize("entry", [None, {}, {"progressCount": True}, {"progressCount": 7, "progressData": 1}])
+def test_an_entry_of_a_start_that_is_none_says_nothing(entry: object) -> None:
+    one = series(model_checkpoint=1)
+    one.begin_run({"run": entry})
+    assert one.latest("run") is None
+    assert one.progress() == {}
+
+
 def test_what_a_start_names_holds_until_something_newer_is_complete() -> None:
     one = series(model_checkpoint=1)
     one.report("run", 9, "/x/9", MODEL, 0)

@@ -56,6 +56,12 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path, devices={"0000:0a:00.0": 0, "0000:1b:00.0": 0, "0000:2c:00.0": 0, "0000:9d:00.0": 3})
 
 
+def test_a_node_that_nobody_knows_has_no_cpu() -> None:
+    empty = Topology(device_nodes=(5,), node_cpus={}, sockets={}, cores={}, caches={})
+    with pytest.raises(NoBinding, match="no CPU of NUMA node 5, to which device 0 belongs"):
+        cpus_for("node", 0, empty)
+
+
 def test_the_four_modes(machine: Machine) -> None:
     topology = machine.topology()
     chosen = {mode: [sorted(cpus_for(mode, device, topology)) for device in range(4)] for mode in MODES}

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.agent_client import until
 
-from elastipod_agent.fork_server import program
+from elastipod_agent.fork_server import fast_exit, program
 from elastipod_agent.fork_server.program import CODE, FILE, INTERRUPTED, MODULE
 
 SAYS_ALL = """
@@ -200,3 +202,12 @@ def test_with_a_safe_path_only_directories_and_archives_come_first(
     assert program.first_path(FILE, str(folder / "script.py")) is None
     assert program.first_path(MODULE, "script") is None
     assert program.first_path(CODE, "pass") is None
+
+
+def test_the_flush_of_c_streams_says_whether_it_was_possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fast_exit.can_flush_c_streams(60.0) is True
+    is_over = threading.Event()
+    monkeypatch.setattr(fast_exit, "flush_c_streams", is_over.wait)
+    assert fast_exit.can_flush_c_streams(0.01) is False
+    is_over.set()
+    until(lambda: not any(thread.name == "flush" for thread in threading.enumerate()), "the end of the flush")

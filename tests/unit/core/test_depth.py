@@ -264,7 +264,7 @@ def test_the_history_tells_the_depth_to_readers_that_know_it() -> None:
         generation=2, from_size=2, to_size=3, kind=TransitionKind.RESIZE, cause=Reason.SCALED_BY_USER, at=NOW, detected_at=NOW,
         depth=Depth.MEMORY,
     )  # fmt: skip
-    deeper = replace(entry, depth=Depth.PROCESS, depth_reason="why")
+    deeper = replace(entry, depth=Depth.PROCESS, depth_reason="why", owner="uid-1")
     former = replace(entry, depth=None)
     assert decode_history(encode_history((entry, deeper, former))) == (entry, deeper, former)
     assert "depth" not in encode_history((former,))
