@@ -155,7 +155,7 @@ def document() -> str:
         "",
         "The meaning of a field is in [the API reference](../api-reference.md). Beside these tests the simulator plays random jobs with",
         "nearly all of the fields; `tests/sim/required_coverage.py` names what shows that a field decided something there. That each is",
-        "read as the wish that it is: test_each_wish_is_taken_for_what_it_is_and_for_nothing_else (tests/unit/core/test_spec_fields.py).",
+        "read as what it says: test_each_wish_is_taken_for_what_it_is_and_for_nothing_else (tests/unit/core/test_spec_fields.py).",
         "",
         "| spec | proven by |",
         "|---|---|",

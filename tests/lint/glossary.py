@@ -1,4 +1,4 @@
-"""Terms that the glossary replaces: its last column, where it is in `code style`, names what no name may carry any more."""
+"""Terms that the glossary replaces. Its last column names what no name may carry (in `code style`) and what no page says (the rest)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ GLOSSARY = "docs/glossary.md"
 # Terms that names still carry; each goes from here with the last of them.
 # (term, name) that is right all the same, with the reason.
 ALLOWED: Mapping[tuple[str, str], str] = {}
+# Words of the last column that have another meaning too, which a gate cannot tell.
+OTHER_MEANINGS = frozenset({"step", "memory", "round", "seen", "level", "launcher", "scaling"})
+NOTE = re.compile(r"\([^)]*\)")
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 CODE = re.compile(r"`([^`]+)`")
 
@@ -49,12 +53,36 @@ def terms_of(page: str) -> Sequence[Term]:
     ]
 
 
+def spoken_terms_of(page: str) -> Mapping[str, str]:
+    """Read the glossary's tables: the plain words of the last column that pages do not say, each with what they say instead."""
+    rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|"))
+    return {
+        word: cells[0]
+        for cells in rows
+        if len(cells) == 3 and cells[2] != "not"
+        for word in (part.strip() for part in NOTE.sub("", CODE.sub("", cells[2])).split(","))
+        if word.strip("- ") and word not in OTHER_MEANINGS
+    }
+
+
 def check(repository: Repository) -> Iterator[Finding]:
-    """Give every name that is defined with a term of the last column."""
+    """Give every name that is defined with a term of the last column, and every page that says one."""
     page = next(source.text for source in repository.sources if source.path == GLOSSARY)
-    terms = terms_of(page)
+    terms, spoken = terms_of(page), spoken_terms_of(page)
     for source in repository.python:
         yield from forbidden_names(source, terms)
+    for source in repository.sources:
+        if source.is_markdown and source.path not in (GLOSSARY, "CHANGELOG.md"):
+            yield from forbidden_words(source, spoken)
+
+
+def forbidden_words(source: Source, spoken: Mapping[str, str]) -> Iterator[Finding]:
+    """Find the terms in the prose of a page: not in its code."""
+    prose = FENCED.sub(lambda block: "\n" * block[0].count("\n"), source.text)
+    for number, line in enumerate(prose.split("\n"), start=1):
+        for term, instead in spoken.items():
+            if re.search(rf"\b{re.escape(term)}\b", CODE.sub("", line), re.IGNORECASE):
+                yield Finding(source.path, number, f"the page says '{term}'; the glossary's term is: {instead}")
 
 
 def forbidden_names(source: Source, terms: Sequence[Term]) -> Iterator[Finding]:

@@ -61,7 +61,23 @@ def test_a_term_with_a_capital_is_forbidden_in_names_of_classes_also_of_tests() 
     assert "NodeDoom" in found.text
 
 
+SPOKEN = glossary.spoken_terms_of(
+    "| term | meaning | not |\n|---|---|---|\n| newcomer | one that joins | joiner, step, scaling (in names) |\n| pod | | `Doom` |"
+)
+
+
+def test_words_that_pages_do_not_say_are_the_plain_ones_without_another_meaning() -> None:
+    assert dict(SPOKEN) == {"joiner": "newcomer"}
+
+
+def test_a_forbidden_word_is_found_in_prose_and_not_in_code() -> None:
+    text = "# Page\n\n```\na joiner\n```\nThe `joiner` is a field.\nA Joiner waits.\n"
+    (found,) = glossary.forbidden_words(Source("docs/page.md", text), SPOKEN)
+    assert (found.line, found.text) == (7, "the page says 'joiner'; the glossary's term is: newcomer")
+
+
 def test_the_gate_reads_the_real_glossary() -> None:
+    assert len(glossary.spoken_terms_of((ROOT / glossary.GLOSSARY).read_text())) >= 10
     terms = glossary.terms_of((ROOT / glossary.GLOSSARY).read_text())
     assert len(terms) > 10
 
