@@ -11,7 +11,7 @@ NAME ?=
 SEED ?=
 ARGS ?=
 
-.PHONY: help env demo test sim test-long proven lint format generate requirements bench clean $(TIERS:%=test-%)
+.PHONY: help env demo test sim test-long proven docs lint format generate requirements bench clean $(TIERS:%=test-%)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,7 +41,10 @@ test-long: env ## run large counts (NAME=one of the long runs, SEED=number); wri
 proven: env ## write docs/reference/proven.md from the reports of test and test-long
 	@$(PY) -m tests.proven
 
-lint: env ## check with ruff, mypy --strict, import directions, generated files, and our own gates (tests/lint)
+docs: env ## build the documentation site into .run/site; strict: a link that leads nowhere fails it
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet && echo "docs: .run/site/index.html"
+
+lint: env ## check with ruff, mypy --strict, import directions, generated files, spelling, and our own gates (tests/lint)
 	@status=0; \
 	step() { echo "lint: $$*"; "$$@" || status=1; }; \
 	step .venv/bin/ruff check --quiet .; \
@@ -50,6 +53,7 @@ lint: env ## check with ruff, mypy --strict, import directions, generated files,
 	step .venv/bin/lint-imports; \
 	step $(PY) -m elastipod_operator.api.generate --check; \
 	step $(PY) -m tests.lint; \
+	step .venv/bin/codespell .; \
 	exit $$status
 
 format: env ## format and sort imports with ruff
