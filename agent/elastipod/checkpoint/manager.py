@@ -120,8 +120,8 @@ class CheckpointManager:
         model, optimizer, scheduler: one, a sequence, or a mapping by name, which must have the same names when they are loaded. Each
         parameter belongs to one optimizer. stateful: other members by name, whose state is the same on every rank.
         extra: small JSON values of the whole job, the same on every rank. sample_log: is synced before the checkpoint is
-        committed and records it afterwards; all ranks pass one, or none does. A step that this generation has already saved is
-        not written again. Collective.
+        committed and records it afterwards; where only some ranks pass one, all raise CheckpointError. A step that this
+        generation has already saved is not written again. Collective.
         Raises FencedError when a newer generation has taken over (nothing is committed or deleted), and CheckpointError on all
         ranks when any rank fails; earlier checkpoints are unchanged, and nothing needs to be cleaned up by hand.
 
@@ -134,8 +134,7 @@ class CheckpointManager:
             if not self._has_saved(step):
                 self._abandon_previous_in_short_drain()
                 live = LiveObjects.of(model, optimizer, scheduler, stateful)
-                norm = norm_of_moments(live) if sample_log is not None else None
-                self._start(step, live, extra, sample_log, norm, is_durable=True)
+                self._start(step, live, extra, sample_log, is_durable=True, with_norm=sample_log is not None)
                 if self._exits_with_memory():
                     return self._run().memory_path()
             path = self.wait()
@@ -321,9 +320,9 @@ class CheckpointManager:
         live: LiveObjects,
         extra: Mapping[str, Any] | None,
         sample_log: SampleLog | None = None,
-        norm: float | None = None,
         *,
         is_durable: bool,
+        with_norm: bool = False,
     ) -> None:
         require_step(step)
         run = self._run()
@@ -334,7 +333,10 @@ class CheckpointManager:
             lambda: TrainingState(live, RankInWorld.current().rank),
             CheckpointId(step, run.generation),
             lambda: plain_values(extra or {}),
+            has_log=sample_log is not None,
         )
+        # A collective where state is sharded, so not before all ranks are known to have a log.
+        norm = norm_of_moments(live) if with_norm else None
         self._save = Save(staged, is_durable=is_durable, sample_log=sample_log, norm=norm)
         run.saver.start(self._save)
 

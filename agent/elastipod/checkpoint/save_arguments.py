@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elastipod.audit.moments import optimizer_norm
@@ -13,6 +13,7 @@ from elastipod.checkpoint.directory_store import DirectoryStore
 from elastipod.checkpoint.live_objects import LiveObjects
 from elastipod.checkpoint.store import CheckpointStore
 from elastipod.errors import CheckpointError
+from elastipod.rank_ranges import format_ranks
 
 
 def check_keep(keep: int, keep_every: int | None) -> None:
@@ -48,6 +49,17 @@ def plain_values(extra: Mapping[str, Any]) -> dict[str, Any]:
             f"extra must hold JSON values only (numbers, texts, lists, dictionaries): {error}"
         ) from error
     return values
+
+
+def check_logs(have: Sequence[bool]) -> None:
+    """Raise CheckpointError where only some ranks have a sample log: a save waits for all ranks to sync theirs."""
+    without = [rank for rank, has_log in enumerate(have) if not has_log]
+    if without and len(without) < len(have):
+        having = [rank for rank, has_log in enumerate(have) if has_log]
+        raise CheckpointError(
+            f"sample_log was passed on {format_ranks(having)} and not on {format_ranks(without)}; pass one on every rank "
+            "(SampleLog(..., writes=False) where another rank logs the samples), or on none"
+        )
 
 
 def norm_of_moments(live: LiveObjects) -> float:
