@@ -23,10 +23,11 @@ def long_names() -> list[str]:
 
 @dataclass(slots=True)
 class LongRun:
-    """One named long run: the seed to start from, and the counts that the test notes as it goes."""
+    """One named long run: the seed to start from, and the counts that the test notes as it goes. path: of its report."""
 
     name: str
     seed: int
+    path: Path
     counts: dict[str, int | float] = field(default_factory=dict)
     tests: dict[str, dict[str, object]] = field(default_factory=dict)
     details: dict[str, object] = field(default_factory=dict)
@@ -39,10 +40,15 @@ class LongRun:
         """Note what figures alone do not tell, such as who was not found; it comes last in the report."""
         self.details.update(details)
 
+    def write(self) -> None:
+        """Write the report as far as it is: whoever ends the run early keeps what it has found."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.as_json(), indent=2) + "\n")
+
     def as_json(self) -> dict[str, object]:
-        """Give the report as it is written: seed, counts, result (passed only when every test passed)."""
+        """Give the report as it is written: seed, counts, result (passed only when every test passed, unfinished before one ended)."""
         passed = all(test["outcome"] == "passed" for test in self.tests.values())
-        result = "passed" if passed else "failed"
+        result = ("passed" if passed else "failed") if self.tests else "unfinished"
         return {
             "name": self.name,
             "seed": self.seed,
@@ -65,12 +71,11 @@ class LongRuns:
 
     def open(self, name: str) -> LongRun:
         """Give the run of this name, made on first use."""
-        return self._runs.setdefault(name, LongRun(name, self._seed))
+        return self._runs.setdefault(name, LongRun(name, self._seed, self._folder / f"{name}.json"))
 
     def close(self, name: str, test: str, report: pytest.TestReport) -> None:
         """Note how one test of the run ended and write the report."""
         run = self.open(name)
         if report.failed or test not in run.tests:
             run.tests[test] = {"outcome": report.outcome, "seconds": round(report.duration, 1)}
-        self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / f"{name}.json").write_text(json.dumps(run.as_json(), indent=2) + "\n")
+        run.write()

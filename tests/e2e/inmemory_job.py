@@ -69,6 +69,10 @@ class InMemoryJob:
         self._reported: str | None = None
         self._socket = folder / "agent.sock"
         self._trained: set[int] = set()  # processes that have completed a step
+        self._planned: set[int] = set()
+        self._is_disturbed = False  # something happened since the last start that nobody planned
+        self._dead: set[int] = set()  # processes that had trained and have died since the state was last safe
+        self._most_dead = 0
 
     # -- the operator --------------------------------------------------------------------------------------------
 
@@ -97,7 +101,10 @@ class InMemoryJob:
             thread.join()
             server.server_close()
         processes = sum(slot.num_processes for slot in self._slots.values())
-        return Ended(self._run, processes, self._members, self._num_faults, self._lost_copies, is_complete, self.log)
+        return Ended(
+            self._run, processes, self._members, self._num_faults, self._lost_copies, is_complete,
+            frozenset(self._planned), self._most_dead, self.log,
+        )  # fmt: skip
 
     _is_closed = False
     _lost_copies = 0
@@ -116,6 +123,7 @@ class InMemoryJob:
             if dead or self._reported:
                 self._note(f"fault: {f'slots {dead} died' if dead else self._reported}")
                 self._num_faults += 1
+                self._is_disturbed = True
                 self._fault_run, self._is_running, self._reported = self._run, False, None
                 self._since = time.monotonic()
                 self._changed.notify_all()
@@ -159,7 +167,10 @@ class InMemoryJob:
             self._lost_copies += 1
             self._trained.clear()
         self._run += 1
+        if self._is_draining and not self._is_disturbed:
+            self._planned.add(self._run)
         self._members, self._is_running, self._is_draining = wanted, True, False
+        self._is_disturbed = False
         self._since = time.monotonic()
         port = free_port()
         for rank, number in enumerate(wanted):
@@ -167,6 +178,7 @@ class InMemoryJob:
             slot.file.set_event(EventLevel.NONE)
             slot.run, slot.is_at_barrier = self._run, False
             slot.reported_at = (slot.file.num_reports(number), time.monotonic())
+            slot.reports_before = slot.reported_at[0]
             self._starts[number] = self._environment(rank, port)
         self._note(f"start {self._run}: {self._size} ranks")
         self._changed.notify_all()
@@ -187,6 +199,8 @@ class InMemoryJob:
                 slot.reported_at = (count, now)
                 self._trained.add(slot.process.pid)
         alive = [slot for slot in members if slot.process.poll() is None]
+        if all(slot.reported_at[0] >= slot.reports_before + 3 for slot in members):
+            self._dead.clear()
         if alive and all(now - slot.reported_at[1] > self._hang_s for slot in alive):
             hanging = {path.read_text() for path in self.folder.glob("fault-*")}
             for slot in alive:
@@ -212,6 +226,10 @@ class InMemoryJob:
 
     def _replace(self, slot: Slot) -> None:
         slot.num_processes += 1
+        self._is_disturbed = True
+        if slot.process.pid in self._trained:
+            self._dead.add(slot.process.pid)
+            self._most_dead = max(self._most_dead, len(self._dead))
         slot.is_at_barrier, slot.run = False, self._run
         slot.process = self._spawn(slot.number, slot.num_processes)
         self._note(f"slot {slot.number} has a new process")

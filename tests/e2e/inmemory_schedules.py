@@ -60,10 +60,10 @@ def _fault(rng: random.Random, at: Moment, kind: FaultKind) -> PlannedFault:
 
 
 class Played:
-    """A job that has ended, and what its ranks left."""
+    """A job that has ended, and what its ranks left. plan: what was to happen, in words."""
 
-    def __init__(self, folder: Path, ended: Ended) -> None:
-        self.folder, self.ended = folder, ended
+    def __init__(self, folder: Path, ended: Ended, plan: str = "") -> None:
+        self.folder, self.ended, self.plan = folder, ended, plan
         assert ended.is_complete, f"the job did not end:\n{self.told()}"
         self.finals = {path.read_text() for path in folder.glob("final-*")}
         self.report: AuditReport = audit(read_logs(folder / "samples"))
@@ -83,7 +83,7 @@ class Played:
         """All that happened, for a failing test."""
         outputs = sorted(self.folder.glob("output-*"))
         texts = (f"-- {path.name}\n{path.read_text('utf-8', 'replace')}" for path in outputs)
-        return "\n".join([*self.ended.log, *texts])
+        return "\n".join([self.plan, *self.ended.log, *texts])
 
     def joined(self, generation: int) -> dict[int, tuple[int, int, int]]:
         """Give, by rank, the pid, the world size and the step with which a generation began."""

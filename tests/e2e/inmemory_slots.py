@@ -21,7 +21,10 @@ class Resize:
 
 @dataclass(slots=True)
 class Slot:
-    """One pod: its process, and what its agent knows of it. run: the last one that the process was released into."""
+    """One pod: its process, and what its agent knows of it. run: the last one that the process was released into.
+
+    reported_at: how many steps its workers have reported, and when. reports_before: how many they had when the generation began.
+    """
 
     number: int
     process: ForkedTestWorker
@@ -30,11 +33,17 @@ class Slot:
     is_at_barrier: bool = False
     num_processes: int = 1
     reported_at: tuple[int, float] = (0, 0.0)
+    reports_before: int = 0
 
 
 @dataclass(slots=True)
 class Ended:
-    """How a job ended. lost_copies: generations that began when no process was left that had trained."""
+    """How a job ended.
+
+    lost_copies: generations that began when no process was left that had trained. planned: the generations that nothing but a planned
+    change led to. most_dead: how many processes that had trained died before a generation had made two steps (by then whoever is
+    to hold a copy does), the most there ever were.
+    """
 
     generations: int
     processes: int
@@ -42,6 +51,8 @@ class Ended:
     faults: int = 0
     lost_copies: int = 0
     is_complete: bool = False
+    planned: frozenset[int] = frozenset()
+    most_dead: int = 0
     log: list[str] = field(default_factory=list)
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,11 @@ from typing import Any
 import pytest
 from tests.e2e.inmemory_job import WORKER, InMemoryJob
 from tests.e2e.inmemory_mutants import MUTANTS
-from tests.e2e.inmemory_schedules import KINDS_AT, Played, draw
+from tests.e2e.inmemory_schedules import Played, draw
 from tests.e2e.inmemory_slots import Ended, Resize
+from tests.e2e.inmemory_verdicts import too_many_repeated
 from tests.e2e.torch_fork_server import TorchForkServer
-from tests.long_runs import LongRun
+from tests.nonempty import some
 
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
@@ -182,51 +181,27 @@ def losses_of(folder: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in lines if line["kind"] == "done"}
 
 
-def check_schedule(seed: int, folder: Path, servers: TorchForkServer, expected: str) -> Played:
-    """Play what a seed says, and check that the job ends as if nothing had happened."""
+def play_schedule(seed: int, folder: Path, servers: TorchForkServer, limit_s: float = LIMIT_S) -> Played:
+    """Play what a seed says. Fails when the job does not end."""
     folder.mkdir()
     schedule = draw(seed)
     job = InMemoryJob(folder, servers, size=schedule.size, resizes=schedule.resizes, faults=schedule.faults, hang_s=2.0)
-    played = Played(folder, job.run(LIMIT_S))
-    what = f"seed {seed}: {schedule}\n{played.told()}"
-    assert played.finals == {expected}, what
-    assert played.report.exact, f"{played.report}\n{what}"
+    return Played(folder, job.run(limit_s), f"seed {seed}: {schedule}")
+
+
+def check_played(played: Played, expected: str) -> None:
+    """Check that a job has ended as if nothing had happened."""
+    assert played.finals == {expected}, f"other weights\n{played.told()}"
+    assert played.report.exact, f"{played.report.sentence}\n{played.told()}"
     if not played.ended.lost_copies:
-        repeated = sum(played.report.steps_repeated.values())
-        assert repeated <= played.ended.faults, f"{repeated} steps repeated after {played.ended.faults} faults\n{what}"
-    return played
+        assert not too_many_repeated(played), f"{too_many_repeated(played)}\n{played.told()}"
 
 
 @pytest.mark.parametrize("part", range(4))
 def test_whatever_happens_the_job_ends_as_if_nothing_had(
     part: int, tmp_path: Path, servers: TorchForkServer, undisturbed: str
 ) -> None:
-    played = [
-        check_schedule(seed, tmp_path / str(seed), servers, undisturbed) for seed in range(5 * part, 5 * part + 5)
-    ]
+    played = [play_schedule(seed, tmp_path / str(seed), servers) for seed in range(5 * part, 5 * part + 5)]
+    for each in some(played):
+        check_played(each, undisturbed)
     assert any(each.is_in_memory for each in played)
-
-
-@pytest.mark.long("inmemory")
-@pytest.mark.timeout(4 * 3600)
-def test_many_schedules_end_as_if_nothing_had_happened(
-    tmp_path: Path, servers: TorchForkServer, undisturbed: str, long_run: LongRun
-) -> None:
-    total = int(os.environ.get("ELASTIPOD_SCHEDULES", "500"))
-    table: Counter[str] = Counter()
-    kept = lost = in_memory = 0
-    for seed in range(long_run.seed, long_run.seed + total):
-        folder = tmp_path / str(seed)
-        played = check_schedule(seed, folder, servers, undisturbed)
-        table.update(played.happened())
-        lost += bool(played.ended.lost_copies)
-        kept += not played.ended.lost_copies
-        in_memory += played.is_in_memory and not played.ended.lost_copies
-        long_run.count(
-            schedules=seed + 1 - long_run.seed, kept_a_copy=kept, ended_in_memory=in_memory, lost_last_copy=lost
-        )
-        long_run.detail(moments_and_kinds=dict(sorted(table.items())))
-        shutil.rmtree(folder)
-    assert in_memory >= 0.95 * kept
-    if total >= 500:
-        assert min(table[f"{at} x {kind}"] for at, kind in KINDS_AT) >= 10, table

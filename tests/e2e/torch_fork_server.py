@@ -64,17 +64,19 @@ class TorchForkServer:
         self._num_orders = 0
         self._born: dict[int, ForkedTestWorker] = {}  # by order
         self._changed = threading.Condition()
+        self._ordering = threading.Lock()  # several jobs may be played at a time
         self._reader = threading.Thread(target=self._read, name="fork-server-reader")
         self._reader.start()
 
     def start(self, command: Sequence[str], environment: dict[str, str], output: Path) -> ForkedTestWorker:
         """Run a script with its arguments and exactly this environment; stdout and stderr go to a file."""
         assert self._process.stdin is not None
-        self._num_orders += 1
-        number = self._num_orders
-        order = {"number": number, "command": list(command), "environment": environment, "output": str(output)}
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
+        with self._ordering:
+            self._num_orders += 1
+            number = self._num_orders
+            order = {"number": number, "command": list(command), "environment": environment, "output": str(output)}
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
         with self._changed:
             assert self._changed.wait_for(lambda: number in self._born, PATIENCE_S), (
                 "the fork server did not fork in time"
