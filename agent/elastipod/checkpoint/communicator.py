@@ -41,6 +41,7 @@ from elastipod.checkpoint.reductions import (
 )
 from elastipod.collectives import capture_outcome, unwrap_outcome
 from elastipod.errors import CheckpointError
+from elastipod.group_release import release_in_background
 from elastipod.rank_in_world import RankInWorld
 from elastipod.rank_ranges import format_ranks
 from elastipod.torch_compat import default_group_store
@@ -129,7 +130,8 @@ class Communicator:
 
     def close(self) -> None:
         """Drop the connections. No operation may be in progress."""
-        self._connections = None
+        held, self._connections = [self._connections], None
+        release_in_background(held)
 
     def all_reduce(self, produce: Callable[[], T], combine: Callable[[list[T]], R]) -> R:
         """Run ``produce`` on every rank and ``combine`` on rank 0 with all values, by rank; return its result on every rank.

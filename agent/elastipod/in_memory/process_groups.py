@@ -15,10 +15,12 @@ import torch
 import torch.distributed as dist
 
 from elastipod.errors import ElastipodError
+from elastipod.group_release import release_in_background, wait_until_released
 from elastipod.in_memory.agent_link import WorldPlace
 from elastipod.in_memory.peer_connections import PeerConnections, open_sockets
 from elastipod.in_memory.phases import LIMITS, Phase
-from elastipod.torch_compat import abort_groups, number_groups_anew, set_group_timeout
+from elastipod.store_wait import wait_until_listening
+from elastipod.torch_compat import abort_groups, all_groups, number_groups_anew, set_group_timeout
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,8 @@ ARRIVAL_S = (
     1800.0  # as torch waits for the ranks of a group: how long a process takes to import and build is the script's
 )
 FIRST_POLL_S, LAST_POLL_S = 0.002, 0.2  # between looks at a key of the store, and at the agent's word
+LOOKS_PER_S = 5000  # of all ranks together
+POLL_SHARE = 0.05  # of the time waited so far, which bounds both how late a rank is and how often it looks
 _OK, _FAILED = "ok", "failed"
 
 
@@ -58,14 +62,15 @@ class ProcessGroups:
         counts for all ranks: they train in the same group, or try again under another name together. arriving: is entered
         while ranks are waited for whose processes may still start; the limit of the phase is that of connecting them.
         """
+        wait_until_released()
         try:
             with arriving:
-                late = _Wait(time.monotonic() + ARRIVAL_S, is_over)
+                late = _Wait(time.monotonic() + ARRIVAL_S, is_over, place.world_size)
                 self._store = self._open_store(place, late)
                 _arrive(self._store, place, late)
             limit = LIMITS[Phase.CONNECTING]
             assert limit is not None
-            wait = _Wait(time.monotonic() + limit.total_seconds(), is_over)
+            wait = _Wait(time.monotonic() + limit.total_seconds(), is_over, place.world_size)
             for number in range(MAX_TRIES):
                 if self._try(dist.PrefixStore(f"try/{number}", self._store), place, wait):  # type: ignore[attr-defined]
                     if is_over():
@@ -116,24 +121,33 @@ class ProcessGroups:
         self._connections = None  # a peer may still be reading what this rank has sent last
         if dist.is_initialized():
             self._abort_backend()
+            held = all_groups() if dist.get_backend() == "gloo" else []
             with suppress(RuntimeError):  # the group is broken already and is no longer used
                 dist.destroy_process_group()
+            release_in_background(held)
         # The server of a store that this process hosts stays until the next world is built: others may be reading it.
         self._former_store, self._store = self._store or self._former_store, None
 
     def _open_store(self, place: WorldPlace, wait: _Wait) -> Any:
+        is_host = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         while True:
+            if not is_host and not wait_until_listening(
+                place.address, place.port, wait.slice(TRY_S).total_seconds(), place.world_size
+            ):
+                if wait.is_at_end:  # its host may only be late
+                    raise TimeoutError(f"nobody listens at {place.address}:{place.port}")
+                continue
             try:
                 store = dist.TCPStore(  # type: ignore[attr-defined]  # public, though torch does not mark it so
                     place.address,
                     place.port,
-                    is_master=place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+                    is_master=is_host,
                     timeout=wait.slice(TRY_S),
                     wait_for_workers=False,
                     multi_tenant=True,
                 )
             except RuntimeError:
-                if wait.is_at_end:  # its host may only be late
+                if wait.is_at_end:
                     raise
             else:
                 return dist.PrefixStore(f"elastipod/world/{place.generation}", store)  # type: ignore[attr-defined]
@@ -168,8 +182,9 @@ class ProcessGroups:
 class _Wait:
     """Waits for keys of a store, with few calls, and sees meanwhile that the generation is over."""
 
-    def __init__(self, deadline: float, is_over: Callable[[], bool]) -> None:
+    def __init__(self, deadline: float, is_over: Callable[[], bool], world_size: int = 1) -> None:
         self._deadline, self._is_over = deadline, is_over
+        self._shortest_s = max(FIRST_POLL_S, world_size / LOOKS_PER_S)
 
     @property
     def is_at_end(self) -> bool:
@@ -181,15 +196,15 @@ class _Wait:
 
     def for_key(self, store: Any, key: str, limit_s: float = math.inf) -> bool:
         """Return once the key is there; False at the limit. Raises TimeoutError at the deadline or when the generation is over."""
-        until = time.monotonic() + limit_s
-        pause_s = FIRST_POLL_S
+        began = time.monotonic()
+        until = began + limit_s
         while not store.check([key]):
             if self.is_at_end:
                 raise TimeoutError(f"not all ranks have come ({key})")
             if time.monotonic() >= until:
                 return False
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LAST_POLL_S)
+            share_s = POLL_SHARE * (time.monotonic() - began)
+            time.sleep(max(self._shortest_s, min(share_s, LAST_POLL_S)))
         return True
 
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from elastipod_agent.fork_server import fast_exit, forking, preload, program, store_wait
+from elastipod_agent.fork_server import fast_exit, forking, patient_store, preload, program
 from elastipod_agent.fork_server.channel import BadMessage, close_all, receive, send
 from elastipod_agent.fork_server.import_snapshot import ImportSnapshot
 from elastipod_agent.fork_server.process_title import VARIABLE, ProcessTitle, TitleUnavailable
@@ -76,7 +76,7 @@ class ForkServer:
             del sys.path[0]
         preload.close_nvml()
         end_import_threads()
-        store_wait.install()
+        patient_store.install()
         fast_exit.install_exit_sentinel()
         searched = [*paths, *([] if first is None else [first])]
         self._imported = ImportSnapshot.now(

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from tests.patience import PATIENCE_S
 
-from elastipod_agent.fork_server import store_wait
+from elastipod import store_wait
+from elastipod_agent.fork_server import patient_store
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ class _Host(threading.Thread):
 def test_a_client_is_made_as_soon_as_somebody_listens(port: int) -> None:
     host, made = _Host(port, delay_s=0.1), list[float]()
     host.start()
-    store = store_wait.patient(lambda **_: made.append(time.monotonic()))
+    store = patient_store.patient(lambda **_: made.append(time.monotonic()))
     store(host_name="127.0.0.1", port=port, is_master=False)
     host.join()
     assert len(made) == 1
@@ -59,9 +60,9 @@ def test_a_client_is_made_as_soon_as_somebody_listens(port: int) -> None:
 
 
 def test_a_store_that_never_comes_is_left_to_torch(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_wait, "LIMIT_S", 0.1)
+    monkeypatch.setattr(patient_store, "LIMIT_S", 0.1)
     calls: list[dict[str, Any]] = []
-    store_wait.patient(lambda **kwargs: calls.append(kwargs))(host_name="127.0.0.1", port=port, is_master=False)
+    patient_store.patient(lambda **kwargs: calls.append(kwargs))(host_name="127.0.0.1", port=port, is_master=False)
     assert calls == [{"host_name": "127.0.0.1", "port": port, "is_master": False}]
 
 
@@ -77,8 +78,8 @@ def test_hosts_and_calls_of_another_form_do_not_wait(
     args: tuple[Any, ...], kwargs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[Any] = []
-    monkeypatch.setattr(store_wait, "wait_until_listening", lambda *where: waits.append(where))
-    assert store_wait.patient(lambda *a, **k: (a, k))(*args, **kwargs) == (args, kwargs)
+    monkeypatch.setattr(patient_store, "wait_until_listening", lambda *where: waits.append(where))
+    assert patient_store.patient(lambda *a, **k: (a, k))(*args, **kwargs) == (args, kwargs)
     assert waits == []
 
 
@@ -124,8 +125,10 @@ def test_torch_asks_in_the_form_that_is_waited_for(port: int, monkeypatch: pytes
 
     waits: list[Any] = []
     made: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    monkeypatch.setattr(rendezvous, "TCPStore", store_wait.patient(lambda *args, **kwargs: made.append((args, kwargs))))
-    monkeypatch.setattr(store_wait, "wait_until_listening", lambda *where: waits.append(where[:2]))
+    monkeypatch.setattr(
+        rendezvous, "TCPStore", patient_store.patient(lambda *args, **kwargs: made.append((args, kwargs)))
+    )
+    monkeypatch.setattr(patient_store, "wait_until_listening", lambda *where: waits.append(where[:2]))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
     for rank in (0, 1):
@@ -137,8 +140,8 @@ def test_torch_asks_in_the_form_that_is_waited_for(port: int, monkeypatch: pytes
 
 def test_without_torch_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch.distributed.rendezvous", raising=False)
-    store_wait.install()
+    patient_store.install()
     other = ModuleType("torch.distributed.rendezvous")
     monkeypatch.setitem(sys.modules, other.__name__, other)
-    store_wait.install()
+    patient_store.install()
     assert not hasattr(other, "TCPStore")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,9 +15,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.agent_client import free_port, until
+from tests.nonempty import every
 from tests.patience import PATIENCE_S
 from tests.unit.in_memory.forked_ranks import raised_by, run_ranks
 
+from elastipod import group_release
 from elastipod.in_memory import process_groups
 from elastipod.in_memory.agent_link import WorldPlace
 from elastipod.in_memory.phases import LIMITS, Phase
@@ -245,6 +248,17 @@ def test_a_store_that_nobody_hosts_is_given_up_at_the_limit(monkeypatch: pytest.
     assert text.count("\n") == 0
 
 
+def test_no_client_of_torch_is_made_before_somebody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait half a second before its second try, several times as long as a whole resize."""
+    made: list[str] = []
+    monkeypatch.setattr(dist, "TCPStore", lambda *args, **_: made.append(args))
+    monkeypatch.setattr(process_groups, "ARRIVAL_S", 0.3)
+    kind, text = raised_by(lambda: ProcessGroups("gloo", None).connect(place(1, 2, free_port()), never))
+    assert kind == "WorldNotBuilt"
+    assert "nobody listens at 127.0.0.1:" in text
+    assert made == []
+
+
 class Store:
     """A store in which a key appears after a number of looks."""
 
@@ -269,27 +283,60 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.sleeps: list[float] = []
+        self.moments: list[float] = []
         clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self._sleep)
         monkeypatch.setattr("elastipod.in_memory.process_groups.time", clock)
 
     def _sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
+        self.moments.append(self.now)
         self.now += seconds
 
 
 def test_a_key_is_looked_for_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a rank is late by a small share of its wait, and looks no oftener in all the longer it waits."""
     clock = Clock(monkeypatch)
-    assert _Wait(200.0, never).for_key(Store(9), "key") is True
-    assert clock.sleeps == [0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.2, 0.2]
+    began = clock.now
+    assert _Wait(9e9, never).for_key(Store(500), "key") is True
+    assert clock.sleeps[:20] == [0.002] * 20, "5 % of less than 40 ms is less than the shortest pause"
+    late = [
+        (sleep, moment)
+        for sleep, moment in zip(clock.sleeps, clock.moments, strict=True)
+        if 0.04 < moment - began < 3.9
+    ]
+    assert every(sleep == pytest.approx(0.05 * (moment - began)) for sleep, moment in late)
+    assert max(clock.sleeps) == clock.sleeps[-1] == 0.2
+
+
+def test_ranks_of_a_large_world_look_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    assert _Wait(9e9, never, world_size=500).for_key(Store(3), "key") is True
+    assert clock.sleeps == [0.1, 0.1, 0.1]
+
+
+def test_groups_end_beside_the_training_and_before_others_are_built() -> None:
+    """gloo takes tens of milliseconds to end a group."""
+    ends, may_end = threading.Event(), threading.Event()
+
+    class Group:
+        def __del__(self) -> None:
+            assert may_end.wait(PATIENCE_S)
+            ends.set()
+
+    group_release.release_in_background([Group()])
+    assert not ends.is_set(), "it returned before the group has ended"
+    may_end.set()
+    group_release.wait_until_released()
+    assert ends.is_set()
 
 
 def test_a_key_is_waited_for_until_the_limit_or_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    assert _Wait(200.0, never).for_key(Store(99), "key", 1.0) is False
+    assert _Wait(200.0, never).for_key(Store(99_999), "key", 1.0) is False
     assert 101.0 <= clock.now <= 101.2
     assert _Wait(clock.now, never).is_at_end
     with pytest.raises(TimeoutError, match=r"not all ranks have come \(key\)"):
-        _Wait(103.0, never).for_key(Store(99), "key", 50.0)
+        _Wait(103.0, never).for_key(Store(99_999), "key", 50.0)
     assert 103.0 <= clock.now <= 103.2
     assert not _Wait(clock.now + 0.01, never).is_at_end
     assert _Wait(clock.now + 0.01, lambda: True).is_at_end
