@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.e2e import bucket_cases, lost_rank_cases, member_cases, partial_state_cases
+from tests.e2e import bucket_cases, lost_rank_cases, member_cases, partial_state_cases, pipeline_cases
 from tests.e2e.rank_worlds import World, run_world, serve
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
@@ -479,6 +479,9 @@ CASES: dict[str, Callable[..., Any]] = {
     "partial state": partial_state_cases.partial,
     "members": member_cases.members,
     "stages": partial_state_cases.stages,
+    "pipeline": pipeline_cases.worlds,
+    "pipeline, whole": pipeline_cases.whole,
+    "pipeline, refused": pipeline_cases.refusals,
     "lost ranks": lost_rank_cases.lose_ranks,
     **{
         f"{name}, in teams": in_subgroups(case)

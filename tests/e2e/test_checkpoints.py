@@ -87,9 +87,46 @@ def test_ranks_that_hold_different_things_are_refused_when_they_save(cases: Case
     first, second = cases.run("stages", tmp_path)
     assert first == second
     stages, moments, saved = first
-    assert "rank 1 lacks model.stage0.bias, model.stage0.weight, which rank 0 has; stages of a pipeline" in stages
+    assert (
+        "rank 1 lacks model.stage0.bias, model.stage0.weight, which rank 0 has; for stages of a pipeline pass" in stages
+    )
     assert "rank 0 lacks optimizer.state.weight.momentum_buffer, which rank 1 has; " in moments
     assert saved == "saved"
+
+
+@pytest.mark.parametrize("in_memory", [False, True], ids=["durable", "memory"])
+def test_a_pipeline_goes_on_with_more_and_fewer_replicas_of_each_stage(
+    cases: Cases, tmp_path: Path, in_memory: bool
+) -> None:
+    nodes = [[0, 1, 2, 3], [3, 2, 1, 0], [3, 1], [3, 4, 1, 5], [1, 6, 7, 3, 8, 9]]  # by world, the node of each rank
+    before = ["", ""]
+    for number, ranks in enumerate(some(cases.run("pipeline", tmp_path, nodes, in_memory))):
+        found, loaded, saved = zip(*ranks, strict=True)
+        if number:
+            assert set(map(tuple, found)) == {("memory" if in_memory else "durable", 2 * number)}, number
+        half = len(ranks) // 2
+        assert [set(loaded[:half]), set(loaded[half:])] == [{before[0]}, {before[1]}], number
+        (before[0],), (before[1],) = set(saved[:half]), set(saved[half:])
+        assert before[0] != before[1]
+    (step, total), lacking = cases.run("pipeline, whole", tmp_path)
+    assert (step, total > 0) == (2 * len(nodes), True)
+    assert (
+        "it also has model.layers.1.bias, model.layers.1.seen, model.layers.1.weight, which this model has not"
+        in lacking
+    )
+
+
+def test_stages_of_the_same_names_are_refused_and_layers_may_move_between_stages(cases: Cases, tmp_path: Path) -> None:
+    first, second = cases.run("pipeline, refused", tmp_path)
+    assert first == second
+    same_names, saved, lacking, moved = first
+    assert (
+        "the pipeline stages 0 and 1 both have layers.0.bias, layers.0.seen, layers.0.weight; let each stage keep"
+        in same_names
+    )
+    assert saved == "saved"
+    assert "it also has model.layers.2.bias, model.layers.2.seen, model.layers.2.weight and " in lacking
+    assert moved == "loaded 1"
 
 
 @pytest.mark.parametrize("case", ["memory", "memory, in teams"])

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
+from elastipod.checkpoint.pipeline_stages import WHOLE_MODEL, PipelineStage
 from elastipod.errors import CheckpointError
 from elastipod.fsdp1 import refuse_fsdp1
 
@@ -40,6 +41,7 @@ class LiveObjects:
     optimizers: Mapping[str, torch.optim.Optimizer] = field(default_factory=dict)
     schedulers: Mapping[str, Scheduler] = field(default_factory=dict)
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
+    stage: PipelineStage = WHOLE_MODEL
 
     @classmethod
     def of(
@@ -48,28 +50,29 @@ class LiveObjects:
         optimizer: OptimizerOrOptimizers,
         scheduler: SchedulerOrSchedulers = None,
         stateful: Mapping[str, Stateful] | None = None,
+        stage: PipelineStage = WHOLE_MODEL,
     ) -> LiveObjects:
-        """Give names to what a caller passed: its own, or numbers for a sequence.
+        """Give names to what a caller passed: its own, or numbers for a sequence. stage: of a pipeline, which this rank holds.
 
         Raises TypeError for something of another kind, ValueError for a name that a checkpoint cannot hold, and CheckpointError for a
         parameter that two optimizers train.
         """
-        found = cls.of_models(model)
+        found = cls.of_models(model, stage)
         optimizers = _named(optimizer, torch.optim.Optimizer, "optimizer")
         schedulers = {} if scheduler is None else _named(scheduler, Stateful, "scheduler")
         if stateful is not None and not isinstance(stateful, Mapping):
             raise TypeError(f'stateful is a {type(stateful).__name__}; give names, as in stateful={{"scaler": scaler}}')
         others = _named(stateful, Stateful, "stateful") if stateful else {}
         _check_disjoint(optimizers)
-        return cls(found.models, optimizers, schedulers, others)
+        return cls(found.models, optimizers, stage.own_names(schedulers), others, stage)
 
     @classmethod
-    def of_models(cls, model: ModelOrModels) -> LiveObjects:
+    def of_models(cls, model: ModelOrModels, stage: PipelineStage = WHOLE_MODEL) -> LiveObjects:
         """Give names to models, for their weights alone. Raises as `of`, and FrameworkError for a model that FSDP1 wraps."""
         models = _named(model, torch.nn.Module, "model")
         for each in models.values():
             refuse_fsdp1(each)
-        return cls(models)
+        return cls(models, stage=stage)
 
     @property
     def is_weights_only(self) -> bool:

@@ -25,17 +25,26 @@ _NAMED = 3  # examples in a message
 class LoadPlan:
     """One load. Creating it checks that the saved state fits; nothing is changed until it is used."""
 
-    def __init__(self, nested: dict[str, Any], source: SavedState, *, strict: bool = True) -> None:
+    def __init__(
+        self,
+        nested: dict[str, Any],
+        source: SavedState,
+        *,
+        strict: bool = True,
+        elsewhere: Collection[str] = (),
+    ) -> None:
         """Plan the copying of a saved state into the live tensors of ``nested``. Raises ValueError when they do not fit.
 
         strict: if not, what only one side has is listed in ``missing`` (nested) and ``unexpected`` (saved), and stays as it is.
+        elsewhere: keys that other stages of a pipeline load.
         """
         self._nested, self._source = nested, source
         self._planner = DefaultLoadPlanner(allow_partial_load=True)
         self._planner.set_up_planner(nested, source.metadata, is_coordinator=True)
         flat = self._planner.state_dict
         self.missing = tuple(_missing(flat, source.metadata))
-        self.unexpected = tuple(_unexpected(flat, source.metadata, has_optimizer=OPTIMIZER in nested))
+        known = {*flat, *elsewhere}
+        self.unexpected = tuple(_unexpected(known, source.metadata, has_optimizer=OPTIMIZER in nested))
         if strict and self.missing:
             raise ValueError(f"it has no {list_some(self.missing)}")
         if strict and self.unexpected:
@@ -126,10 +135,17 @@ def _missing(flat: dict[str, Any], metadata: Metadata) -> list[str]:
     return [key for key in flat if key not in metadata.state_dict_metadata and not key.startswith(_OPTIONS)]
 
 
-def _unexpected(flat: dict[str, Any], metadata: Metadata, *, has_optimizer: bool) -> list[str]:
+def _unexpected(known: Collection[str], metadata: Metadata, *, has_optimizer: bool) -> list[str]:
     """Return the keys that only the saved state has."""
     others = _OWN_CHECKS if has_optimizer else (*_OWN_CHECKS, f"{OPTIMIZER}.")
-    return [key for key in metadata.state_dict_metadata if key not in flat and not key.startswith(others)]
+    return [key for key in metadata.state_dict_metadata if key not in known and not key.startswith(others)]
+
+
+def flat_keys(nested: dict[str, Any], source: SavedState) -> set[str]:
+    """Return the keys of a nested state, as in checkpoints."""
+    planner = DefaultLoadPlanner(allow_partial_load=True)
+    planner.set_up_planner(nested, source.metadata, is_coordinator=False)
+    return set(planner.state_dict)
 
 
 def list_some(keys: Collection[str]) -> str:

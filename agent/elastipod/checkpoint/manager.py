@@ -3,7 +3,7 @@
 Training waits only while the state is copied to host memory. A thread then keeps the copy in memory, on this node and,
 where the loss of a node would lose data, on another, and writes it to durable storage in the format of
 torch.distributed.checkpoint. A checkpoint is committed only when every rank has finished, is verified before it is used,
-and cannot be written by a generation that has been replaced. Plain modules, DDP, FSDP2 and HSDP are supported.
+and cannot be written by a generation that has been replaced. Plain modules, DDP, FSDP2 and HSDP are supported, and pipelines of them.
 Design: docs/design/checkpoints.md.
 """
 
@@ -29,6 +29,7 @@ from elastipod.checkpoint.live_objects import (
 from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.memory_directory import memory_root
 from elastipod.checkpoint.other_runs import warn_if_other_run_is_ahead
+from elastipod.checkpoint.pipeline_stages import PipelineStage
 from elastipod.checkpoint.resume import Resume as Resume
 from elastipod.checkpoint.running import ManagerOptions, Running, load_weights
 from elastipod.checkpoint.save_arguments import check_keep, norm_of_moments, open_store, plain_values, require_step
@@ -39,6 +40,8 @@ from elastipod.local_worker import run_id_from_env
 from elastipod.rank_in_world import RankInWorld
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from elastipod.audit.sample_log import SampleLog
 
 log = logging.getLogger(__name__)
@@ -63,6 +66,7 @@ class CheckpointManager:
         adopt: bool = False,
         continues: bool = False,
         storage_options: Mapping[str, Any] | None = None,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         """Store the arguments; nothing is read or written yet.
 
@@ -72,8 +76,11 @@ class CheckpointManager:
         generation in the directory. memory: folder of a memory file system for memory checkpoints, False for none; defaults to
         ``ELASTIPOD_MEMORY_DIR``, else /dev/shm in a pod and none elsewhere. adopt: take over another job's directory.
         continues: the run has resumed without this directory, from memory, so newer checkpoints in it are its own.
+        mesh: needed for pipeline stages only, whose ranks hold different tensors: as `build_mesh` makes it, or any mesh with a dimension
+        named `pp`. Other dimensions need nothing.
         """
         check_keep(keep, keep_every)
+        self._stage = PipelineStage.of(mesh)
         self._store = open_store(directory, storage_options or {})
         root = memory_root(memory, is_in_pod=bool(run_id_from_env()))
         self._options = ManagerOptions(keep, keep_every, generation, root, adopt)
@@ -133,7 +140,7 @@ class CheckpointManager:
                 return self._run().memory_path()
             if not self._has_saved(step):
                 self._abandon_previous_in_short_drain()
-                live = LiveObjects.of(model, optimizer, scheduler, stateful)
+                live = LiveObjects.of(model, optimizer, scheduler, stateful, self._stage)
                 self._start(step, live, extra, sample_log, is_durable=True, with_norm=sample_log is not None)
                 if self._exits_with_memory():
                     return self._run().memory_path()
@@ -167,7 +174,7 @@ class CheckpointManager:
             log.warning("step %d is not saved: durable=False, and there is no memory for checkpoints", step)
             return
         with drain.checkpoint_call():
-            live = LiveObjects.of(model, optimizer, scheduler, stateful)
+            live = LiveObjects.of(model, optimizer, scheduler, stateful, self._stage)
             self._start(step, live, extra, sample_log, is_durable=durable)
 
     def wait(self) -> Path | str | None:
@@ -232,7 +239,7 @@ class CheckpointManager:
         newest at the moment or another version wrote it, and when it does not fit; in the last case nothing was changed.
         """
         self._has_tried_to_load = True
-        return self._load(LiveObjects.of(model, optimizer, scheduler, stateful), None, strict=strict)
+        return self._load(LiveObjects.of(model, optimizer, scheduler, stateful, self._stage), None, strict=strict)
 
     def load(
         self,
@@ -250,7 +257,7 @@ class CheckpointManager:
         to go on from here. Collective. Raises CheckpointError as `load_latest` does, and when there is no checkpoint of this step.
         """
         require_step(step)
-        resume = self._load(LiveObjects.of(model, optimizer, scheduler, stateful), step, strict=strict)
+        resume = self._load(LiveObjects.of(model, optimizer, scheduler, stateful, self._stage), step, strict=strict)
         assert resume is not None
         return resume
 
@@ -264,7 +271,7 @@ class CheckpointManager:
             self._save.thread.join()  # it uses the same connections
         comm = self._running.comm if self._running else None
         with drain.checkpoint_call():
-            return load_weights(self._store, comm, LiveObjects.of_models(model), step, strict=strict)
+            return load_weights(self._store, comm, LiveObjects.of_models(model, self._stage), step, strict=strict)
 
     # -- internals ---------------------------------------------------------------------------------------------
 

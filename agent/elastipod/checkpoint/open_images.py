@@ -13,7 +13,6 @@ from elastipod.checkpoint.image_source import ImageSource, OpenImage
 from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.memory_directory import MemoryDirectory
 from elastipod.checkpoint.save_plan import SavePlan
-from elastipod.checkpoint.training_state import RANDOM
 from elastipod.json_records import decode, encode
 from elastipod.rank_in_world import RankInWorld
 
@@ -61,7 +60,7 @@ class _LocalImages:
     def open(self) -> dict[str, Any]:
         """Open them; report which are missing, the values in their headers, and the plan.
 
-        One rank of a node reports the values: all random states, and the other values of the lowest rank.
+        One rank of a node reports the values. Where several images have one, it is that of the lowest rank.
         """
         if self._directory is None or not self._wanted:
             return {"missing": [], "values": [], "plan": None, "wants_durable": False}
@@ -92,15 +91,13 @@ class _LocalImages:
             image.close()
 
     def _values(self) -> list[list[Any]]:
-        headers = sorted((header for header, _ in self._open), key=lambda header: header.rank)
-        return [
-            [
-                header.rank,
-                {k: v for k, v in header.values.items() if not number or k.startswith(f"{RANDOM}.")},
-                {} if number else dict(header.extra),
-            ]
-            for number, header in enumerate(headers)
-        ]
+        reports: list[list[Any]] = []
+        told: set[str] = set()
+        for header in sorted((header for header, _ in self._open), key=lambda header: header.rank):
+            new = {key: value for key, value in header.values.items() if key not in told}
+            reports.append([header.rank, new, {} if reports else dict(header.extra)])
+            told |= new.keys()
+        return reports
 
 
 def _common(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from elastipod.checkpoint.communicator import Communicator
 from elastipod.checkpoint.file_source import FileSource
 from elastipod.checkpoint.image_source import ImageSource
 from elastipod.checkpoint.live_objects import LiveObjects, key_of
-from elastipod.checkpoint.load_plan import LoadPlan, list_some
+from elastipod.checkpoint.load_plan import LoadPlan, flat_keys, list_some
 from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.optimizer_state import (
     OPTIMIZER,
@@ -18,7 +19,14 @@ from elastipod.checkpoint.optimizer_state import (
 )
 from elastipod.checkpoint.rng import restore_random_state, seed_new_rank
 from elastipod.checkpoint.stateful_members import STATEFUL, load_stateful, stateful_to_fill, values_key
-from elastipod.checkpoint.training_state import MODEL, RANDOM, SCHEDULER, load_models, nested_state
+from elastipod.checkpoint.training_state import (
+    MODEL,
+    RANDOM,
+    SCHEDULER,
+    load_models,
+    nested_state,
+    replica_local_keys,
+)
 from elastipod.checkpoint.value_codec import decode_value
 from elastipod.errors import CheckpointError
 from elastipod.rank_in_world import RankInWorld
@@ -36,6 +44,28 @@ class Restore:
         self.live, self._strict = live, strict
         self.missing: tuple[str, ...] = ()
         self.unexpected: tuple[str, ...] = ()
+        self._elsewhere: frozenset[str] = frozenset()
+        self._replica_local = frozenset(replica_local_keys(live))
+
+    @property
+    def replica_local(self) -> frozenset[str]:
+        """Keys of tensors that may differ between replicas; of all stages after `learn_other_stages`."""
+        return self._replica_local
+
+    def learn_other_stages(self, nested: dict[str, Any], source: SavedSource, comm: Communicator) -> None:
+        """Learn which keys other stages of a pipeline have. nested: this rank's. Collective with stages, else nothing to do."""
+        stage = self.live.stage
+        if stage.count == 1:
+            return
+
+        def own() -> list[list[str]]:
+            return [sorted(flat_keys(nested, source)), sorted(self._replica_local)] if stage.speaks else [[], []]
+
+        def joined(answers: list[list[list[str]]]) -> list[list[str]]:
+            return [sorted(set().union(*each)) for each in zip(*answers, strict=True)]
+
+        keys, local = comm.all_reduce(own, joined)
+        self._elsewhere, self._replica_local = frozenset(keys), self._replica_local.union(local)
 
     def nested(self, source: SavedSource) -> dict[str, Any]:
         """Return the live state to load into, with memory for what was saved. On all ranks: optimizers may run collectives."""
@@ -49,7 +79,7 @@ class Restore:
     def fit(self, name: str, source: SavedSource, nested: dict[str, Any]) -> LoadPlan:
         """Plan the load of a checkpoint. name: of the checkpoint, for messages. Raises CheckpointError when it does not fit."""
         try:
-            filling = LoadPlan(nested, source, strict=self._strict)
+            filling = LoadPlan(nested, source, strict=self._strict, elsewhere=self._elsewhere)
             if (
                 self._strict
                 and not self.live.is_weights_only

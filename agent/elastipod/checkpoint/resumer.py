@@ -28,7 +28,6 @@ from elastipod.checkpoint.restore import Restore
 from elastipod.checkpoint.resume import Resume
 from elastipod.checkpoint.staging import Staging
 from elastipod.checkpoint.store import CheckpointStore
-from elastipod.checkpoint.training_state import replica_local_keys
 from elastipod.errors import CheckpointError
 from elastipod.json_records import decode, encode
 from elastipod.rank_in_world import RankInWorld
@@ -187,6 +186,7 @@ class Resumer:
             return None
         (source,) = opened
         nested = self._restore.nested(source)
+        self._restore.learn_other_stages(nested, source, self._comm)
         self._comm.on_every_rank(lambda: ready.append(self._restore.fit(str(path), source, nested)))
         (filling,) = ready  # no rank changes anything unless all ranks can
         self._is_half_filled = True
@@ -203,10 +203,11 @@ class Resumer:
         """Return the images that were damaged; then the state is half filled, and must be filled from elsewhere."""
         name = f"the checkpoint of step {chosen.step} in memory"
         nested = self._restore.nested(images)
+        self._restore.learn_other_stages(nested, images, self._comm)
         ready: list[tuple[LoadPlan, ReadPlan]] = []
 
         answers = self._comm.all_reduce(
-            lambda: images.digests(replica_local_keys(self._restore.live)),
+            lambda: images.digests(self._restore.replica_local),
             lambda digests: [encode(each) for each in images.disagreeing_images(digests)],
         )
         if disagreeing_images := {decode(ImageInfo, each) for each in answers}:

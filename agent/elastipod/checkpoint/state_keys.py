@@ -1,21 +1,23 @@
-"""Whether all ranks hold the same tensors, whole or sharded. Checked whenever a plan is made.
+"""Whether all ranks of a pipeline stage hold the same tensors, whole or sharded. Checked whenever a plan is made.
 
-Pipeline stages hold different tensors, each under its own optimizer group. Such a state could be written, but would fit no
-rank when it is loaded, so it is refused while nothing is lost.
+Without stages that is every rank. Parts that only some ranks have could be written, but would fit no rank when they are loaded, so
+they are refused while nothing is lost.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 
 from elastipod.checkpoint.communicator import Communicator
 from elastipod.checkpoint.optimizer_state import OPTIMIZER, STATE
+from elastipod.checkpoint.pipeline_stages import refuse_shared_weights
 from elastipod.checkpoint.training_state import RANDOM, TrainingState
 from elastipod.errors import CheckpointError
 from elastipod.rank_ranges import format_ranks
@@ -49,23 +51,36 @@ class StateKeys:
 
 
 def check_same_keys(state: TrainingState, comm: Communicator) -> None:
-    """Raise CheckpointError on all ranks when their states have different keys. Collective, from the training thread."""
-    own = StateKeys.of(state)
-    if comm.training_all_reduce(lambda: own.digest, lambda digests: len(set(digests)) == 1):
+    """Raise CheckpointError on all ranks when ranks of a stage have different keys, or stages have weights of the same name.
+
+    Collective, from the training thread.
+    """
+    own, stage = StateKeys.of(state), state.stage
+
+    def agree(answers: list[list[Any]]) -> bool:
+        return len({(number, digest) for number, digest in answers}) == len({number for number, _ in answers})
+
+    if stage.count > 1:
+        weights = [(stage.number, sorted(state.nested["model"]))] if stage.speaks else []
+        comm.training_all_reduce(lambda: weights, lambda answers: refuse_shared_weights(dict(chain(*answers))))
+    if comm.training_all_reduce(lambda: [stage.number, own.digest], agree):
         return
 
-    def compared(answers: list[list[list[str]]]) -> str | None:
-        return describe_missing_keys([StateKeys(frozenset(keys), frozenset(empty)) for keys, empty in answers])
+    def compared(answers: list[tuple[int, list[str], list[str]]]) -> str | None:
+        by_stage: dict[int, dict[int, StateKeys]] = {}
+        for rank, (number, keys, empty) in enumerate(answers):
+            by_stage.setdefault(number, {})[rank] = StateKeys(frozenset(keys), frozenset(empty))
+        return next(filter(None, map(describe_missing_keys, by_stage.values())), None)
 
-    if problem := comm.training_all_reduce(lambda: [sorted(own.keys), sorted(own.empty)], compared):
+    if problem := comm.training_all_reduce(lambda: (stage.number, sorted(own.keys), sorted(own.empty)), compared):
         raise CheckpointError(problem)
 
 
-def describe_missing_keys(ranks: Sequence[StateKeys]) -> str | None:
+def describe_missing_keys(ranks: Mapping[int, StateKeys]) -> str | None:
     """Return a sentence on which ranks lack keys that others have, None if all have the same."""
     lacking: dict[str, tuple[int, ...]] = {}
-    for key in sorted(set().union(*(each.keys for each in ranks))):
-        without = tuple(rank for rank, each in enumerate(ranks) if key not in each.keys and not each.may_lack(key))
+    for key in sorted(set().union(*(each.keys for each in ranks.values()))):
+        without = tuple(rank for rank, each in ranks.items() if key not in each.keys and not each.may_lack(key))
         if without:
             lacking[key] = without
     if not lacking:
@@ -73,11 +88,11 @@ def describe_missing_keys(ranks: Sequence[StateKeys]) -> str | None:
     first = next(iter(lacking.values()))
     keys = [key for key, without in lacking.items() if without == first]
     more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
-    have = [rank for rank in range(len(ranks)) if rank not in first and keys[0] in ranks[rank].keys]
+    have = [rank for rank, each in ranks.items() if rank not in first and keys[0] in each.keys]
     return (
         f"this state cannot be saved: {format_ranks(first)} {'lacks' if len(first) == 1 else 'lack'} {', '.join(keys[:_NAMED])}{more}, "
-        f"which {format_ranks(have)} {'has' if len(have) == 1 else 'have'}; stages of a pipeline, and parts that only some ranks "
-        "have, are not supported"
+        f"which {format_ranks(have)} {'has' if len(have) == 1 else 'have'}; for stages of a pipeline pass CheckpointManager(..., "
+        "mesh=), other parts that only some ranks have are not supported"
     )
 
 

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 
 from elastipod.checkpoint.live_objects import LiveObjects, prefix_of
 from elastipod.checkpoint.live_objects import Scheduler as Scheduler
-from elastipod.checkpoint.optimizer_state import OPTIMIZER, optimizer_state
+from elastipod.checkpoint.optimizer_state import GROUPS, OPTIMIZER, optimizer_state
 from elastipod.checkpoint.rng import random_state
 from elastipod.checkpoint.save_plan import Chunk, LocalState, num_bytes
 from elastipod.checkpoint.stateful_members import STATEFUL, TENSORS, stateful_state
@@ -34,6 +34,7 @@ class TrainingState:
     def __init__(self, live: LiveObjects, rank: int) -> None:
         """Collective as far as torch's get_model_state_dict is. Raises CheckpointError for a value that cannot be saved."""
         self.nested = nested_state(live)
+        self.stage = live.stage
         if live.schedulers:
             texts = {
                 name: _encode_value(each.state_dict(), f"the state of the scheduler {name}".rstrip())
@@ -97,7 +98,10 @@ def nested_state(live: LiveObjects) -> dict[str, Any]:
             for name, model in live.models.items()
             for key, value in get_model_state_dict(model).items()
         }
-    return {MODEL: weights} if live.is_weights_only else {MODEL: weights, OPTIMIZER: optimizer_state(live)}
+    if live.is_weights_only:
+        return {MODEL: weights}
+    found = optimizer_state(live)
+    return {MODEL: weights, OPTIMIZER: {**found, GROUPS: live.stage.own_groups(found[GROUPS])}}
 
 
 def replica_local_keys(live: LiveObjects) -> set[str]:

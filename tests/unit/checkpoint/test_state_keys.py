@@ -20,7 +20,7 @@ def keys(*names: str, empty: tuple[str, ...] = ()) -> StateKeys:
     [
         pytest.param(
             [keys("model.0.w", "model.0.b"), keys("model.0.w", "model.0.b"), keys("model.1.w"), keys("model.1.w")],
-            "ranks 2-3 lack model.0.b, model.0.w, which ranks 0-1 have; stages of a pipeline",
+            "ranks 2-3 lack model.0.b, model.0.w, which ranks 0-1 have; for stages of a pipeline pass",
             id="stages of a pipeline",
         ),
         pytest.param(
@@ -41,13 +41,15 @@ def keys(*names: str, empty: tuple[str, ...] = ()) -> StateKeys:
     ],
 )
 def test_which_ranks_lack_what(ranks: list[StateKeys], words: str) -> None:
-    assert f"this state cannot be saved: {words}" in (describe_missing_keys(ranks) or "")
+    assert f"this state cannot be saved: {words}" in (describe_missing_keys(dict(enumerate(ranks))) or "")
 
 
 def test_an_empty_shard_needs_no_optimizer_state() -> None:
-    assert describe_missing_keys([keys("model.w", f"{STATE}.w.m"), keys("model.w", empty=("w",))]) is None
+    assert describe_missing_keys({0: keys("model.w", f"{STATE}.w.m"), 1: keys("model.w", empty=("w",))}) is None
 
 
 @given(st.lists(st.frozensets(st.sampled_from(["a", "b", "c"])), min_size=1, max_size=5))
 def test_only_equal_keys_are_taken(ranks: list[frozenset[str]]) -> None:
-    assert (describe_missing_keys([StateKeys(each, frozenset()) for each in ranks]) is None) == (len(set(ranks)) == 1)
+    assert (describe_missing_keys({n: StateKeys(each, frozenset()) for n, each in enumerate(ranks)}) is None) == (
+        len(set(ranks)) == 1
+    )
