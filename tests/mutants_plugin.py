@@ -1,6 +1,10 @@
 """A pytest plugin that tries mutants: the tests are collected once, then each mutant gets a fork of that process.
 
-It reads `todo.json` (for each mutant its tests, in the order in which they are run) and writes `outcomes`, one line for each
+Without `todo.json` it runs each test once, also in a fork of its own, which records the functions that it runs
+(`mutants_sitecustomize.py`); `unchanged.json` says how long each took that passed, and which failed. One that ends its process
+fails, and the others go on.
+
+With it, it reads `todo.json` (for each mutant its tests, in the order in which they are run) and writes `outcomes`, one line for each
 mutant: its name and killed, timeout, survived or untested. mutmut's functions choose their mutant by $MUTANT_UNDER_TEST.
 """
 
@@ -23,17 +27,39 @@ CPU_LIMIT_S, ELAPSED_LIMIT_S = 30, 120
 # A mistake in a bound must not take the machine's memory.
 MEMORY_LIMIT_BYTES = int(os.environ.get("MUTANTS_MEMORY_BYTES", str(3 << 30)))
 FOUND, NOT_FOUND = 1, 0
-NONE = ""
+NONE, RECORD = "", "stats"  # mutmut's own names: no mutant, and functions that record that they run
 MAX_ANSWER_BYTES = 1 << 16
 failures: list[pytest.TestReport] = []  # of the test in work, in its fork
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool:
-    """Try the mutants in the place of running the tests."""
+    """Try the mutants in the place of running the tests, or see what the tests run."""
     assert not session.testsfailed, "the tests could not be collected"
-    items = {item.nodeid: item for item in session.items}
-    todo: dict[str, list[str]] = json.loads(Path("todo.json").read_text())
     gc.freeze()  # forks share what there is
+    if Path("todo.json").exists():
+        try_all({item.nodeid: item for item in session.items}, json.loads(Path("todo.json").read_text()))
+    else:
+        see_which_functions_run(session.items)
+    return True
+
+
+def see_which_functions_run(items: list[pytest.Item]) -> None:
+    """Run each test once, and keep how long each takes that passes."""
+    seconds: dict[str, float] = {}
+    failed: list[str] = []
+    for item in items:
+        began = time.monotonic()
+        outcome, _ = try_out(RECORD, [item])
+        if outcome == "survived":
+            seconds[item.nodeid] = round(time.monotonic() - began, 3)
+        else:
+            failed.append(item.nodeid)
+            print(f"{item.nodeid} fails without any mistake: {outcome}", flush=True)
+    Path("unchanged.json").write_text(json.dumps({"seconds": seconds, "failed": failed}))
+
+
+def try_all(items: dict[str, pytest.Item], todo: dict[str, list[str]]) -> None:
+    """Try each mutant with the tests named for it, and write its outcome."""
     finders: dict[
         str, list[str]
     ] = {}  # by function, the latest first: they are likely to find the next mistake there too
@@ -47,7 +73,6 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
                 before[:] = [finder.nodeid, *(test for test in before if test != finder.nodeid)]
             print(mutant, outcome, file=outcomes, flush=True)
     print("failed without any mistake:", [test for test, is_passed in passes.items() if not is_passed])
-    return True
 
 
 def find(mutant: str, items: list[pytest.Item], passes: dict[str, bool]) -> tuple[str, pytest.Item | None]:
@@ -100,7 +125,7 @@ def any_fails(items: list[pytest.Item], started: int) -> bool:
         # As in a run of pytest: with the filters of warnings that the test asks for, and whatever else surrounds a test there.
         item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
         if failures:
-            if get_mutant_under_test() == NONE:
+            if get_mutant_under_test() in (NONE, RECORD):
                 print(failures[0].longreprtext, flush=True)
             return True
     return False

@@ -2,10 +2,10 @@
 
 All work is done on a copy in a temporary folder, never on the checkout. There the packages lie at the top (where `operator/`
 would hide the standard library's module), and what the unit tests do not need is left out: the leak checks and plugins
-of tests/conftest.py, and random choices (hypothesis is made to repeat itself). mutmut makes the mutants and sees which tests
-run which functions; the tests are collected once (tests/mutants_plugin.py), and a fork for each mutant runs those of its
-function until one fails. mutmut's own runner collects them anew for each mutant, which takes several times as long.
-`docs/design/testing.md` gives the rules.
+of tests/conftest.py, and random choices (hypothesis is made to repeat itself). mutmut makes the mutants. The tests are
+collected once (tests/mutants_plugin.py): a fork for each test shows which functions it runs, and a fork for each mutant runs the
+tests of its function until one fails. mutmut's own runner has a single process for all tests, which one of them may end, and
+collects them anew for each mutant, which takes several times as long. `docs/design/testing.md` gives the rules.
 """
 
 from __future__ import annotations
@@ -22,12 +22,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 # Where the packages lie in the checkout, by name; in the copy they all lie at the top.
 PACKAGES = {
     "elastipod_operator": "operator", "elastipod": "agent", "elastipod_agent": "agent",
     "hyperpod_elastic_agent": "agent", "elastipod_client": "operator", "elastipod_local": "localcluster", "bench": ".",
+}  # fmt: skip
+# What runs in the copy, by the name that it has there.
+TOOLS = {
+    "mutants_maker.py": "mutants_maker.py", "mutants_plugin.py": "mutants_plugin.py", "mutants_sitecustomize.py": "sitecustomize.py",
 }  # fmt: skip
 # What tests read beside the packages.
 BESIDE = ("tests", "docs", "crds", "charts", "examples", "requirements", "Dockerfile", "README.md")
@@ -47,14 +52,12 @@ class Part:
     """A part of the product and the unit tests that must notice mistakes in it.
 
     package: the package that is mutated. not_mutated: modules and packages in it that are not. tests: folders of tests.
-    tests_left_out: files in them that are not run. smallest: a module with few mutants: mutmut makes the mutants of all
-    modules whichever it is asked to try. sample: how many mutants are tried unless the caller asks for another number; 0 for
-    all. memory_gib: the address space of one try; torch's libraries reserve a lot of it.
+    tests_left_out: files in them that are not run. sample: how many mutants are tried unless the caller asks for another number;
+    0 for all. memory_gib: the address space of one try; torch's libraries reserve a lot of it.
     """
 
     package: str
     tests: tuple[str, ...]
-    smallest: str
     not_mutated: tuple[str, ...] = ()
     tests_left_out: tuple[str, ...] = ()
     sample: int = 300
@@ -75,7 +78,6 @@ PARTS = {
             "tests/unit/core/test_reasons.py",
             "tests/unit/core/test_spec_fields.py",
         ),
-        smallest="elastipod_operator.core.backoff",
         sample=0,
     ),
     "shell": Part(
@@ -89,7 +91,6 @@ PARTS = {
             "tests/unit/core/test_spec_fields.py",  # each field of a spec in the policy
         ),
         tests_left_out=("tests/unit/kube/test_fuzz.py",),
-        smallest="elastipod_operator.metrics",
     ),
     # Not mutated: scripts that an interpreter without the installed packages runs, and so without mutmut's own.
     "agent": Part(
@@ -97,7 +98,6 @@ PARTS = {
         not_mutated=("elastipod_agent.workers.matcher_process", "elastipod_agent.fork_server.bootstrap"),
         tests=("tests/unit/agent",),
         tests_left_out=("tests/unit/agent/test_program_traceback.py",),  # mutmut's frames are in every traceback
-        smallest="elastipod_agent.waiting",
         memory_gib=64,
     ),
     "library": Part(
@@ -114,6 +114,8 @@ PARTS = {
             "tests/unit/checkpoint",
             "tests/unit/in_memory",
             "tests/unit/integrations",
+            "tests/unit/recipes",
+            "tests/unit/core/test_model_groups.py",  # sizes that keep groups of ranks whole, which both sides compute
             "tests/unit/agent/test_ipc.py",
             "tests/unit/agent/test_ipc_names.py",
             "tests/unit/agent/test_worker_file.py",
@@ -123,7 +125,6 @@ PARTS = {
             "tests/unit/library/test_torch_names.py",  # it reads the source
             "tests/unit/integrations/test_packages.py",  # it reads pyproject.toml, which is mutmut's own there
         ),
-        smallest="elastipod.gradients",
         memory_gib=64,
     ),
 }
@@ -131,11 +132,6 @@ PARTS = {
 SETTINGS = """\
 [tool.mutmut]
 source_paths = {sources}
-do_not_mutate = {spared}
-also_copy = {copied}
-pytest_add_cli_args_test_selection = {tests}
-track_dependencies = false
-use_git_change_detection = false
 
 [tool.pytest.ini_options]
 pythonpath = ["."]
@@ -191,14 +187,39 @@ class Workshop:
         self._folder = folder
         self._part = part
         self._root = root
-        self._mutated = folder / "mutants"
-        self._hits = folder / "hits"  # which tests run which functions in processes of their own
+        self._hits = folder / "hits"  # which tests run which functions
 
-    def prepare(self) -> None:
-        """Copy what is needed and have mutmut make the mutants and see which tests run which functions."""
+    def prepare(self) -> list[str]:
+        """Copy what is needed, make the mutants, and see which tests run which functions. Give the tests that are of no use."""
         self.copy()
+        self.make()
+        return self.see_which_tests_run()
+
+    def make(self) -> None:
+        """Put the mutants of each function beside it, in the copies of the modules."""
+        for name, there in TOOLS.items():
+            shutil.copy(ROOT / "tests" / name, self._folder / there)
+        spared = [_path_of(module) for module in self._part.not_mutated]
+        paths = [
+            str(path)
+            for path in (each.relative_to(self._folder) for each in self._modules())
+            if not any(path.with_suffix("").is_relative_to(one) for one in spared)
+        ]
+        self._run("mutants_maker", *paths)
+
+    def _modules(self) -> list[Path]:
+        return sorted((self._folder / _path_of(self._part.package)).rglob("*.py"))
+
+    def see_which_tests_run(self) -> list[str]:
+        """Run every test once, and keep which functions it runs and how long it takes. Give those that fail without a mistake."""
         self._hits.touch()
-        self._run(self._folder, "mutmut", "run", f"{self._part.smallest}.*", MUTANTS_HITS=str(self._hits))
+        self._run_tests(MUTANTS_HITS=str(self._hits))
+        failed: list[str] = self._unchanged()["failed"]
+        return failed
+
+    def _unchanged(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self._folder / "unchanged.json").read_text())
+        return found
 
     def copy(self) -> None:
         """Copy packages and tests, and write the settings."""
@@ -211,59 +232,60 @@ class Workshop:
             else:
                 shutil.copy(source, self._folder)
         (self._folder / "tests" / "conftest.py").unlink()
-        shutil.copy(self._root / "tests" / "mutants_plugin.py", self._folder)
-        shutil.copy(self._root / "tests" / "mutants_sitecustomize.py", self._folder / "sitecustomize.py")
-        lists = {
-            "sources": [_path_of(self._part.package)], "tests": self._part.tests,
-            "spared": [f"{_path_of(module)}{end}" for module in self._part.not_mutated for end in (".py", "/*")],
-            "copied": [*copied, "conftest.py", "mutants_plugin.py", "sitecustomize.py"],
-        }  # fmt: skip
-        settings = SETTINGS.format(**{name: json.dumps(list(values)) for name, values in lists.items()})
+        settings = SETTINGS.format(sources=json.dumps([_path_of(self._part.package)]))
         (self._folder / "pyproject.toml").write_text(settings)
         (self._folder / "conftest.py").write_text(f"{CONFTEST}\n\ncollect_ignore = {list(self._part.tests_left_out)}\n")
 
     def mutants(self) -> list[Mutant]:
         """Give every mutant that was made."""
-        mutated = (self._mutated / _path_of(self._part.package)).rglob("*.py")
-        return [mutant for path in sorted(mutated) for mutant in _mutants_of(path.read_text(), self._module_of(path))]
+        return [mutant for path in self._modules() for mutant in _mutants_of(path.read_text(), self._module_of(path))]
 
     def _module_of(self, path: Path) -> str:
-        parts = path.relative_to(self._mutated).with_suffix("").parts
+        parts = path.relative_to(self._folder).with_suffix("").parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
     def try_out(self, mutants: list[Mutant]) -> list[Mutant]:
         """Run for each mutant the tests that run its function, the shortest first, until one fails; give the outcomes."""
         if not mutants:
             return []
-        stats = json.loads((self._mutated / "mutmut-stats.json").read_text())
-        tests, seconds = stats["tests_by_mangled_function_name"], stats["duration_by_test"]
-        assert tests, "mutmut saw no test run any function"
-        for test, function in (line.split("\t") for line in set(self._hits.read_text().splitlines())):
-            if test in seconds and test not in tests.setdefault(function, []):
-                tests[function].append(test)
+        seconds: dict[str, float] = self._unchanged()["seconds"]
+        tests: dict[str, list[str]] = {}
+        for line in sorted(set(self._hits.read_text().splitlines())):
+            test, function = line.split("\t")
+            if test in seconds:
+                tests.setdefault(function, []).append(test)
+        assert tests, "no test runs any function"
         todo = {
             m.name: sorted(tests.get(_function_of(m.name), []), key=lambda test: (seconds[test], test)) for m in mutants
         }
-        (self._mutated / "todo.json").write_text(json.dumps(todo))
-        limits = {"MUTANTS_MEMORY_BYTES": str(self._part.memory_gib << 30)}
-        tests = ("pytest", "-q", "-p", "mutants_plugin", "--rootdir=.", *self._part.tests)
-        self._run(self._mutated, *tests, is_alone=True, **limits)
-        outcomes = dict(line.split() for line in (self._mutated / "outcomes").read_text().splitlines())
+        (self._folder / "todo.json").write_text(json.dumps(todo))
+        self._run_tests()
+        outcomes = dict(line.split() for line in (self._folder / "outcomes").read_text().splitlines())
         assert set(outcomes) == set(todo)
         assert set(outcomes.values()) <= OUTCOMES
         return [replace(mutant, outcome=outcomes[mutant.name]) for mutant in mutants]
 
-    def _run(self, folder: Path, *command: str, is_alone: bool = False, **variables: str) -> None:
-        """Run a module of this environment in a folder; raises MutationError when it fails.
+    def _run_tests(self, **variables: str) -> None:
+        limits = {"MUTANTS_MEMORY_BYTES": str(self._part.memory_gib << 30)}
+        tests = ("pytest", "-q", "-p", "mutants_plugin", "--rootdir=.", *self._part.tests)
+        self._run(*tests, is_alone=True, **limits, **variables)
+
+    def _run(self, *command: str, is_alone: bool = False, **variables: str) -> None:
+        """Run a module of this environment in the folder; raises MutationError when it fails.
 
         is_alone: in a process namespace of its own, so that a mutant that signals the wrong process reaches no other program.
         """
-        environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(folder), **variables}
+        environment = {
+            **os.environ,
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTHONPATH": str(self._folder),
+            **variables,
+        }
         log = self._folder / "log"
-        with log.open("w") as output:
+        with log.open("a") as output:
             done = subprocess.run(
                 [*(NAMESPACE if is_alone else ()), sys.executable, "-m", *command],
-                cwd=folder,
+                cwd=self._folder,
                 env=environment,
                 stdout=output,
                 stderr=output,

@@ -92,7 +92,7 @@ def test_a_mutant_that_signals_everybody_reaches_only_its_own_processes(tmp_path
     try:
         script = "import os\nassert os.getpid() == 1, os.getpid()\ntry:\n    os.kill(-1, 9)\nexcept ProcessLookupError:\n    pass\n"
         (tmp_path / "hit.py").write_text(script)
-        Workshop(tmp_path, PARTS["agent"])._run(tmp_path, "hit", is_alone=True)
+        Workshop(tmp_path, PARTS["agent"])._run("hit", is_alone=True)
         assert bystander.poll() is None
     finally:
         bystander.kill()
@@ -141,6 +141,57 @@ def test_a_test_in_a_fork_passes_and_fails_as_in_a_run_of_pytest(tmp_path: Path)
     assert outcomes == ["survived", "untested", "untested"]
 
 
+TWICE = """
+def twice(number):
+    return 2 * number
+"""
+USES = """
+import os
+import signal
+import subprocess
+import sys
+
+import twice
+
+
+def test_that_runs_it():
+    assert twice.twice(2) == 4
+
+def test_that_ends_its_process():
+    twice.twice(2)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+def test_that_has_it_run_by_another_process():
+    assert subprocess.run([sys.executable, "-c", "import twice; print(twice.twice(3))"], capture_output=True).stdout == b"6\\n"
+
+def test_that_has_it_run_by_a_fork():
+    if not (child := os.fork()):
+        os._exit(twice.twice(3) != 6)
+    assert os.waitpid(child, 0)[1] == 0
+
+def test_that_does_not_run_it():
+    pass
+"""
+
+
+@pytest.mark.needs_root
+def test_a_test_that_ends_its_process_does_not_keep_the_others_from_finding_mistakes(tmp_path: Path) -> None:
+    (tmp_path / "twice").mkdir()
+    (tmp_path / "twice" / "__init__.py").write_text(TWICE)
+    (tmp_path / "test_it.py").write_text(USES)
+    (tmp_path / "pyproject.toml").write_text('[tool.mutmut]\nsource_paths = ["twice"]\n[tool.pytest.ini_options]\n')
+    shop = Workshop(tmp_path, Part(package="twice", tests=("test_it.py",)))
+    shop.make()
+    assert shop.see_which_tests_run() == ["test_it.py::test_that_ends_its_process"]
+    outcomes = [mutant.outcome for mutant in shop.try_out(shop.mutants())]
+    assert outcomes == ["killed"] * len(outcomes) != []
+    todo = json.loads((tmp_path / "todo.json").read_text())
+    ways = ("runs_it", "has_it_run_by_another_process", "has_it_run_by_a_fork")
+    assert [sorted(tests) for tests in todo.values()] == [sorted(f"test_it.py::test_that_{way}" for way in ways)] * len(
+        outcomes
+    )
+
+
 def test_a_diff_shows_the_changed_line_alone() -> None:
     assert made()[0].diff.splitlines() == ["-    if number > 1:", "+    if number >= 1:"]
 
@@ -163,7 +214,7 @@ def test_who_was_not_run_by_any_test_has_not_been_found() -> None:
 
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
 def test_parts_name_modules_and_tests_that_exist(part: Part) -> None:
-    modules = [part.package, part.smallest, *part.not_mutated]
+    modules = [part.package, *part.not_mutated]
     places = [ROOT / PACKAGES[module.partition(".")[0]] / module.replace(".", "/") for module in modules]
     missing = [place for place in places if not (place.is_dir() or place.with_suffix(".py").is_file())]
     missing += [ROOT / test for test in (*part.tests, *part.tests_left_out) if not (ROOT / test).exists()]
@@ -193,7 +244,7 @@ def try_part(long_run: LongRun, name: str, folder: Path) -> float:
     part = PARTS[name]
     folder.mkdir()
     shop = Workshop(folder, part)
-    shop.prepare()
+    failed = shop.prepare()
     every = shop.mutants()
     number = int(os.environ.get("MUTANTS", str(part.sample)))
     tried = shop.try_out(choose(every, number=number, pattern=os.environ.get("MUTATE", ""), seed=long_run.seed))
@@ -201,8 +252,8 @@ def try_part(long_run: LongRun, name: str, folder: Path) -> float:
     counts = {
         "planted": len(tried), "killed": outcomes.count("killed"), "timeouts": outcomes.count("timeout"),
         "survived": outcomes.count("survived"), "untested": outcomes.count("untested"),
-        "exempt": sum(mutant.is_exempt for mutant in every), "made": len(every),
+        "tests_failed_unchanged": len(failed), "exempt": sum(mutant.is_exempt for mutant in every), "made": len(every),
     }  # fmt: skip
     long_run.count(**{f"{name}_{what}": count for what, count in counts.items()})
-    long_run.detail(**{name: report(tried)})
+    long_run.detail(**{name: {**report(tried), "tests_failed_unchanged": failed}})
     return share_found(tried)
