@@ -1,11 +1,13 @@
-"""Run the tiers of the tests one after the other and close with pytest's own last line for each.
+"""Run the tiers of the tests and close with pytest's own last line for each.
 
 Usage: python tests/tiers.py [--long NAME] TIER... [-- pytest arguments]. `make test` calls it. A tier whose tests
 cannot run on this machine, or that has none, is named with its reason. Exits 0 only when no tier failed.
 
 The tiers run in several processes (pytest-xdist), those of api and e2e with an API server or a cluster in each, and the e2e
-tier in two parts with a line each: its tests of agents alone, and then those with a cluster. Whoever asks for something
-of their own (-k, -s, --pdb, a long run) gets it in one process, as pytest does it.
+tier in two parts with a line each: its tests of agents alone, and those with a cluster. Several whole tiers run in two lanes
+beside each other: what computes, and what mostly waits for API servers and clusters; each line of output names its tier then.
+Whoever asks for something of their own (-k, -s, --pdb, a long run) gets one tier after the other, in one process, as pytest
+does it.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,15 +29,22 @@ TESTS = Path(__file__).resolve().parent
 NO_TESTS_COLLECTED = 5
 ON_ALL_CPUS = ("--numprocesses=logical", "--maxprocesses=8", "--dist=worksteal")
 FILES_IN_TWO = ("--numprocesses=2", "--dist=loadfile")
+AGENTS, CLUSTERS = ("-m", "not cluster", *FILES_IN_TWO), ("-m", "cluster", *FILES_IN_TWO)
 SLOWEST = ("--durations=10", "--durations-min=1")  # whole tiers name the tests that they wait for
 # The pytest calls of a tier; one without arguments for a tier that is not named.
 PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "unit": (ON_ALL_CPUS,),
     "sim": (ON_ALL_CPUS,),
     "api": (FILES_IN_TWO,),
-    "e2e": (("-m", "not cluster", *FILES_IN_TWO), ("-m", "cluster", *FILES_IN_TWO)),
+    "e2e": (AGENTS, CLUSTERS),
     "chart": (FILES_IN_TWO,),
 }
+# Which parts follow each other when whole tiers run beside each other; a tier that is not named begins the first lane.
+LANES: tuple[tuple[tuple[str, tuple[str, ...]], ...], ...] = (
+    (("unit", ON_ALL_CPUS), ("sim", ON_ALL_CPUS), ("e2e", AGENTS)),
+    (("e2e", CLUSTERS), ("api", FILES_IN_TWO), ("chart", FILES_IN_TWO)),
+)
+Say = Callable[[str], None]
 CLOSING_LINE = re.compile(r"^=* ?(?:\d+ (?:passed|failed|skipped|errors?|deselected)|no tests ran)\b.* in [0-9.]+s.*$")
 COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed)")
 SECONDS = re.compile(r"in ([0-9.]+)s")
@@ -51,17 +62,59 @@ class Outcome:
 
 def run_tier(tier: str, arguments: Sequence[str]) -> Outcome:
     """Run one tier with pytest, its output passed on as it comes."""
-    folder = TESTS / tier
-    if not any(folder.rglob("test_*.py")):
-        line = f"skipped: there is no test in {folder.relative_to(TESTS.parent)}"
-        return Outcome(tier, bool(arguments), line, has_tests=False)
+    if without := _without_tests(tier, is_ok=bool(arguments)):
+        return without
     if not arguments and (failed := _prepare(tier)):
         return Outcome(tier, False, failed)
-    parts = [arguments] if arguments else [(*part, *SLOWEST) for part in PARTS.get(tier, ((),))]
-    ends = [_run_pytest([str(folder), *part]) for part in parts]
-    # A whole tier has tests in each of its parts; only who selects some may find none here.
+    parts = [arguments] if arguments else PARTS.get(tier, ((),))
+    return _outcome(tier, [_run_part(tier, part, is_whole=not arguments) for part in parts], is_whole=not arguments)
+
+
+def run_beside_each_other(tiers: Sequence[str]) -> list[Outcome]:
+    """Run whole tiers in lanes; lines of output begin with the name of their tier."""
+    outcomes = {tier: without for tier in tiers if (without := _without_tests(tier, is_ok=False))}
+    for tier in tiers:
+        if tier not in outcomes and (failed := _prepare(tier)):
+            outcomes[tier] = Outcome(tier, False, failed)
+    to_run = [tier for tier in tiers if tier not in outcomes]
+    lanes = [[(tier, part) for tier, part in lane if tier in to_run] for lane in LANES]
+    named = {tier for lane in LANES for tier, _ in lane}
+    lanes[0][:0] = [(tier, part) for tier in to_run if tier not in named for part in PARTS.get(tier, ((),))]
+    ends: dict[str, list[tuple[int, str]]] = {tier: [] for tier in to_run}
+    is_stopped = threading.Event()
+
+    def follow(lane: list[tuple[str, tuple[str, ...]]]) -> None:
+        for tier, part in lane:
+            if not is_stopped.is_set():
+                _say(f"--- {tier} ---")
+                ends[tier].append(_run_part(tier, part, say=lambda line, tier=tier: _say(f"{tier:5} | {line}")))  # type: ignore[misc]
+
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        runs = [pool.submit(follow, lane) for lane in lanes]
+        try:
+            for run in runs:
+                run.result()
+        except KeyboardInterrupt:
+            is_stopped.set()  # pytest got the signal too and takes its clusters down
+            raise
+    return [outcomes.get(tier) or _outcome(tier, ends[tier]) for tier in tiers]
+
+
+def _without_tests(tier: str, *, is_ok: bool) -> Outcome | None:
+    folder = TESTS / tier
+    if any(folder.rglob("test_*.py")):
+        return None
+    return Outcome(tier, is_ok, f"skipped: there is no test in {folder.relative_to(TESTS.parent)}", has_tests=False)
+
+
+def _run_part(tier: str, part: Sequence[str], *, is_whole: bool = True, say: Say | None = None) -> tuple[int, str]:
+    return _run_pytest([str(TESTS / tier), *part, *(SLOWEST if is_whole else ())], say or _say)
+
+
+def _outcome(tier: str, ends: Sequence[tuple[int, str]], *, is_whole: bool = True) -> Outcome:
+    """Say how a tier ended whose parts ended so. A whole one has tests in each; only who selects some may find none here."""
     has_tests = [status != NO_TESTS_COLLECTED for status, _ in ends]
-    ok = all(status == 0 or (arguments and status == NO_TESTS_COLLECTED) for status, _ in ends)
+    ok = all(status == 0 or (not is_whole and status == NO_TESTS_COLLECTED) for status, _ in ends)
     return Outcome(tier, ok, "\n".join(line for _, line in ends), any(has_tests))
 
 
@@ -89,11 +142,12 @@ def _announce(tiers: Sequence[str]) -> None:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    sys.stdout.write(f"{text}\n")  # at once: lines of two lanes must not mix
+    sys.stdout.flush()
 
 
-def _run_pytest(arguments: Sequence[str]) -> tuple[int, str]:
-    """Run pytest; gives its exit status, and the line that says how it ended."""
+def _run_pytest(arguments: Sequence[str], say: Say) -> tuple[int, str]:
+    """Run pytest; gives its exit status, and the line that says how it ended. say: shows each other line."""
     command = [sys.executable, "-m", "pytest", "--color=no", *arguments]
     closing = ""
     started = time.monotonic()
@@ -104,7 +158,7 @@ def _run_pytest(arguments: Sequence[str]) -> tuple[int, str]:
                 if CLOSING_LINE.match(line):
                     closing = line.rstrip()  # shown once, at the very end
                 else:
-                    print(line, end="", flush=True)
+                    say(line.rstrip("\n"))
         except KeyboardInterrupt:
             process.wait()  # pytest got the signal too and takes its clusters down
             raise
@@ -134,11 +188,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if not arguments:
             _announce(options.tiers)
-        for tier in options.tiers:
-            print(f"\n--- {tier} ---", flush=True)
-            outcomes.append(run_tier(tier, arguments))
-            if run_whole:
-                _write_report(outcomes[-1])
+        if run_whole and len(options.tiers) > 1:
+            outcomes = run_beside_each_other(options.tiers)
+        else:
+            for tier in options.tiers:
+                _say(f"\n--- {tier} ---")
+                outcomes.append(run_tier(tier, arguments))
+        for outcome in outcomes if run_whole else ():
+            _write_report(outcome)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130

@@ -51,7 +51,7 @@ def test_whole_tiers_name_their_slowest_tests(
 ) -> None:
     calls: list[list[str]] = []
 
-    def run(command: list[str]) -> tuple[int, str]:
+    def run(command: list[str], _: tiers.Say) -> tuple[int, str]:
         calls.append(command)
         return 0, "1 passed in 0.1s"
 

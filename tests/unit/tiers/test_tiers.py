@@ -17,8 +17,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setattr(tiers, "_prepare", lambda tier: "")
     monkeypatch.setattr(tiers, "_write_report", lambda outcome: None)
 
-    def run(arguments: Sequence[str]) -> tuple[int, str]:
+    def run(arguments: Sequence[str], say: tiers.Say) -> tuple[int, str]:
         made.append(list(arguments))
+        say("one test after the other")
         return ENDS.get(arguments[0].rsplit("/", 1)[-1], 0), "a line"
 
     monkeypatch.setattr(tiers, "_run_pytest", run)
@@ -62,6 +63,34 @@ def test_a_whole_tier_succeeds_only_if_pytest_does(calls: list[list[str]], statu
     ENDS["sim"] = status
     assert tiers.main(["unit", "sim"]) == 1
     assert tiers.main(["unit"]) == 0
+
+
+def test_whole_tiers_run_in_lanes_and_each_of_their_parts_once(
+    calls: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tiers.main(list(tiers.PARTS)) == 0
+    ran = [(call[0].rsplit("/", 1)[-1], tuple(call[1 : -len(tiers.SLOWEST)])) for call in calls]
+    assert sorted(ran) == sorted((tier, part) for tier, parts in tiers.PARTS.items() for part in parts)
+    for lane in tiers.LANES:
+        assert [one for one in ran if one in lane] == list(lane), "one after the other"
+    said = capsys.readouterr().out
+    assert all(f"{tier:5} | one test after the other" in said for tier in tiers.PARTS)
+    assert said.endswith(
+        "\n".join(f"{tier}{len(parts) * (chr(10) + 'a line')}" for tier, parts in tiers.PARTS.items()) + "\n"
+    )
+
+
+def test_a_tier_fails_with_any_of_its_parts_and_the_others_run(
+    calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ENDS["e2e"] = 1
+    assert tiers.main(list(tiers.PARTS)) == 1
+    assert len(calls) == sum(map(len, tiers.PARTS.values()))
+    calls.clear()
+    monkeypatch.setattr(tiers, "_prepare", lambda tier: "no compiler" if tier == "api" else "")
+    ENDS.clear()
+    assert tiers.main(["unit", "api", "chart"]) == 1
+    assert {call[0].rsplit("/", 1)[-1] for call in calls} == {"unit", "chart"}
 
 
 def test_a_tier_without_a_test_is_no_success(calls: list[list[str]]) -> None:
