@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from . import metrics
+from .admission.serving import webhook_beside
 from .agents.agent_ports import agents_over
 from .agents.status_requests import open_session
 from .garbage_collection import collect_garbage, manual_collection
@@ -88,13 +89,14 @@ async def lead(options: Options, stop: asyncio.Event) -> int:
     lease = Lease(Api(lease_client), options.pod_namespace, LEASE_NAME, options.pod_name)
     try:
         await mark_leader(api, options, leads=False)  # a restarted container may still have the label
-        if await _race(lease.acquire(), stop.wait()) == 1:
-            return 0
-        leadership.leading = True
-        metrics.LEADING.set(1)
-        await mark_leader(api, options, leads=True)
-        with manual_collection():
-            return await _watch_while_leading(lease, options, api, stop)
+        async with webhook_beside(options, api, lambda: leadership.leading):
+            if await _race(lease.acquire(), stop.wait()) == 1:
+                return 0
+            leadership.leading = True
+            metrics.LEADING.set(1)
+            await mark_leader(api, options, leads=True)
+            with manual_collection():
+                return await _watch_while_leading(lease, options, api, stop)
     finally:
         if runner is not None:
             await runner.cleanup()

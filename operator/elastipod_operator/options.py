@@ -19,6 +19,10 @@ class Options:
     pod_namespace: str
     is_pod: bool = False
     install_key_file: str = ""
+    webhook_port: int = 0
+    webhook_name: str = "127.0.0.1"
+    webhook_certificates: str = ""
+    webhook_configuration: str = ""
 
 
 def parse(argv: list[str] | None) -> Options:
@@ -51,7 +55,12 @@ def parse(argv: list[str] | None) -> Options:
         default=env.get("ELASTIPOD_INSTALL_KEY_FILE", ""),
         help="file with the key from which the jobs' keys are derived; empty: no authentication (default: $ELASTIPOD_INSTALL_KEY_FILE)",
     )
+    _add_webhook(parser)
     args = parser.parse_args(argv)
+    if args.webhook_port and not (args.webhook_certificates or args.install_key_file):
+        parser.error(
+            "--webhook-port needs --install-key-file, from which the webhook's certificates are derived, or --webhook-certificates"
+        )
     return Options(
         namespaces=tuple(name.strip() for name in args.namespaces.split(",") if name.strip()),
         metrics_port=args.metrics_port,
@@ -61,4 +70,33 @@ def parse(argv: list[str] | None) -> Options:
         pod_namespace=env.get("POD_NAMESPACE", "default"),
         is_pod=bool(env.get("POD_NAME")),
         install_key_file=args.install_key_file,
+        webhook_port=args.webhook_port,
+        webhook_name=args.webhook_name,
+        webhook_certificates=args.webhook_certificates,
+        webhook_configuration=args.webhook_configuration,
+    )
+
+
+def _add_webhook(parser: argparse.ArgumentParser) -> None:
+    env = os.environ
+    parser.add_argument(
+        "--webhook-port",
+        type=int,
+        default=int(env.get("WEBHOOK_PORT", "0")),
+        help="port of the admission webhook, which warns about jobs when they are applied; 0 disables it (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--webhook-name",
+        default=env.get("WEBHOOK_NAME", "127.0.0.1"),
+        help="host in the webhook's URL, for which its certificates are issued (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--webhook-certificates",
+        default=env.get("WEBHOOK_CERTIFICATES", ""),
+        help="folder with tls.crt and tls.key, renewed by another program; empty: the operator issues certificates itself",
+    )
+    parser.add_argument(
+        "--webhook-configuration",
+        default=env.get("WEBHOOK_CONFIGURATION", ""),
+        help="ValidatingWebhookConfiguration in which the leader keeps the authority of its own certificates; empty: none",
     )

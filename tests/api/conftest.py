@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from kubernetes.aio import client, config
 from tests.api.kueue_objects import FAIR_KUEUE
 from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
 from elastipod_local.host import wait_until
 from elastipod_local.kueue_config import KueueOptions
+from elastipod_operator.kube.api import Api
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -49,6 +51,16 @@ def namespace(api_server: Cluster) -> str:
     name = f"test-{uuid.uuid4().hex[:8]}"
     api_server.kubectl("create", "namespace", name)
     return name
+
+
+@pytest.fixture
+async def api(api_server: Cluster) -> AsyncIterator[Api]:
+    """The operator's calls, with the administrator's rights."""
+    configuration = client.Configuration()
+    await config.load_kube_config(config_file=str(api_server.kubeconfig), client_configuration=configuration)  # type: ignore[no-untyped-call]  # the client has no annotations here
+    calls = client.ApiClient(configuration)
+    yield Api(calls)
+    await calls.close()  # type: ignore[no-untyped-call]  # the client has no annotations here
 
 
 @pytest.fixture(scope="session")

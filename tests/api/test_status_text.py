@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-import pytest
-from kubernetes.aio import client, config
 from tests.api.jobs import apply, get, job
 
 from elastipod_local.cluster import Cluster
@@ -20,16 +16,6 @@ TEXTS = {
     "Yaml": "- a: [b, {c: \"d\"}] # &e *f !g %h \\ud83d 'i'",
     "Letters": "caf\u00e9 \u4e2d\u6587",
 }
-
-
-@pytest.fixture
-async def api(api_server: Cluster) -> AsyncIterator[Api]:
-    """The operator's calls, with the administrator's rights."""
-    configuration = client.Configuration()
-    await config.load_kube_config(config_file=str(api_server.kubeconfig), client_configuration=configuration)  # type: ignore[no-untyped-call]  # the client has no annotations here
-    calls = client.ApiClient(configuration)
-    yield Api(calls)
-    await calls.close()  # type: ignore[no-untyped-call]  # the client has no annotations here
 
 
 async def test_any_text_can_be_told(api: Api, api_server: Cluster, namespace: str) -> None:

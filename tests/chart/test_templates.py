@@ -16,6 +16,15 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
     "two namespaces": {"watchNamespaces": ["team-a", "team-b"]},
     "own account, no roles": {"serviceAccount": {"create": False, "name": "mine"}, "rbac": {"create": False}},
     "no tokens": {"authentication": {"enabled": False}},
+    "webhook with its own certificates": {
+        "webhook": {"enabled": True},
+        "networkPolicy": {"operator": {"enabled": True}},
+    },
+    "webhook of cert-manager, without keys": {
+        "webhook": {"enabled": True, "certManager": {"enabled": True}},
+        "authentication": {"enabled": False},
+        "admissionPolicy": {"enabled": True, "actions": ["Warn", "Audit"]},
+    },
     "everything set": {
         "image": {"repository": "registry.example.com/operator", "tag": "1.2.3", "pullPolicy": "Always"},
         "imagePullSecrets": [{"name": "registry"}],
@@ -37,6 +46,11 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
         "fullnameOverride": "trainer",
         "enabled": True,
+        "webhook": {
+            **{"enabled": True, "port": 8443, "timeoutSeconds": 1},
+            "certManager": {"enabled": True, "issuerRef": {"kind": "ClusterIssuer", "name": "mine"}},
+        },
+        "admissionPolicy": {"enabled": True},
         "monitoring": {
             "service": {"annotations": {"prometheus.io/scrape": "true"}},
             "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "interval": "30s"},
@@ -234,6 +248,11 @@ def test_without_tokens_there_is_no_key_and_no_right_to_secrets() -> None:
     [
         ({"authentication": {"existingSecret": 1}}, "/authentication/existingSecret"),
         ({"port": 80}, "/port"),
+        ({"webhook": {"timeoutSeconds": 60}}, "/webhook/timeoutSeconds"),
+        ({"webhook": {"certManager": True}}, "/webhook/certManager"),
+        ({"admissionPolicy": {"actions": ["Refuse"]}}, "/admissionPolicy/actions"),
+        ({"admissionPolicy": {"actions": ["Deny", "Warn"]}}, "/admissionPolicy/actions"),
+        ({"webhook": {"enabled": True}, "authentication": {"enabled": False}}, "webhook.certManager.enabled"),
         ({"kueue": {"serviceAccount": ""}}, "/kueue/serviceAccount"),
         ({"logLevel": "loud"}, "/logLevel"),
         ({"watchNamespaces": "team-a"}, "/watchNamespaces"),

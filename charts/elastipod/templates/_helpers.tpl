@@ -22,6 +22,28 @@
 {{- default (ternary (include "elastipod.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name }}
 {{- end }}
 
+{{/* As the API server knows the operator. */}}
+{{- define "elastipod.username" -}}
+{{- printf "system:serviceaccount:%s:%s" .Release.Namespace (include "elastipod.serviceAccountName" .) }}
+{{- end }}
+
+{{- define "elastipod.webhookName" -}}
+{{- printf "%s-webhook" (include "elastipod.fullname" .) }}
+{{- end }}
+
+{{- define "elastipod.webhookHost" -}}
+{{- printf "%s.%s.svc" (include "elastipod.webhookName" .) .Release.Namespace }}
+{{- end }}
+
+{{/* Selects the namespaces of watchNamespaces; empty for all. */}}
+{{- define "elastipod.watchedNamespaces" -}}
+{{- with .Values.watchNamespaces }}
+namespaceSelector:
+  matchExpressions:
+    - {key: kubernetes.io/metadata.name, operator: In, values: {{ toJson . }}}
+{{- end }}
+{{- end }}
+
 {{- define "elastipod.installKeyName" -}}
 {{- default (printf "%s-install-key" (include "elastipod.fullname" .)) .Values.authentication.existingSecret }}
 {{- end }}

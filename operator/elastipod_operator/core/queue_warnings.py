@@ -22,8 +22,16 @@ def queue_warnings(job: ObservedJob, policy: Policy, queue: QueueFact | None, qu
     """Check the queue of a job; no warnings if the queue is unknown or the job is in none."""
     if queue is None or quota is None or not quota.queue:
         return []
+    found, behind = queue_problems(job.namespace, queue), queue.cluster_queue
+    if not queue.exists or behind is None or not behind.exists:
+        return found
+    return [*found, *_strategy_warnings(policy, behind, quota)]
+
+
+def queue_problems(namespace: str, queue: QueueFact) -> Warnings:
+    """Say why a queue admits nothing."""
     if not queue.exists:
-        text = f"LocalQueue {queue.name} does not exist in namespace {job.namespace}; create it, or name another in the job's label"
+        text = f"LocalQueue {queue.name} does not exist in namespace {namespace}; create it, or name another in the job's label"
         return [(Reason.QUEUE_MISSING, text)]
     found: Warnings = []
     if queue.stop:
@@ -36,10 +44,8 @@ def queue_warnings(job: ObservedJob, policy: Policy, queue: QueueFact | None, qu
         return [*found, (Reason.QUEUE_MISSING, f"{what}; nothing is admitted until it does")]
     whole = f"ClusterQueue {cluster_queue.name}"
     if cluster_queue.stop:
-        found.append((Reason.QUEUE_STOPPED, _stopped(whole, cluster_queue.stop, cluster_queue.inactive)))
-    else:
-        found += _inactive(whole, cluster_queue.inactive)
-    return [*found, *_strategy_warnings(policy, cluster_queue, quota)]
+        return [*found, (Reason.QUEUE_STOPPED, _stopped(whole, cluster_queue.stop, cluster_queue.inactive))]
+    return found + _inactive(whole, cluster_queue.inactive)
 
 
 def eviction_due_at(workload: ObservedWorkload, policy: Policy) -> datetime | None:

@@ -22,11 +22,16 @@ def note_ceiling(draft: PlanDraft, context: Context) -> PlanDraft:
     draft = replace(draft, record=replace(draft.record, ceiling=now))
     if now:
         return draft
-    text = (
-        f"spec.replicas was set from {before} to 0, which means no ceiling: the job may grow to "
-        f"{counted(context.policy.sizes.maximum, 'replica')}; to stop it, set spec.runPolicy.suspend to true"
-    )
+    text = no_ceiling_text(before, counted(context.policy.sizes.maximum, "replica"))
     return replace(draft, events=(*draft.events, JobEvent(Reason.SCALED_TO_ZERO, text, warning=True)))
+
+
+def no_ceiling_text(before: int, maximum: str) -> str:
+    """Say what a ceiling of 0 means. maximum: the size to which the job may grow, in words."""
+    return (
+        f"spec.replicas was set from {before} to 0, which means no ceiling: the job may grow to {maximum}; to stop it, set "
+        "spec.runPolicy.suspend to true"
+    )
 
 
 def take_edits(record: Record, context: Context) -> PlanDraft:

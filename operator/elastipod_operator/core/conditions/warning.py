@@ -14,7 +14,7 @@ from ..quota_requests import quota_returned_until
 from ..reasons import AnyReason, Reason
 from ..record import Record
 from ..replica import Replicas
-from ..snapshot import Policy, Snapshot
+from ..snapshot import ObservedJob, Policy, Snapshot
 from ..wording import counted
 from .draft import ConditionDraft, time_of_day
 from .operator_error import OPERATOR_ERROR
@@ -33,8 +33,7 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
     snapshot, policy, quota = context.snapshot, context.policy, context.quota
     late, due = overdue_evictions(snapshot, policy, context.replicas, quota)
     found: Warnings = []
-    if snapshot.job.edit_error:
-        found.append((Reason.INVALID_SPEC, f"{snapshot.job.edit_error}; the last valid spec stays in force"))
+    found += unusable_edits(snapshot.job)
     if does_not_progress(record):
         text = (
             f"the last {record.stalled_recoveries} recoveries reached no newer step; "
@@ -47,18 +46,32 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
         found += _priorities(snapshot, quota)
         found += _outdated_base(policy, quota)
     found += _refused_answers(context.replicas)
-    if snapshot.job.pending_edits:
-        text = f"edits of {', '.join(snapshot.job.pending_edits)} take effect when the job is suspended and resumed"
-        found.append((Reason.EDITS_PENDING, text))
+    found += pending_edits(snapshot.job)
     if policy.expects_memory and record.running_since is not None and keeps_nothing(record, context.replicas):
         text = (
             "spec.elastipod.recovery is InMemory, but the workers keep nothing in memory: they neither announce it nor run with "
             "--inprocess-restart, so each change starts new processes from a checkpoint"
         )
         found.append((Reason.SPEC_WARNING, text))
-    found += snapshot.job.warnings
-    found += [(Reason.SPEC_WARNING, text) for text in (*policy.sizes.warnings, *policy.warnings)]
+    found += spec_warnings(snapshot.job, policy)
     return (_merge_warnings(found) if found else None), due
+
+
+def unusable_edits(job: ObservedJob) -> Warnings:
+    """Report edits with which the job could not run."""
+    text = f"{job.edit_error}; the last valid spec stays in force"
+    return [(Reason.INVALID_SPEC, text)] if job.edit_error else []
+
+
+def pending_edits(job: ObservedJob) -> Warnings:
+    """Report edits that a running job does not take over."""
+    text = f"edits of {', '.join(job.pending_edits)} take effect when the job is suspended and resumed"
+    return [(Reason.EDITS_PENDING, text)] if job.pending_edits else []
+
+
+def spec_warnings(job: ObservedJob, policy: Policy) -> Warnings:
+    """Report what the object itself shows."""
+    return [*job.warnings, *((Reason.SPEC_WARNING, text) for text in (*policy.sizes.warnings, *policy.warnings))]
 
 
 def with_operator_warnings(
