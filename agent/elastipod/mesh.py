@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastipod.errors import BatchSizeError
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 DATA = "dp"
 SHARD = "shard"
 _AXES = (("pp", "pipeline"), (DATA, ""), (SHARD, "shard"), ("cp", "context"), ("tp", "tensor"))
+_OTHER_AXES = {"pp", "cp", "tp", "ep"}  # their ranks train the same samples, or hold parts of a model
 
 
 def build_mesh(
@@ -69,6 +72,44 @@ def data_parallel(mesh: DeviceMesh) -> RankInWorld:
         shards = mesh.size(names.index(SHARD))
         rank, world_size = rank * shards + mesh.get_local_rank(SHARD), world_size * shards
     return RankInWorld(rank, world_size)
+
+
+def place_of(
+    rank: int | None, world_size: int | None, dp_mesh: DeviceMesh | None, local_sizes: Sequence[int] = ()
+) -> RankInWorld:
+    """Give the place that a caller named by rank and world size, or by dp_mesh.
+
+    dp_mesh: the whole mesh, as for `data_parallel`, or its data-parallel part: ``mesh["dp"]``, any one dimension that is not named
+    after another axis, or dimensions whose names all begin with dp (``mesh["dp_replicate", "dp_shard"]``). Not a collective. Raises
+    TypeError for both or neither, and BatchSizeError for a mesh that does not say which ranks train different samples.
+    """
+    if (rank is None or world_size is None) if dp_mesh is None else (rank, world_size) != (None, None):
+        raise TypeError("give either rank and world_size, both among the data-parallel ranks, or dp_mesh")
+    if dp_mesh is None:
+        assert rank is not None
+        assert world_size is not None
+        return RankInWorld(rank, world_size, tuple(local_sizes))
+    names = dp_mesh.mesh_dim_names or ()
+    if DATA in names:
+        return replace(data_parallel(dp_mesh), local_sizes=tuple(local_sizes))
+    is_one = dp_mesh.ndim == 1 and not {*names} & _OTHER_AXES
+    if not is_one and not (names and all(name.startswith(DATA) for name in names)):
+        raise BatchSizeError(
+            f"dp_mesh has the dimensions {', '.join(names) or 'without names'}, and none is named dp; give its data-parallel part, "
+            'such as mesh["dp"]'
+        )
+    at = dp_mesh.get_coordinate()
+    if at is None:
+        raise BatchSizeError("this rank is not in dp_mesh; give each rank the mesh that it belongs to")
+    found = 0
+    for own, size in zip(at, dp_mesh.shape, strict=True):
+        found = found * size + own
+    return RankInWorld(found, dp_mesh.size(), tuple(local_sizes))
+
+
+def logs_samples(dp_mesh: DeviceMesh | None) -> bool:
+    """Give whether a rank logs its samples, where the caller does not say: one of those with the same samples, as far as the mesh tells."""
+    return dp_mesh is None or DATA not in (dp_mesh.mesh_dim_names or ()) or reads_data(dp_mesh)
 
 
 def reads_data(mesh: DeviceMesh) -> bool:

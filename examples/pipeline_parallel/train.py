@@ -24,9 +24,7 @@ from elastipod import (
     SampleLog,
     accumulate_padded,
     build_mesh,
-    data_parallel,
     elastic_event_detected,
-    reads_data,
     report,
 )
 
@@ -68,7 +66,6 @@ def pipeline(mesh: DeviceMesh) -> tuple[nn.Module, ScheduleGPipe]:
 
 def train(options: argparse.Namespace) -> None:
     mesh = build_mesh(pp=2, device_type="cpu")
-    place = data_parallel(mesh)  # the stages of one pipeline train the same samples
     images, labels = read_digits()
     plan = ElasticBatches(len(images), 16, epochs=options.epochs)
     model, schedule = pipeline(mesh)
@@ -84,15 +81,13 @@ def train(options: argparse.Namespace) -> None:
         options.sample_log_dir,
         plan,
         generation=checkpoints.generation,
-        rank=place.rank,
-        world_size=place.world_size,
+        dp_mesh=mesh,  # one rank of each pipeline writes
         resume=resume,
-        writes=reads_data(mesh),  # one rank of each pipeline
     )
     if dist.get_rank() == 0:
-        print(f"{mesh['pp'].size()} stages, {place.world_size} pipelines", flush=True)
+        print(f"{mesh['pp'].size()} stages, {mesh['dp'].size()} pipelines", flush=True)
 
-    for batch in plan.iterate_at(place):
+    for batch in plan.iterate(dp_mesh=mesh):  # the stages of one pipeline train the same samples
         started = time.monotonic()
         optimizer.zero_grad()
         losses: list[torch.Tensor] = []  # filled on the last stage
@@ -106,7 +101,7 @@ def train(options: argparse.Namespace) -> None:
         scheduler.step()
         total = sum(losses, torch.zeros(())).detach()
         dist.all_reduce(total)
-        mean = total.item() / place.world_size
+        mean = total.item() / batch.world_size
         time.sleep(max(0.0, options.min_step_time - (time.monotonic() - started)))
         log.step(batch, mean)
         report(batch.step, batch.samples_seen, mean)

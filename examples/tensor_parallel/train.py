@@ -26,7 +26,6 @@ from elastipod import (
     build_mesh,
     data_parallel,
     elastic_event_detected,
-    reads_data,
     report,
 )
 
@@ -91,7 +90,6 @@ def parallel_model(mesh: DeviceMesh) -> nn.Module:
 
 def train(options: argparse.Namespace) -> None:
     mesh = build_mesh(tp=options.tp, shard=options.shard, device_type="cpu", heads=HEADS, kv_heads=KV_HEADS)
-    place = data_parallel(mesh)  # ranks of one tensor-parallel group train the same samples
     images, labels = read_digits()
     plan = ElasticBatches(len(images), 16, epochs=options.epochs)
     model = parallel_model(mesh)
@@ -105,18 +103,16 @@ def train(options: argparse.Namespace) -> None:
         options.sample_log_dir,
         plan,
         generation=checkpoints.generation,
-        rank=place.rank,
-        world_size=place.world_size,
+        dp_mesh=mesh,  # one rank of each tensor-parallel group writes
         resume=resume,
-        writes=reads_data(mesh),  # one rank of each tensor-parallel group
     )
     if dist.get_rank() == 0:
         print(
-            f"{dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))}, {place.world_size} data-parallel",
+            f"{dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))}, {data_parallel(mesh).world_size} data-parallel",
             flush=True,
         )
 
-    for batch in plan.iterate_at(place):
+    for batch in plan.iterate(dp_mesh=mesh):  # ranks of one tensor-parallel group train the same samples
         started = time.monotonic()
         optimizer.zero_grad()
         total = torch.zeros(())
@@ -129,7 +125,7 @@ def train(options: argparse.Namespace) -> None:
         for name in mesh.mesh_dim_names or ():
             if name in ("dp", "shard"):
                 dist.all_reduce(total, group=mesh.get_group(name))
-        mean = total.item() / place.world_size
+        mean = total.item() / batch.world_size
         time.sleep(max(0.0, options.min_step_time - (time.monotonic() - started)))
         log.step(batch, mean)
         report(batch.step, batch.samples_seen, mean)

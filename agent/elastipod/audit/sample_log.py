@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from elastipod.data.mixture import Mixture
 from elastipod.errors import SampleLogError
+from elastipod.mesh import logs_samples, place_of
 from elastipod.synced_files import sync_directory
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from elastipod.data import Batch, ElasticBatches
 
 
@@ -45,21 +48,24 @@ class SampleLog:
         plan: ElasticBatches,
         *,
         generation: int,
-        rank: int,
-        world_size: int,
+        rank: int | None = None,
+        world_size: int | None = None,
+        dp_mesh: DeviceMesh | None = None,
         resume: ResumePoint | None = None,
-        writes: bool = True,
+        writes: bool | None = None,
     ) -> None:
         """Create the file, and the directory where it is missing, and write the first line.
 
         generation: of this run of the workers, from the CheckpointManager. rank, world_size: of `torch.distributed`; with model
-        parallelism, those among the data-parallel ranks. resume: what `CheckpointManager.load_latest` gave. writes: False on a
-        rank whose samples another one logs (`elastipod.reads_data`); the log then has no file, and its methods do nothing, so
-        that every rank can pass one to `CheckpointManager.save`. Raises SampleLogError when this generation and rank already
-        have a log in the directory, or when it cannot be created.
+        parallelism, those among the data-parallel ranks. dp_mesh: instead of them, the mesh, as for `ElasticBatches.iterate`. resume:
+        what `CheckpointManager.load_latest` gave. writes: False on a rank whose samples another one logs; the log then has no
+        file, and its methods do nothing, so that every rank can pass one to `CheckpointManager.save`. None: what
+        `elastipod.reads_data` says of a whole mesh, else True. Raises SampleLogError when this generation and rank already have a
+        log in the directory, or when it cannot be created.
         """
-        self.path = Path(directory) / f"gen-{generation:06d}-rank-{rank:05d}.jsonl"
-        self._writes = writes
+        place = place_of(rank, world_size, dp_mesh)
+        self.path = Path(directory) / f"gen-{generation:06d}-rank-{place.rank:05d}.jsonl"
+        self._writes = writes = logs_samples(dp_mesh) if writes is None else writes
         self._descriptor: int | None = None
         if not writes:
             return
@@ -80,8 +86,8 @@ class SampleLog:
         self._write(
             kind="start",
             generation=generation,
-            rank=rank,
-            world_size=world_size,
+            rank=place.rank,
+            world_size=place.world_size,
             resumed_step=resume.step if resume else 0,
             resumed_generation=resume.generation if resume else 0,
             dataset_size=plan.dataset_size,

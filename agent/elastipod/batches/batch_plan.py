@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elastipod.errors import BatchSizeError
+from elastipod.mesh import place_of
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 MAX_NAMED = 8  # sizes that an error message names
 _UNEVEN_KEYS = ("num_dp_groups_with_small_batch_size", "small_local_batch_size", "large_local_batch_size")
@@ -76,8 +80,9 @@ class UnevenBatch:
 
 def plan_batch(
     global_batch: int,
-    world_size: int,
+    world_size: int | None = None,
     *,
+    dp_mesh: DeviceMesh | None = None,
     max_micro_batch: int | None = None,
     even: bool = False,
     uneven_batch: UnevenBatch | None = None,
@@ -85,11 +90,18 @@ def plan_batch(
 ) -> BatchPlan:
     """Give the plan for a global batch at a world size: as few passes as the memory allows, of sizes as equal as possible.
 
-    world_size: all ranks. model_parallel: ranks that train on the same samples together (tensor x pipeline parallel).
+    world_size: all ranks. model_parallel: ranks that train on the same samples together (tensor x pipeline parallel). dp_mesh:
+    instead of both, a mesh as for `ElasticBatches.iterate`; the sizes in messages are then numbers of data-parallel ranks.
     max_micro_batch: samples of one pass that fit into a rank's memory; None: no limit. even: refuse sizes at which some ranks have
     one sample more than others. uneven_batch: use these parts instead of the most even ones.
     Any rank may call it; no collective. Raises BatchSizeError, which names sizes that work.
     """
+    if dp_mesh is not None and model_parallel != 1:
+        raise TypeError("model_parallel is in dp_mesh already; leave it out")
+    if (world_size is None) == (dp_mesh is None):
+        raise TypeError("give either world_size or dp_mesh")
+    if world_size is None:
+        world_size = place_of(None, None, dp_mesh).world_size
     _check_positive(global_batch=global_batch, world_size=world_size, model_parallel=model_parallel)
     if max_micro_batch is not None:
         _check_positive(max_micro_batch=max_micro_batch)

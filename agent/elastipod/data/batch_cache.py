@@ -19,11 +19,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elastipod.data.elastic_batches import Batch, ElasticBatches
 from elastipod.data.tensor_file import Tensors, read_tensors, write_tensors
 from elastipod.errors import DataError
-from elastipod.rank_in_world import RankInWorld
+from elastipod.mesh import place_of
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 Load = Callable[[Batch], Tensors]
 
@@ -66,8 +70,9 @@ class BatchCache:
         plan: ElasticBatches,
         load: Load,
         *,
-        rank: int,
-        world_size: int,
+        rank: int | None = None,
+        world_size: int | None = None,
+        dp_mesh: DeviceMesh | None = None,
         start_step: int = 0,
         local_sizes: Sequence[int] = (),
     ) -> Iterator[tuple[Batch, Tensors]]:
@@ -82,7 +87,7 @@ class BatchCache:
         """
         start_step = start_step or plan.first_step
         key = hashlib.sha256(json.dumps([plan.state_dict(0)["source"], self._version]).encode()).hexdigest()
-        place = RankInWorld(rank, world_size, tuple(local_sizes))
+        place = place_of(rank, world_size, dp_mesh, local_sizes)
         batches = plan.iterate_at(place, start_step)
         if not self._is_loader:
             for batch in batches:

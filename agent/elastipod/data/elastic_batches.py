@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elastipod.data.batch_split import BatchSplit
 from elastipod.data.plan_check import check_same_plan
 from elastipod.data.sources import MapSource, Order, Source, as_int, indices_at
 from elastipod.errors import DataError
+from elastipod.mesh import place_of
 from elastipod.rank_in_world import RankInWorld
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 _MAX_LOOKUP = 4096  # samples that are looked up at once, which takes about a millisecond
 
@@ -186,19 +190,26 @@ class ElasticBatches:
         )
 
     def iterate(
-        self, rank: int, world_size: int, start_step: int = 0, *, local_sizes: Sequence[int] = (), grain: int = 1
+        self,
+        rank: int | None = None,
+        world_size: int | None = None,
+        start_step: int = 0,
+        *,
+        dp_mesh: DeviceMesh | None = None,
+        local_sizes: Sequence[int] = (),
+        grain: int = 1,
     ) -> Iterator[Batch]:
         """Give this rank's batches from the one after ``start_step`` completed steps to the end of the job.
 
-        rank, world_size: of the data-parallel ranks. start_step: completed optimizer steps, from the checkpoint; starting there
+        rank, world_size: of the data-parallel ranks; dp_mesh: a mesh that says both, as `build_mesh` makes it, or the data-parallel part
+        of one, such as ``mesh["dp"]``. start_step: completed optimizer steps, from the checkpoint; starting there
         costs no more than starting at 0. local_sizes: samples of each rank in a full batch, for uneven parts (`plan_batch`).
         grain: divide the batch only between groups of this many samples (`fixed_order_passes`).
         Raises ValueError when start_step is after the end of the job (then this is not the plan that was saved), for a rank
         outside the world, and for local sizes that do not sum up to the global batch. When world_size is that of
         torch.distributed's default group, the first call also raises DataError if other ranks have another plan or the same rank.
         """
-        place = RankInWorld(rank, world_size, tuple(local_sizes))
-        return self.iterate_at(place, start_step, grain=grain)
+        return self.iterate_at(place_of(rank, world_size, dp_mesh, local_sizes), start_step, grain=grain)
 
     def iterate_at(self, place: RankInWorld, start_step: int = 0, *, grain: int = 1) -> Iterator[Batch]:
         """As `iterate`, for a caller that keeps rank, world size and local sizes together."""
@@ -221,11 +232,22 @@ class ElasticBatches:
         check_same_plan({**self._source().describe(), **position, **cut}, place)
         return self._batches(range(start_step + 1, self.total_steps + 1), place.rank, split)
 
-    def batch(self, step: int, rank: int, world_size: int) -> Batch:
-        """Give one rank's part of the batch of optimizer step ``step`` (from 1). Raises ValueError outside the job."""
+    def batch(
+        self,
+        step: int,
+        rank: int | None = None,
+        world_size: int | None = None,
+        *,
+        dp_mesh: DeviceMesh | None = None,
+    ) -> Batch:
+        """Give one rank's part of the batch of optimizer step ``step`` (from 1); arguments as for `iterate`.
+
+        Raises ValueError outside the job.
+        """
         if not self.first_step < step <= self.total_steps:
             raise ValueError(f"step is {step}; this job has steps {self.first_step + 1} to {self.total_steps}")
-        return next(self._batches(range(step, step + 1), rank, BatchSplit.of(world_size)))
+        place = place_of(rank, world_size, dp_mesh)
+        return next(self._batches(range(step, step + 1), place.rank, BatchSplit.of(place.world_size)))
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """Give the position after ``step`` completed steps as JSON values for a checkpoint, the same on every rank."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from itertools import tee
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
@@ -19,8 +19,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from elastipod.data.elastic_batches import Batch, ElasticBatches, MicroBatch
 from elastipod.data.tokens import TokenWindows
 from elastipod.errors import DataError
-from elastipod.rank_in_world import RankInWorld
+from elastipod.mesh import place_of
 from elastipod.shuffle import splitmix64
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 _SET_BY_THE_PLAN = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")  # options of a DataLoader
@@ -39,15 +42,16 @@ class ElasticBatchSampler(Sampler[list[int]]):
         self,
         plan: ElasticBatches,
         *,
-        rank: int,
-        world_size: int,
+        rank: int | None = None,
+        world_size: int | None = None,
+        dp_mesh: DeviceMesh | None = None,
         micro_batch: int,
         start_step: int = 0,
         local_sizes: Sequence[int] = (),
     ) -> None:
         """micro_batch: maximum number of samples in one pass. The other arguments are those of `ElasticBatches.iterate`."""
         self._plan, self._micro_batch = plan, micro_batch
-        self._place = RankInWorld(rank, world_size, tuple(local_sizes))
+        self._place = place_of(rank, world_size, dp_mesh, local_sizes)
         self._start_step = start_step or plan.first_step
 
     def __iter__(self) -> PassIterator:
@@ -118,8 +122,9 @@ class ElasticLoader(Generic[T]):
         dataset: Dataset[Any],
         plan: ElasticBatches,
         *,
-        rank: int,
-        world_size: int,
+        rank: int | None = None,
+        world_size: int | None = None,
+        dp_mesh: DeviceMesh | None = None,
         micro_batch: int,
         start_step: int = 0,
         local_sizes: Sequence[int] = (),
@@ -137,7 +142,7 @@ class ElasticLoader(Generic[T]):
         if not options.get("in_order", True):
             raise DataError("in_order=False gives passes the data of other passes; leave it out")
         self._dataset, self._plan, self._options = dataset, plan, options
-        self._place = RankInWorld(rank, world_size, tuple(local_sizes))
+        self._place = place_of(rank, world_size, dp_mesh, local_sizes)
         self._micro_batch = micro_batch
         self._step = start_step or plan.first_step
         self._handed_out: PassIterator | None = None
