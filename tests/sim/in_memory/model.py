@@ -251,13 +251,30 @@ def _rank_moves(world: World, number: int, process: Process) -> Iterator[Move]:
             yield from _joining_moves(world, number, process)
     yield from _image_moves(world, number, process)
     if _may_fail(world, process):
-        yield Move(f"{number} sees its peers fail", _stopped(world, number, process))
+        yield from _stops(world, number, process, "sees its peers fail")
 
 
-def _stopped(world: World, number: int, process: Process) -> World:
-    """Stop a rank. Nothing can come between the end of its groups and the barrier that matters to anybody else."""
+def _stops(world: World, number: int, process: Process, why: str) -> Iterator[Move]:
+    """Stop a rank. Nothing can come between the end of its groups and the barrier that matters to anybody else.
+
+    A prepared rank of sharded state completes its step without a world, and keeps the state before; or its optimizer needs its peers
+    and fails, so that only the state before is left.
+    """
     state = process.state if process.state.phase is Phase.QUIESCED else process.state.stopped()
-    return world.with_process(number, replace(process, state=state.detached()))
+    if not (world.rules.is_sharded and state.is_prepared):
+        yield Move(f"{number} {why}", world.with_process(number, replace(process, state=state.detached())))
+        return
+    undone = replace(process, state=replace(state, is_prepared=False).detached())
+    yield Move(f"{number} {why} and cannot complete its step alone", world.with_process(number, undone))
+    images = {step: dict(held) for step, held in process.images}
+    assert state.completed is not None
+    images.setdefault(state.completed, {}).update(process.tensors)
+    alone = replace(process, state=state.completed_alone().detached(), tensors=_completed_tensors(number, process))
+    done = _with_images(alone, images)
+    if done.state.images != alone.state.images:
+        raise Violation(f"rank {number} offers images that it does not hold, or holds some that it does not offer")
+    # It is not the newest step yet: that it is only when all agree on it, as on a prepared one.
+    yield Move(f"{number} {why} and completes its step alone", world.with_process(number, done))
 
 
 def _may_fail(world: World, process: Process) -> bool:
@@ -540,7 +557,7 @@ def _operator_moves(world: World) -> Iterator[Move]:
         for member in world.members:
             process = world.processes[member]
             if process.is_up and world.is_member(member) and process.state.phase is not Phase.PARKED:
-                yield Move(f"{member} is stopped", _stopped(world, member, process))
+                yield from _stops(world, member, process, "is stopped")
     if all(_is_out(world.processes[m]) for m in world.members):
         yield Move("the operator allocates a generation", _next_generation(world))
 

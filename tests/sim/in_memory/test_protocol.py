@@ -30,6 +30,10 @@ def test_every_interleaving_ends_in_memory(rules: Rules) -> None:
     assert seen.num_ends > 0
     assert seen.num_from_storage == 0
     expected = {"agrees", "is filled", "trains", "the operator allocates a generation"}
+    if rules.is_sharded and rules.num_faults:
+        expected |= {
+            f"sees its peers fail and {what}" for what in ("completes its step alone", "cannot complete its step alone")
+        }
     if rules.num_faults:
         expected |= {"kill", "hang", "raise in the optimizer of", "sees its peers fail", "the agent kills which hangs"}
     if rules.resize_to:
@@ -100,3 +104,12 @@ def test_images_of_steps_that_are_computed_again_must_go(monkeypatch: pytest.Mon
     monkeypatch.setattr(rank.RankState, "agreed", with_newer_images)
     with pytest.raises(Violation, match=r"donors of part . at step . differ|different histories"):
         explore(replace(SHARDED, num_faults=2, last_step=2))
+
+
+def test_a_rank_that_completes_its_step_alone_still_offers_the_copies_that_it_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    completed_alone = RankState.completed_alone
+    monkeypatch.setattr(RankState, "completed_alone", lambda self: replace(completed_alone(self), images={}))
+    with pytest.raises(Violation, match="or holds some that it does not offer"):
+        explore(SHARDED)
