@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from .faults import Fault
 from .record import Depth, Record, RestartMode, Transition, TransitionKind
 from .replica import Health, Replica, Replicas
-from .snapshot import SHARDED, Policy
+from .snapshot import SHARDED, AgentState, Policy
 
 # By the number of faults that the same replica has had in a row without a new step.
 LADDER = (Depth.MEMORY, Depth.PROCESS, Depth.POD, Depth.JOB)
@@ -40,6 +40,18 @@ _UNEXPECTED = DepthChoice(Depth.PROCESS)
 def keeps_state(replica: Replica) -> bool:
     """Whether its workers can live through a change: they announced it, or their agent was started for it."""
     return bool(replica.agent.memory_state) or replica.agent.restart_mode in (RestartMode.IN_PROCESS, RestartMode.LOCAL)
+
+
+def is_starting(replica: Replica) -> bool:
+    """Whether its workers are new processes that have neither announced anything nor made a step: they hold nothing to lose."""
+    agent = replica.agent
+    return agent.state is AgentState.RUNNING and agent.step is None and not keeps_state(replica)
+
+
+def waits_for_new_processes(record: Record, replicas: Replicas) -> bool:
+    """Whether workers that hold the state wait for processes that still start, so that nobody can make a step."""
+    members = _members(record, replicas)
+    return any(map(keeps_state, members)) and any(map(is_starting, members))
 
 
 def keeps_nothing(record: Record, replicas: Replicas) -> bool:
@@ -160,5 +172,7 @@ def _obstacle(staying: list[Replica], policy: Policy) -> str:
         return "spec.elastipod.recovery is Process"
     if not staying:
         return "no replica stays"
-    other = next((r for r in staying if not keeps_state(r)), None)
+    if not any(map(keeps_state, staying)):
+        return f"the workers of pod {staying[0].pod.name} keep nothing in memory"
+    other = next((r for r in staying if not (keeps_state(r) or is_starting(r))), None)
     return f"the workers of pod {other.pod.name} keep nothing in memory" if other is not None else ""

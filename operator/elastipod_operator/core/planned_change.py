@@ -7,13 +7,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .context import Context
-from .depth import depth_of_change
+from .depth import depth_of_change, waits_for_new_processes
 from .faults import STOP_TIME
 from .grant import Grant
 from .payback import record_step_time
 from .ranks import count_trainable
 from .reasons import AnyReason, Reason, ReasonAndMessage
-from .record import SUSPENDED_BY_USER, Record, Transition, TransitionKind
+from .record import SUSPENDED_BY_USER, Depth, Record, Transition, TransitionKind
 from .replica import Health, Replica
 from .snapshot import AgentState
 from .wording import counted, share
@@ -42,11 +42,13 @@ def begin(
     limit: datetime | None = None,
 ) -> Record:
     """Begin a planned change: a drain if the workers have progress to save, else a hard stop."""
-    graceful = _has_work_to_save(record, context)
+    choice = depth_of_change(record, context.replicas, context.policy, kind, target_size)
+    # Workers that wait for new processes are at no step to drain after; what they hold in memory lives through a hard stop too.
+    holds = choice.depth is Depth.MEMORY and waits_for_new_processes(record, context.replicas)
+    graceful = _has_work_to_save(record, context) and not holds
     deadline = context.now + (context.policy.graceful_timeout if graceful else STOP_TIME)
     if limit is not None:
         deadline = max(context.now, min(deadline, limit))
-    choice = depth_of_change(record, context.replicas, context.policy, kind, target_size)
     transition = Transition(
         kind=kind, cause=cause, message=message, from_size=len(record.members), target_size=target_size, began_at=context.now,
         detected_at=context.now, deadline=deadline, graceful=graceful, depth=choice.depth, depth_reason=choice.reason,

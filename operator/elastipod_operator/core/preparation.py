@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from .actions import PrepareWorkers
 from .context import Context, PlanDraft
-from .depth import depth_of_change, keeps_state
+from .depth import depth_of_change, keeps_state, waits_for_new_processes
 from .record import Depth, Record, TransitionKind
 from .replica import Replica
 from .snapshot import Preparation
@@ -30,9 +30,13 @@ def with_preparation(draft: PlanDraft, context: Context) -> PlanDraft:
 
 
 def preparation_limit(newcomers: Iterable[Replica], record: Record, context: Context, due: datetime) -> datetime | None:
-    """Give until when a growth that is due since ``due`` waits for these replicas' workers; None if it waits for none."""
+    """Give until when a growth that is due since ``due`` waits for these replicas' workers, or for new ones of the present members.
+
+    None if it waits for none.
+    """
     end = due + PREPARATION_LIMIT
-    if context.now >= end or not any(map(is_on_its_way, newcomers)):
+    are_missing = any(map(is_on_its_way, newcomers)) or waits_for_new_processes(record, context.replicas)
+    if context.now >= end or not are_missing:
         return None
     return end if _is_worthwhile(record, context) else None
 

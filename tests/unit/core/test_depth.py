@@ -80,6 +80,35 @@ def test_a_planned_change_goes_in_memory_where_all_who_stay_keep_their_state(
     assert every(one.graceful for one in told.values())
 
 
+def test_workers_that_still_start_take_nobodys_memory_away_in_a_planned_change() -> None:
+    """Their pod was made anew, and they import: they hold nothing, and those who wait for them have no step to end."""
+    agents = [running(1, step=5, **KEEPS), running(1), running(1, step=5, **KEEPS)]
+    record, told = stops(trains(3), agents, policy(1, 1))
+    assert record.transition is not None
+    assert (record.transition.kind, record.transition.depth) == (TransitionKind.RESIZE, Depth.MEMORY)
+    assert [(one.graceful, one.keeps) for one in told.values()] == [(False, True)] * 3
+
+
+def test_workers_that_still_start_take_nobodys_memory_away_in_a_recovery() -> None:
+    agents = [faulted(step=5, **KEEPS), running(1), running(1, step=5, **KEEPS)]
+    record, told = stops(trains(3), agents, policy(1, 4, max_retries=50))
+    assert record.transition is not None
+    assert (record.transition.kind, record.transition.depth) == (TransitionKind.RECOVERY, Depth.MEMORY)
+    assert {one.reach for one in told.values()} == {RestartMode.IN_PROCESS}
+
+
+def test_when_only_workers_that_still_start_stay_they_are_drained_and_nothing_is_in_memory() -> None:
+    agents = [
+        (pod(0, disruption="taint x:NoExecute"), running(1, step=5, **KEEPS)),
+        (pod(1), running(1)),
+    ]
+    todo = plan(observed(job(trains(2), policy(1, 2)), agents))
+    assert todo.record.transition is not None
+    assert todo.record.transition.depth is Depth.PROCESS
+    assert todo.record.transition.depth_reason == "the workers of pod job-workers-1 keep nothing in memory"
+    assert every(one.graceful for one in acts(todo, StopWorkers))
+
+
 def test_sharded_state_stays_in_memory_where_it_is_known_who_leaves() -> None:
     """The pod on a node that is drained goes, so its workers give their shards to the others before they stop."""
     agents = [

@@ -56,6 +56,25 @@ def test_a_new_replica_prepares_its_workers_while_the_others_train(since: Any) -
     assert todo.record.window_since == (since or NOW)
 
 
+def test_a_growth_waits_for_members_whose_workers_still_start() -> None:
+    """They were made anew in a recovery: the growth would end them before they hold anything."""
+    at_the_barrier = ready(0, **CAN, **KEEPS, preparation=Preparation.READY)
+    members = [running(1, step=5, **KEEPS), running(1, **CAN)]
+    todo = decide(at_the_barrier, members=members)
+    assert todo.record.transition is None
+    assert todo.wake_at is not None
+    (scaling,) = [one for one in todo.conditions if one.type == "Scaling"]
+    assert scaling.reason == Reason.WARMING_UP
+    assert "new workers of the present size still start; the job grows when they train, at" in scaling.message
+    late = decide(
+        at_the_barrier,
+        members=members,
+        record=trains(2, window_since=NOW - seconds(60) - PREPARATION_LIMIT),
+    )
+    assert late.record.transition is not None, "not for ever"
+    assert late.record.transition.depth is Depth.MEMORY
+
+
 @pytest.mark.parametrize(
     ("newcomer", "is_awaited"),
     [
@@ -83,7 +102,7 @@ def test_a_growth_that_is_due_waits_for_workers_on_their_way_and_orders_them_onc
     ("members", "wishes"),
     [
         pytest.param([running(1, step=5), running(1, step=5)], {}, id="workers that keep nothing"),
-        pytest.param([running(1, **KEEPS), running(1)], {}, id="one that keeps nothing"),
+        pytest.param([running(1, **KEEPS), running(1, step=5)], {}, id="one that keeps nothing"),
         pytest.param(
             [running(1, **KEEPS), running(1, **KEEPS)], {"new_processes": True}, id="the user wants new processes"
         ),

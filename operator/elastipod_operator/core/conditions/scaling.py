@@ -46,6 +46,10 @@ def _scaling(record: Record, context: Context) -> ConditionDraft | None:
         starts = counted(len(preparing), "more replica starts its", "more replicas start their")
         until = time_of_day(due + PREPARATION_LIMIT)
         text = f"{starts} workers ahead while training continues; the job grows when they are ready, at {until} at the latest"
+        if not preparing:
+            text = (
+                f"new workers of the present size still start; the job grows when they train, at {until} at the latest"
+            )
         return ConditionDraft("Scaling", False, Reason.WARMING_UP, text)
     if due is not None:
         failed = f"; growths that failed in a row: {record.resize_failures}" if record.resize_failures else ""
