@@ -18,7 +18,7 @@ from tests.sim.events import Event, Make, Preparing
 from tests.sim.fault_targets import BLINDNESS, LATE_WRITERS, QUOTA_HINDRANCES
 from tests.sim.faults import FAULTS
 from tests.sim.queue_faults import QUEUE_FAULTS
-from tests.sim.random_schedules import Schedule, draw
+from tests.sim.random_schedules import draw
 from tests.sim.required_coverage import MUST_MEET
 from tests.sim.scripted_queue_schedules import QUEUE_SCHEDULES, QUEUE_TURNS
 from tests.sim.scripted_schedules import SCHEDULES, TURNS
@@ -57,10 +57,8 @@ def test_every_schedule_keeps_the_invariants_and_ends_well(
     if len(seeds) == 1:
         with capsys.disabled():
             print("\n" + Simulation(draw(seeds[0])).run().told())
-    num_schedules = len(all_seeds(pytestconfig))
-    if num_schedules >= DEFAULT_SCHEDULES:
-        everything = _met_in_all_parts(shared_folder, seeds, met, math.ceil(num_schedules / SEEDS_OF_A_TEST))
-        assert everything is None or not _missed(everything), "what never really happened proves nothing"
+    if len(all_seeds(pytestconfig)) >= DEFAULT_SCHEDULES:
+        _check_coverage(pytestconfig, shared_folder, f"seeds from {seeds[0]}", met)
 
 
 @pytest.mark.parametrize(
@@ -82,31 +80,23 @@ def test_few_schedules_are_excused(
     assert excused / len(drawn) <= at_most
 
 
-def _met_in_all_parts(folder: Path, seeds: range, met: Counter[str], num_parts: int) -> Counter[str] | None:
-    """Note what was met in one part. Gives what was met in all of them, to the part that ends last; None to the others."""
-    draft = folder / f"{seeds[0]}.draft"
-    draft.write_text(json.dumps(met))
-    draft.rename(folder / f"{seeds[0]}.json")
+def _check_coverage(config: pytest.Config, folder: Path, name: str, met: Counter[str]) -> None:
+    """Note what was met in one part; the part that ends last checks that everything was, by chance or by script."""
+    (folder / f"{name}.draft").write_text(json.dumps(met))
+    (folder / f"{name}.draft").rename(folder / f"{name}.json")
     parts = list(folder.glob("*.json"))
-    if len(parts) < num_parts:
-        return None
-    return sum((Counter(json.loads(part.read_text())) for part in parts), Counter())
+    if len(parts) == math.ceil(len(all_seeds(config)) / SEEDS_OF_A_TEST) + len(ALL_SCHEDULES):
+        everything: Counter[str] = sum((Counter(json.loads(part.read_text())) for part in parts), Counter())
+        missed = {what for what in (*ALL_FAULTS, *MUST_MEET) if not everything[what]}
+        assert not missed, "what never really happened proves nothing"
 
 
-def _missed(met: Counter[str]) -> set[str]:
-    """Give what was not met; scripted schedules cover what chance leaves out."""
-    names = (*ALL_FAULTS, *MUST_MEET)
-    for schedule in ALL_SCHEDULES.values():
-        if all(met[name] for name in names):
-            break
-        failure_of(schedule, met)
-    return {name for name in names if not met[name]}
-
-
-@pytest.mark.parametrize("schedule", ALL_SCHEDULES.values(), ids=ALL_SCHEDULES)
-def test_a_scripted_schedule_ends_well(schedule: Schedule) -> None:
-    if failure_of(schedule) is not None:
-        pytest.fail(explain(schedule), pytrace=False)
+@pytest.mark.parametrize("name", ALL_SCHEDULES)
+def test_a_scripted_schedule_ends_well(name: str, shared_folder: Path, pytestconfig: pytest.Config) -> None:
+    met: Counter[str] = Counter()
+    if failure_of(ALL_SCHEDULES[name], met) is not None:
+        pytest.fail(explain(ALL_SCHEDULES[name]), pytrace=False)
+    _check_coverage(pytestconfig, shared_folder, f"script {list(ALL_SCHEDULES).index(name)}", met)
 
 
 def test_workers_of_a_growth_come_to_the_barrier_before_the_others_stop() -> None:
