@@ -86,15 +86,17 @@ class Agents:
 
 
 class Job:
-    """Runs processes of one job; `train` is their script."""
+    """Runs processes of one job; `train` is their script. has_own_pods: each process in a pod of its own, instead of one for all."""
 
-    def __init__(self, folder: Path, agents: Agents) -> None:
+    def __init__(self, folder: Path, agents: Agents, *, has_own_pods: bool = False) -> None:
         self.folder = folder
         self.agents = agents
+        self._has_own_pods = has_own_pods
 
     def run(self, body: Callable[[int], Any], number: int) -> list[Any]:
         path = str(self.folder / "socket")
-        file = WorkerFile.create(self.folder / "workers", number)
+        num_pods = number if self._has_own_pods else 1
+        files = [WorkerFile.create(self.folder / f"workers-{pod}", number) for pod in range(num_pods)]
         server = AgentSocket(path, self.agents.answer)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
 
@@ -103,7 +105,7 @@ class Job:
                 SOCKET_ENV: path,
                 "ELASTIPOD_LOCAL_RANK": str(at),
                 "RANK": "-1",
-                WORKER_FILE_ENV: str(file.path),
+                WORKER_FILE_ENV: str(files[at % num_pods].path),
             }
             return body(at)
 
@@ -113,7 +115,8 @@ class Job:
             server.shutdown()
             thread.join()
             server.server_close()
-            file.close()
+            for file in files:
+                file.close()
 
     def train(
         self,
