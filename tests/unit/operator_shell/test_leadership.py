@@ -145,15 +145,16 @@ async def test_a_write_that_works_forgets_only_the_refusal_of_its_own_kind() -> 
 
 
 def test_log_lines_are_json(capsys: pytest.CaptureFixture[str]) -> None:
-    root = logging.getLogger()
-    kept = root.handlers[:], root.level
+    root, own = logging.getLogger(), logging.getLogger("elastipod_operator")
+    kept = root.handlers[:], root.level, own.level
     try:
         set_up_logging("warning")
         logging.getLogger("elastipod_operator.x").info("not shown")
         logging.getLogger("elastipod_operator.x").warning("shown %s", 7)
     finally:
-        root.handlers[:], level = kept
+        root.handlers[:], level, own_level = kept
         root.setLevel(level)
+        own.setLevel(own_level)  # later tests in this process read what it logs
     said = capsys.readouterr()
     (line,) = (said.out + said.err).splitlines()
     assert "shown 7" in json.loads(line).values()
