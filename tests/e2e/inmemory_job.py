@@ -21,14 +21,14 @@ from tests.e2e.inmemory_agents import AgentSocket
 from tests.e2e.inmemory_slots import Ended, Resize, Slot, is_stopped, kill
 from tests.e2e.torch_fork_server import ForkedTestWorker, TorchForkServer
 
-from elastipod.chaos import CHAOS_ENV, PlannedFault
+from elastipod.chaos import CHAOS_ENV, FaultKind, PlannedFault
 from elastipod.ipc.protocol import SOCKET_ENV
 from elastipod.worker_file import WORKER_FILE_ENV, EventLevel, WorkerFile
 
 WORKER = Path(__file__).with_name("inmemory_worker.py")
 MAX_SLOTS = 8
 POLL_S = 0.002
-RETURN_S = 20.0  # as --inprocess-timeout
+RETURN_S = 60.0  # for a process that was in a generation; one that has just begun imports for as long as it takes
 
 
 class InMemoryJob:
@@ -69,6 +69,7 @@ class InMemoryJob:
         self._reported: str | None = None
         self._socket = folder / "agent.sock"
         self._trained: set[int] = set()  # processes that have completed a step
+        self._released: set[int] = set()  # processes that have been in a generation
         self._planned: set[int] = set()
         self._is_disturbed = False  # something happened since the last start that nobody planned
         self._dead: set[int] = set()  # processes that had trained and have died since the state was last safe
@@ -156,7 +157,7 @@ class InMemoryJob:
         late = [n for n in (*wanted, *self._members) if not self._is_back(self._slots[n])]
         if late:
             if self._since and time.monotonic() - self._since > RETURN_S:
-                for number in set(late):
+                for number in {n for n in late if self._slots[n].process.pid in self._released}:
                     self._note(f"slot {number} does not come back: killed")
                     kill(self._slots[number])
                 self._since = time.monotonic()
@@ -177,6 +178,7 @@ class InMemoryJob:
             slot = self._slots[number]
             slot.file.set_event(EventLevel.NONE)
             slot.run, slot.is_at_barrier = self._run, False
+            self._released.add(slot.process.pid)
             slot.reported_at = (slot.file.num_reports(number), time.monotonic())
             slot.reports_before = slot.reported_at[0]
             self._starts[number] = self._environment(rank, port)
@@ -202,7 +204,8 @@ class InMemoryJob:
         if all(slot.reported_at[0] >= slot.reports_before + 3 for slot in members):
             self._dead.clear()
         if alive and all(now - slot.reported_at[1] > self._hang_s for slot in alive):
-            hanging = {path.read_text() for path in self.folder.glob("fault-*")}
+            planned = (Path(fault.once) for fault in self._faults if fault.kind is FaultKind.HANG)
+            hanging = {path.read_text() for path in planned if path.exists()}
             for slot in alive:
                 if str(slot.process.pid) in hanging:
                     self._note(f"slot {slot.number} hangs: killed")

@@ -33,6 +33,7 @@ TOTAL = int(os.environ.get("SCHEDULES", "500"))
 RUN_SECONDS = float(os.environ.get("RUN_SECONDS", "inf"))
 AT_A_TIME = int(os.environ.get("AT_A_TIME", "2"))
 GOES_ON = os.environ.get("RESUME") == "1"
+SCHEDULE_LIMIT_S = 600.0  # a job that has not ended by then waits for ever, also beside other load
 ENOUGH = 500  # schedules with which every moment and kind can be asked for
 REPORTS = ROOT / ".run" / "long"
 Schedule = tuple[str, int]
@@ -104,11 +105,11 @@ class Run:
         verdict = Verdict(state, seed, self._commit, 0.0)
         try:
             if state == "replicated":
-                played = replicated.play_schedule(seed, folder, self._servers, PATIENCE_S)
+                played = replicated.play_schedule(seed, folder, self._servers, SCHEDULE_LIMIT_S)
                 verdict = verdict.of(played)
                 replicated.check_played(played, self._weights)
             else:
-                played = sharded.play_schedule(seed, folder, self._servers, PATIENCE_S)
+                played = sharded.play_schedule(seed, folder, self._servers, SCHEDULE_LIMIT_S)
                 verdict = verdict.of(played)
                 sharded.check_played(seed, played, self._state)
         except Exception as error:  # the others are played nevertheless
