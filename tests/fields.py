@@ -78,6 +78,8 @@ SPEC: dict[str, tuple[str, ...]] = {
     "elastipod.backoff.baseSeconds": (CORE + "test_growth.py::test_growth_after_failures",
                                       CORE + "test_pod_supply.py::test_a_pod_that_ended_by_itself_is_made_anew_later"),
     "elastipod.backoff.maxSeconds": (CORE + "test_growth.py::test_growth_after_failures",),
+    "elastipod.growth": (CORE + "test_requested_pods.py::test_one_increment_is_requested_at_a_time",
+                         "tests/api/test_growth_and_autoscaler.py::test_spare_capacity_only_never_makes_an_autoscaler_add_a_node"),
     "elastipod.payback": (CORE + "test_growth.py::test_how_long_growth_is_put_off",
                           CORE + "test_growth.py::test_growth_that_does_not_pay_is_not_asked_for"),
     "elastipod.recovery": (CORE + "test_plan_strange_agents.py::test_how_workers_come_back",

@@ -18,7 +18,7 @@ OLDEST_MINOR = 30
 OWN_FIELDS = frozenset(
     {
         "agentPort", "authentication", "backoff", "container", "gracefulShutdownTimeoutInSeconds", "minStableSeconds",
-        "parallelism", "payback", "recovery",
+        "parallelism", "growth", "payback", "recovery",
     }
 )  # fmt: skip
 LEASE_NAME = "elastipod-operator"

@@ -26,6 +26,7 @@ from .kube.changes import is_released, metadata_changes, status_change
 from .kube.store import Job, Store
 from .kube.writes import gather_all, log_fields
 from .queueing import Queues
+from .spare_capacity import SpareCapacityReader
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class ReconcilePass:
     store: Store
     agents: JobAgents
     queues: Queues
+    spare_capacity: SpareCapacityReader
     events: EventSink
     writes: JobWrites
     metrics: JobMetrics
@@ -79,6 +81,7 @@ class ReconcilePass:
         if not job.listed:
             await self.list_pods(job)
         await self.queues.observe(job)
+        await self.spare_capacity.observe(job, self.store.capacity_freed_at)
         self.agents.follow(job)
 
     def observe(self, job: Job, job_task: JobTask) -> Snapshot:
@@ -96,6 +99,7 @@ class ReconcilePass:
             pod_deletion_error=job_task.deletion.why_kept,
             pods_listed_at=job.pods_listed_at,
             capacity_freed_at=self.store.capacity_freed_at,
+            spare_capacity=self.spare_capacity.of(job),
             workloads=quota.workloads,
             default_queue=quota.default_queue,
             queue_problem=quota.problem,

@@ -28,6 +28,7 @@ from .pod_creation import PodCreation
 from .pod_deletion import PodDeletion
 from .queueing import Queues
 from .reconcile_pass import ReconcilePass
+from .spare_capacity import SpareCapacityReader
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +58,11 @@ class Reconciler:
             wake=self.wake, failed=self._after_failure,
         )  # fmt: skip
         self._job_writes = JobWrites(events)
+        self._spare_capacity = SpareCapacityReader(api)
         self._reconcile = ReconcilePass(
             api=api, store=store, agents=self._agents, queues=self._queues, events=events, writes=self._job_writes,
-            metrics=self._metrics, list_pods=self._list_pods, wake=self.wake, forget_job=self._forget_deleted,
+            spare_capacity=self._spare_capacity, metrics=self._metrics, list_pods=self._list_pods, wake=self.wake,
+            forget_job=self._forget_deleted,
         )  # fmt: skip
         self._passes = 0
         self.no_pass_running = asyncio.Event()  # set while no decision is being made or carried out
@@ -97,6 +100,7 @@ class Reconciler:
         self._store.drop_job(uid)
         self._metrics.forget(uid)
         self._queues.forget(uid)
+        self._spare_capacity.forget(uid)
         self._job_writes.forget(uid)
         if job_task is not None and job_task.task is not None:
             job_task.task.cancel()

@@ -225,6 +225,18 @@ class PlayedNodes:
 
         self._call(let_end())
 
+    def add_node(self, kind: str) -> str:
+        """Play one more node from now on; gives its name."""
+
+        async def join() -> str:
+            name = f"{kind.split('.')[1]}-{len(self._nodes)}"
+            self._nodes[name] = kind
+            await self._make_node(name, kind)
+            await self._beat()
+            return name
+
+        return self._call(join())
+
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         return future.result(30)

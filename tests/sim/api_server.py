@@ -303,6 +303,14 @@ class ApiServer(ABC):
             self.met["API: slow admission"] += 1
             yield self.rng.uniform(0.5, 0.8 * CALL_LIMIT_S)
 
+    def listed(self, path: str, query: Mapping[str, str]) -> Body:
+        """List nodes, or the pods of a node that have not ended."""
+        if path.endswith("nodes"):
+            return {"items": [node.body() for node in self.nodes.values()]}
+        name = query["fieldSelector"].partition(",")[0].removeprefix("spec.nodeName=")
+        there = (p for p in self.pods.values() if p.node is not None and p.node.name == name and not p.ended)
+        return {"items": [pod.body() for pod in there]}
+
     def list_pods(self) -> tuple[list[Body], int]:
         return [pod.body() for pod in self.pods.values() if pod.labels[LABEL_UID] == JOB_UID], self._versions
 

@@ -167,7 +167,8 @@ class Cluster(ApiServer):
         free = [n for n in self.nodes.values() if n.ready and not n.cordoned and not n.tainted and n.name not in taken]
         waiting = [pod for pod in self.pods.values() if pod.node is None and pod.deleted_at is None]
         for pod in waiting:
-            node = next((n for n in free if n.name not in pod.avoids), None)
+            fitting = (n for n in free if n.name not in pod.avoids and n.name in (pod.only_on or {n.name}))
+            node = next(fitting, None)
             if node is None:
                 continue
             free.remove(node)

@@ -50,9 +50,16 @@ class SimNode:
         if self.out_of_service:
             taints.append({"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"})
         return {
-            "metadata": {"name": self.name, "resourceVersion": str(self.version), "labels": {}},
+            "metadata": {
+                "name": self.name,
+                "resourceVersion": str(self.version),
+                "labels": {"kubernetes.io/hostname": self.name},
+            },
             "spec": {"unschedulable": self.cordoned, "taints": taints},
-            "status": {"conditions": [{"type": "Ready", "status": "True" if self.ready else "Unknown"}]},
+            "status": {
+                "conditions": [{"type": "Ready", "status": "True" if self.ready else "Unknown"}],
+                "allocatable": {"pods": "1"},
+            },
         }
 
 
@@ -62,6 +69,14 @@ def avoided_by(manifest: Mapping[str, Any]) -> frozenset[str]:
     terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or ()
     demands = [demand for term in terms for demand in term.get("matchFields") or ()]
     return frozenset(d["values"][0] for d in demands if (d["key"], d["operator"]) == ("metadata.name", "NotIn"))
+
+
+def restricted_to(manifest: Mapping[str, Any]) -> frozenset[str]:
+    """Give the nodes that a pod must be placed on, as the scheduler reads it; empty for any."""
+    affinity = (manifest["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or ()
+    demands = [demand for term in terms for demand in term.get("matchExpressions") or ()]
+    return frozenset(name for d in demands if d["key"] == "kubernetes.io/hostname" for name in d["values"])
 
 
 class SimPod:
@@ -94,6 +109,7 @@ class SimPod:
         self.annotations: dict[str, str] = dict(meta.get("annotations") or {})
         self.image: str = manifest["spec"]["containers"][0].get("image", "")
         self.avoids = avoided_by(manifest)
+        self.only_on = restricted_to(manifest)
         self.selector: dict[str, str] = dict(manifest["spec"].get("nodeSelector") or {})
         self.is_unwanted = False
         """The operator itself deleted it."""

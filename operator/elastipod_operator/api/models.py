@@ -26,6 +26,7 @@ from elastipod_operator.api.base import (
 from elastipod_operator.api.explain import field_error, value_error
 from elastipod_operator.api.job_status import JobStatus
 from elastipod_operator.core.clean_pod_policy import CleanPodPolicy as CleanPodPolicy
+from elastipod_operator.core.growth_mode import GrowthMode
 from elastipod_operator.core.names import API_VERSION, KIND
 
 NPROC_PATTERN = r"^(auto|cpu|gpu|[1-9][0-9]{0,3})$"
@@ -241,6 +242,10 @@ class ElastipodOptions(Model):
 
     payback: Switch = Switch.AUTO
     """Auto postpones growth that would cost more time than it saves; Off always grows."""
+
+    growth: GrowthMode = GrowthMode.NEXT_INCREMENT
+    """How many pods beyond `replicas` are requested before there is room for them; each pending pod makes an autoscaler add nodes.
+    NextIncrement: those of the next allowed size. SpareCapacityOnly: none; the job grows on nodes that exist. Maximum: all at once."""
 
     recovery: Recovery = Recovery.AUTO
     """How workers live through resizes and faults. Auto: in memory if all of them can, else as new processes from a checkpoint.

@@ -17,7 +17,7 @@ from .snapshot import Condition
 class CreatePod:
     """generation: the newest one of the job, for the pod's label. avoids: nodes that it must not be placed on.
 
-    workload: on whose quota it runs; empty without a queue.
+    workload: on whose quota it runs; empty without a queue. only_on: host names of the nodes that it is restricted to; empty: any.
     """
 
     pod: PodId
@@ -25,6 +25,7 @@ class CreatePod:
     generation: int = 0
     avoids: tuple[str, ...] = ()
     workload: str = ""
+    only_on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ ANNOTATION_HISTORY = "elastipod.io/history"
 ANNOTATION_DRAIN_ON_DELETE = "elastipod.io/drain-on-delete"
 ANNOTATION_APPLIED = "elastipod.io/applied"
 ANNOTATION_AVOIDS = "elastipod.io/avoids"
+ANNOTATION_ONLY_ON = "elastipod.io/only-on"
 
 # Kueue's own (docs/design/queues.md).
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"

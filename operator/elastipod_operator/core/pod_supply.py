@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -20,6 +21,7 @@ from .quota_requests import slots_backing_off
 from .ranks import count_trainable
 from .record import Record, TransitionKind
 from .replica import Health, Replica, Replicas
+from .requested_pods import requested_pods
 from .slots import base_first, is_placed, spare_slots, wanted_slots
 from .snapshot import Policy
 from .time_order import earliest, latest
@@ -33,12 +35,17 @@ class CreationLimits:
     """What delays or restricts the creation of pods.
 
     avoids: nodes that new pods avoid. pod_creation_retry_at: end of the back-off after the API server refused a pod. growth_until:
-    until then growth would not pay off.
+    until then growth would not pay off. only_spare: slots whose pods may use spare capacity only, on the nodes only_on. spares: the
+    slots of spares, None to compute them; they wait while spares_wait.
     """
 
     avoids: tuple[str, ...] = ()
     pod_creation_retry_at: datetime | None = None
     growth_until: datetime | None = None
+    only_spare: frozenset[Slot] = frozenset()
+    only_on: tuple[str, ...] = ()
+    spares: frozenset[Slot] | None = None
+    spares_wait: bool = False
 
 
 def supply_pods(
@@ -54,11 +61,11 @@ def supply_pods(
     wakes: list[datetime] = []
     nnodes = len(record.members) or grant.sizes.start
     in_use = {member.slot for member in record.members} if record.transition is None else set(wanted)
-    misplaced = _outdated_placement(replicas, limits.avoids)
+    misplaced = _outdated_placement(replicas, limits)
     taken = _still_on_quota(replicas, misplaced) if grant.workloads is not None else {}
     newest = newest_incarnations(record, replicas)
-    spares = spare_slots(grant, wanted)
-    all_placed = all(is_placed(replicas.newest.get(slot)) for slot in wanted if slot not in spares)
+    spares = spare_slots(grant, wanted) if limits.spares is None else limits.spares
+    all_placed = not limits.spares_wait and all(is_placed(replicas.newest.get(s)) for s in wanted if s not in spares)
     for slot in wanted:
         replica = replicas.newest.get(slot)
         if replica is not None and replica.may_train and slot not in misplaced:
@@ -67,7 +74,7 @@ def supply_pods(
             continue  # a spare must not take the node of a pod that would train
         if slot in taken:
             if slot in misplaced:
-                actions += remove(taken[slot], "pending with an outdated list of nodes to avoid")
+                actions += remove(taken[slot], "pending with an outdated list of nodes")
             continue
         due = latest(
             _creation_due(replica, record, policy) if slot not in misplaced else None,
@@ -79,7 +86,8 @@ def supply_pods(
             continue
         pod = PodId(slot.spec, slot.ordinal, newest.get(slot, -1) + 1)
         workload = grant.workloads.get(slot, "") if grant.workloads is not None else ""
-        actions.append(CreatePod(pod, nnodes, record.generation, limits.avoids, workload))
+        only_on = limits.only_on if slot in limits.only_spare else ()
+        actions.append(CreatePod(pod, nnodes, record.generation, limits.avoids, workload, only_on))
     if (due := _spares_leave_at(grant, record, replicas, wanted, spares)) is not None:
         if due > now:
             wakes.append(due)
@@ -89,7 +97,7 @@ def supply_pods(
 
 
 def _spares_leave_at(
-    grant: Grant, record: Record, replicas: Replicas, wanted: list[Slot], spares: set[Slot]
+    grant: Grant, record: Record, replicas: Replicas, wanted: list[Slot], spares: Collection[Slot]
 ) -> datetime | None:
     """Give when spares are deleted to make room for pods that would train; None if all have nodes or it would not help."""
     waiting = [
@@ -109,13 +117,21 @@ def _spares_leave_at(
     return min(r.pod.created_at for r in waiting) + SPARE_PATIENCE
 
 
-def _outdated_placement(replicas: Replicas, avoids: tuple[str, ...]) -> set[Slot]:
-    """Give the slots whose pods are pending with an outdated list of nodes to avoid."""
+def _outdated_placement(replicas: Replicas, limits: CreationLimits) -> set[Slot]:
+    """Give the slots whose pods are pending with an outdated list of nodes: those to avoid, or those that had room."""
     return {
         slot
         for slot, r in replicas.newest.items()
-        if r.health is Health.PENDING and not r.pod.node and r.pod.kill_at is None and r.pod.avoids != avoids
-    }
+        if r.health is Health.PENDING and not r.pod.node and r.pod.kill_at is None
+        and (r.pod.avoids != limits.avoids or _is_restricted_in_vain(slot, r, limits))
+    }  # fmt: skip
+
+
+def _is_restricted_in_vain(slot: Slot, replica: Replica, limits: CreationLimits) -> bool:
+    """Whether none of the nodes that the pod is restricted to has room now, or whether it need not be restricted any more."""
+    if slot not in limits.only_spare:
+        return bool(replica.pod.only_on)
+    return {*replica.pod.only_on}.isdisjoint(limits.only_on)
 
 
 def _still_on_quota(replicas: Replicas, misplaced: set[Slot]) -> dict[Slot, Replica]:
@@ -160,16 +176,26 @@ def supply(draft: PlanDraft, context: Context) -> PlanDraft:
         )  # pods are created from the spec in the record, so the record is written first
     wanted = _wanted(record, context)
     wanted, base_due = base_first(wanted, record, context)
+    spares = frozenset(spare_slots(context.grant, wanted))
+    requested = requested_pods(wanted, spares, record, context)
+    capacity = context.snapshot.spare_capacity
     limits = CreationLimits(
         avoids=avoided(record, context.policy, context.now),
         pod_creation_retry_at=context.snapshot.pod_creation_retry_at,
         growth_until=growth_hold(record, context.policy),
+        only_spare=requested.only_spare,
+        only_on=tuple(capacity.places) if capacity is not None else (),
+        spares=spares,
+        spares_wait=not requested.is_complete,
     )
-    actions, wake = supply_pods(record, context, wanted, limits)
+    actions, wake = supply_pods(record, context, requested.slots, limits)
     known = {action for action in draft.actions}
     fresh = tuple(action for action in actions if action not in known)
     listing, due = list_while_waiting(record, context)
-    return replace(draft.with_actions(*fresh, *listing), wake_at=earliest(draft.wake_at, wake, due, base_due))
+    return replace(
+        draft.with_actions(*fresh, *listing),
+        wake_at=earliest(draft.wake_at, wake, due, base_due, requested.read_again_at),
+    )
 
 
 def _wanted(record: Record, context: Context) -> list[Slot]:

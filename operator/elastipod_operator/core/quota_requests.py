@@ -25,6 +25,7 @@ from .actions import (
 from .backoff import backoff
 from .context import PlanDraft
 from .ending import deletion_due_at
+from .growth_mode import GrowthMode
 from .names import Slot
 from .payback import growth_hold
 from .pod_removal import remove
@@ -32,6 +33,8 @@ from .quota import Quota, QuotaRequest, effective_quota_requests, filled, fits, 
 from .reasons import Reason
 from .record import Record, RequeueBackoff
 from .replica import Health, Replica, Replicas
+from .requested_pods import READ_EVERY, places_left
+from .slots import is_placed
 from .snapshot import ObservedWorkload, Policy, Snapshot
 from .time_order import earliest, latest
 from .wording import counted
@@ -265,7 +268,24 @@ def _creations(
     waiting = sum(not w.admitted for w in quota.present.values())
     room = 1 if _is_uneven(quota) else max(0, MAX_WAITING - waiting)
     base = quota.granted[0]
-    return [CreateWorkload(request.number, request.counts, base.queue) for request in missing[:room]], None
+    if policy.growth is GrowthMode.SPARE_CAPACITY_ONLY:
+        missing, until = _that_fit(missing, snapshot, replicas, waiting)
+    return [CreateWorkload(request.number, request.counts, base.queue) for request in missing[:room]], until
+
+
+def _that_fit(
+    missing: list[QuotaRequest], snapshot: Snapshot, replicas: Replicas, waiting: int
+) -> tuple[list[QuotaRequest], datetime | None]:
+    """Give the increments for which nodes have room now, none while another one waits; and when to look again."""
+    capacity = snapshot.spare_capacity
+    left = 0 if waiting else places_left(capacity, {r.pod.name for r in replicas.newest.values() if is_placed(r)})
+    fitting: list[QuotaRequest] = []
+    for request in missing:
+        left -= sum(request.trains.values())
+        if left < 0:
+            break
+        fitting.append(request)
+    return fitting, capacity.read_at + READ_EVERY if capacity is not None and missing else None
 
 
 def _is_uneven(quota: Quota) -> bool:

@@ -181,6 +181,11 @@ class Reason(StrEnum):
         "NotWorthwhile", "Scaling", INFO, NEVER, "Growing now would cost more time than it gains.",
         "`spec.elastipod.payback: Off` lets the job always grow.",
     )  # fmt: skip
+    NO_SPARE_CAPACITY = (
+        "NoSpareCapacity", "Scaling", INFO, NEVER,
+        "The job grows on nodes that exist only (`growth: SpareCapacityOnly`), and none has room for the next size.",
+        "Nothing, or `spec.elastipod.growth: NextIncrement`, which lets an autoscaler add nodes.",
+    )  # fmt: skip
 
     # ---- Warning
     SPEC_WARNING = (

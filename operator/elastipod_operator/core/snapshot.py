@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from .clean_pod_policy import CleanPodPolicy
+from .growth_mode import GrowthMode
 from .names import PodId
 from .queue_facts import QueueFact
 from .reasons import NO_REASON, AnyReason, Reason, ReasonAndMessage
@@ -59,6 +60,7 @@ class Policy:
     max_full_restarts: int | None = None
     max_offenders: int = 0
     payback: bool = True
+    growth: GrowthMode = GrowthMode.NEXT_INCREMENT
     new_processes: bool = False
     """Every change gives all workers new processes, even if they could survive it (recovery: Process)."""
     expects_memory: bool = False
@@ -201,6 +203,8 @@ class ObservedPod:
     """The job's generation when the pod was created, from its label."""
     avoids: tuple[str, ...] = ()
     """The nodes that its affinity excludes."""
+    only_on: tuple[str, ...] = ()
+    """Host names of the nodes to which its affinity restricts it, because it may use spare capacity only; empty: any node."""
     workload: str = ""
     """The Workload on whose quota it runs."""
 
@@ -220,6 +224,8 @@ class ObservedNode:
     out_of_service: bool = False
     disruption: str = ""
     """Why pods must leave it (a NoExecute or Spot taint, a health label); empty when they need not."""
+    seen_since: datetime | None = None
+    """When this operator first saw it; None if unknown."""
     leaves_at: datetime | None = None
     """The latest end of the node: the time that the notice gives, from when this operator first saw it; None if unknown."""
 
@@ -341,6 +347,20 @@ class ObservedWorkload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpareCapacity:
+    """Room for more pods of a job on nodes that exist, as far as requests, labels and taints tell.
+
+    places: pods that fit, by the host name of the node. placed: the job's pods that had a node at that time, by name. problem: why
+    the nodes could not be read, in one sentence; empty if they could.
+    """
+
+    read_at: datetime
+    places: Mapping[str, int] = field(default_factory=dict)
+    placed: frozenset[str] = frozenset()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """Everything that one decision rests on."""
 
@@ -359,6 +379,8 @@ class Snapshot:
     """When the job's pods were last listed; None if unknown."""
     capacity_freed_at: datetime | None = None
     """When a node last became schedulable or another job ended, so that there may be more room."""
+    spare_capacity: SpareCapacity | None = None
+    """Read only for jobs that grow on spare capacity; None before that."""
     workloads: tuple[ObservedWorkload, ...] = ()
     default_queue: bool | None = None
     """Whether there is a LocalQueue `default` in the job's namespace; None if not checked."""

@@ -55,6 +55,7 @@ def policy_of(spec: JobSpec) -> Policy:
         max_full_restarts=restarts.max_full_job_restarts,
         max_offenders=restarts.max_num_repeat_offenders_to_avoid,
         payback=ours.payback is Switch.AUTO,
+        growth=ours.growth,
         new_processes=ours.recovery is Recovery.PROCESS,
         expects_memory=ours.recovery is Recovery.IN_MEMORY,
         clean_pods=run.clean_pod_policy,

@@ -149,8 +149,9 @@ def _template_problem(fact: ObservedJob, policy: Policy, body: Mapping[str, Any]
         try:
             # Check with everything that may be added to a pod, so that later pods can be created too.
             manifest = pod_manifest(
-                fact, spec, policy, PodId(one["name"], 0, 0), 1, "secret", avoids=("node",), placed=SOME_PLACE
-            )
+                fact, spec, policy, PodId(one["name"], 0, 0), 1, "secret",
+                avoids=("node",), only_on=("node",), placed=SOME_PLACE,
+            )  # fmt: skip
             if not is_within_depth(manifest, MAX_DEPTH):
                 return f"spec.replicaSpecs[{one['name']}].template is nested more than {MAX_DEPTH} levels deep"
             json.dumps(manifest)

@@ -55,6 +55,7 @@ def observe_node(body: Mapping[str, Any], before: ObservedNode | None, now: date
         cordoned=bool(spec.get("unschedulable")),
         out_of_service=any(t.get("key") == OUT_OF_SERVICE for t in mappings(spec.get("taints"))),
         disruption=disruption_of(body).reason_for(()),
+        seen_since=before.seen_since if before is not None else now,
         leaves_at=_leaves_at(mappings(spec.get("taints")), before, now),
     )
 

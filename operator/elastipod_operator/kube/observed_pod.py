@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.names import (
     ANNOTATION_AVOIDS,
+    ANNOTATION_ONLY_ON,
     ANNOTATION_WORKLOAD,
     LABEL_GENERATION,
     pod_id_of,
@@ -69,7 +70,8 @@ def observe_pod(body: Mapping[str, Any], container: str) -> ObservedPod | None:
         problem_reason=reason,
         key_secret=key_secret_of(body, container),
         generation=_number(labels.get(LABEL_GENERATION)),
-        avoids=tuple(filter(None, annotations.get(ANNOTATION_AVOIDS, "").split(","))),
+        avoids=_names_in(annotations.get(ANNOTATION_AVOIDS, "")),
+        only_on=_names_in(annotations.get(ANNOTATION_ONLY_ON, "")),
         workload=annotations.get(ANNOTATION_WORKLOAD, ""),
     )
 
@@ -78,6 +80,10 @@ def _deletion_grace(meta: Mapping[str, Any], spec: Mapping[str, Any]) -> timedel
     """Give the grace period of a pod's deletion, else that of the pod."""
     told = meta.get("deletionGracePeriodSeconds"), spec.get("terminationGracePeriodSeconds"), KUBELET_GRACE_S
     return timedelta(seconds=next(one for one in told if isinstance(one, int) and 0 <= one < 2**31))
+
+
+def _names_in(listed: str) -> tuple[str, ...]:
+    return tuple(filter(None, listed.split(",")))
 
 
 def _number(label: str | None) -> int:

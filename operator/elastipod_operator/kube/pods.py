@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.names import (
     ANNOTATION_AVOIDS,
+    ANNOTATION_ONLY_ON,
     API_VERSION,
     KIND,
     LABEL_GENERATION,
@@ -30,6 +31,7 @@ SAFEGUARDS = {
 # Added to the graceful time-out, so that the agent can end the workers and itself.
 GRACE_MARGIN_S = 30
 POD_ENV = "ELASTIPOD_POD"
+HOSTNAME = "kubernetes.io/hostname"
 
 
 def pod_manifest(
@@ -42,14 +44,16 @@ def pod_manifest(
     *,
     generation: int = 0,
     avoids: tuple[str, ...] = (),
+    only_on: tuple[str, ...] = (),
     placed: Placement | None = None,
 ) -> dict[str, Any]:
     """Give the pod to create. spec: the job's spec in effect, as the API server stores it.
 
     Name and namespace in the template's metadata are ignored. The user's variables are kept, except those of authentication:
     with another key, token or pod name the agent would reject the operator's calls. key_secret: the Secret with the job's key,
-    "" for none. generation: the newest one of the job. avoids: nodes to avoid. placed: what its quota adds. Kueue's labels and
-    annotations in the template are removed, because they would make the pod a job of its own.
+    "" for none. generation: the newest one of the job. avoids: nodes to avoid. only_on: host names of the only nodes that it may
+    use, if any. placed: what its quota adds. Kueue's labels and annotations in the template are removed, because they would make the pod a
+    job of its own.
     """
     replica_spec = next(s for s in spec["replicaSpecs"] if s["name"] == pod.spec)
     template = replica_spec.get("template") or {}
@@ -68,8 +72,12 @@ def pod_manifest(
         container["env"] += key_entries(key_secret)
     if body.get("hostNetwork"):
         _add_port(container, policy.agent_port)
-    _keep_away(body, avoids)
-    ours = {ANNOTATION_AVOIDS: ",".join(avoids)} if avoids else {}
+    # A field requirement takes exactly one value.
+    _require(body, "matchFields", [{"key": "metadata.name", "operator": "NotIn", "values": [n]} for n in avoids])
+    # No autoscaler adds a node for a pod that only nodes of other names can take.
+    _require(body, "matchExpressions", [{"key": HOSTNAME, "operator": "In", "values": [*only_on]}] if only_on else [])
+    listed = {ANNOTATION_AVOIDS: avoids, ANNOTATION_ONLY_ON: only_on}
+    ours = {name: ",".join(nodes) for name, nodes in listed.items() if nodes}
     manifest: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -95,19 +103,15 @@ def pod_manifest(
     return manifest
 
 
-def _keep_away(body: dict[str, Any], nodes: tuple[str, ...]) -> None:
-    """Exclude nodes by affinity. Terms are alternatives, so the requirement is added to each of the user's terms."""
-    if not nodes:
+def _require(body: dict[str, Any], kind: str, requirements: list[dict[str, Any]]) -> None:
+    """Restrict the nodes by affinity. Terms are alternatives, so the requirements are added to each of the user's terms."""
+    if not requirements:
         return
     affinity = body["affinity"] = dict(body.get("affinity") or {})
     node_affinity = affinity["nodeAffinity"] = dict(affinity.get("nodeAffinity") or {})
     required = dict(node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {})
-    # A field requirement takes exactly one value.
-    away = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
     terms = required.get("nodeSelectorTerms") or [{}]
-    required["nodeSelectorTerms"] = [
-        {**term, "matchFields": [*(term.get("matchFields") or ()), *away]} for term in terms
-    ]
+    required["nodeSelectorTerms"] = [{**term, kind: [*(term.get(kind) or ()), *requirements]} for term in terms]
     node_affinity["requiredDuringSchedulingIgnoredDuringExecution"] = required
 
 

@@ -11,6 +11,7 @@ from ..core.actions import CreateWorkload
 from ..core.reasons import AnyReason, Reason
 from .api import ApiError
 from .placement import first_domain, node_labels
+from .pods import HOSTNAME
 from .queue_api import QueueApi
 from .workloads import (
     CLASS_OF_QUEUES,
@@ -24,8 +25,6 @@ from .workloads import (
 )
 
 KEPT_FOR = timedelta(seconds=30)
-
-HOSTNAME = "kubernetes.io/hostname"
 
 Body = Mapping[str, Any]
 

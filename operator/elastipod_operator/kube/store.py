@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from .. import clock
+from ..core.growth_mode import GrowthMode
 from ..core.names import LABEL_UID
 from ..core.snapshot import ObservedJob, ObservedNode, ObservedPod, ObservedWorkload
 from .first_seen import job_as_seen, pod_as_seen, workload_as_seen
@@ -222,7 +223,7 @@ class Store:
         if not _is_fit(fact) or (before is not None and _is_fit(before)):
             return self.jobs_on(name)
         self.capacity_freed_at = now
-        waiting = (uid for uid, job in self.jobs.items() if _rests(job.fact))
+        waiting = (uid for uid, job in self.jobs.items() if _awaits_capacity(job.fact))
         return list(dict.fromkeys((*self.jobs_on(name), *waiting)))
 
     def drop_node(self, name: str) -> list[str]:
@@ -255,8 +256,10 @@ def _has_ended(job: ObservedJob) -> bool:
     return job.record is not None and bool(job.record.outcome)
 
 
-def _rests(job: ObservedJob) -> bool:
-    """Whether a partial gang has released its nodes and is in back-off."""
+def _awaits_capacity(job: ObservedJob) -> bool:
+    """Whether no pod of the job may be pending: it grows on spare capacity, or a partial gang has released its nodes."""
+    if job.policy is not None and job.policy.growth is GrowthMode.SPARE_CAPACITY_ONLY:
+        return True
     return job.record is not None and job.record.gang is not None and job.record.gang.released_until is not None
 
 

@@ -15,6 +15,7 @@ from tests.unit.core.test_plan_scale import calls_in
 
 from elastipod_operator.core.actions import CreatePod
 from elastipod_operator.core.caches import LimitedCache
+from elastipod_operator.core.growth_mode import GrowthMode
 from elastipod_operator.core.names import LABEL_INCARNATION, LABEL_ORDINAL, LABEL_SPEC, pod_id_of
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.pod_runs import MAX_PODS
@@ -78,7 +79,9 @@ def test_the_largest_job_is_accepted_and_its_sizes_take_no_memory_each() -> None
 
 
 def test_the_largest_job_costs_a_bounded_number_of_calls() -> None:
-    snapshot = observed(job(Record(transition=transition(TransitionKind.START)), policy(2, MAX_REPLICAS)))
+    snapshot = observed(
+        job(Record(transition=transition(TransitionKind.START)), policy(2, MAX_REPLICAS, growth=GrowthMode.MAXIMUM))
+    )
     assert len(acts(plan(snapshot), CreatePod)) == MAX_REPLICAS
     assert calls_in(lambda: plan(snapshot)) < 30 * MAX_REPLICAS
 

@@ -36,7 +36,7 @@ STARTS = Record(transition=transition(TransitionKind.START, began_s=30, target_s
 def test_a_new_job_gets_its_finalizer_and_its_pods() -> None:
     todo = plan(observed(job(has_finalizer=False)))
     assert todo.actions[0] == SetFinalizer(True)
-    assert [a.pod for a in acts(todo, CreatePod)] == [pid(n) for n in range(4)]
+    assert [a.pod for a in acts(todo, CreatePod)] == [pid(n) for n in range(2)]
     assert todo.record.transition is not None
     assert todo.record.transition.kind is TransitionKind.START
 

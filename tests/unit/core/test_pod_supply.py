@@ -192,7 +192,7 @@ def test_on_quota_a_pod_that_waits_with_old_nodes_to_avoid_goes_first() -> None:
     workloads = {Slot("workers", 0): "base", Slot("workers", 1): "base"}
     actions, _ = supplied(Record(), waits(0), (pod(1), ready()), workloads=workloads, avoids=("bad",))
     assert made(actions) == []
-    assert removed(actions) == [(pid(0).name("job"), "pending with an outdated list of nodes to avoid", False)]
+    assert removed(actions) == [(pid(0).name("job"), "pending with an outdated list of nodes", False)]
     actions, _ = supplied(Record(), (pod(1), ready()), workloads=workloads, avoids=("bad",))
     assert made(actions) == [pid(0)], "nothing tells that it ever was"
 

@@ -150,7 +150,7 @@ def test_a_job_without_a_queue_asks_nobody() -> None:
     todo = plan(look(None, [], queue="", default_queue=False))
     assert todo.record.queue == ""
     assert not acts(todo, CreateWorkload)
-    assert len(acts(todo, CreatePod)) == 4
+    assert len(acts(todo, CreatePod)) == 2
 
 
 def test_a_label_that_comes_while_the_job_runs_acts_when_nothing_runs() -> None:

@@ -23,6 +23,7 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.core.actions import CreatePod, DeletePod, Plan, StartWorkers
 from elastipod_operator.core.grant import grant_all
+from elastipod_operator.core.growth_mode import GrowthMode
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.ranks import base_minimum
@@ -33,6 +34,7 @@ from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Policy,
 
 Seen = tuple[ObservedPod, ObservedAgent | None]
 TWO = policy(2, 4, specs=(SpecLimits("base", 2), SpecLimits("extra", 2)))
+ALL_AT_ONCE = replace(TWO, growth=GrowthMode.MAXIMUM)
 STARTS = Record(transition=transition(TransitionKind.START, began_s=90, target_size=2))
 FAULT = transition(TransitionKind.RECOVERY, began_s=90, target_size=3, is_budget_checked=True)
 
@@ -175,14 +177,17 @@ def test_those_who_train_make_no_room() -> None:
 def test_nobody_of_them_is_asked_for_until_the_base_has_its_places() -> None:
     todo = look(STARTS, placed(base(0)), waits(base(1)))
     assert not acts(todo, CreatePod)
-    todo = look(STARTS, placed(base(0)), placed(base(1)))
+    todo = look(STARTS, placed(base(0)), placed(base(1)), wishes=ALL_AT_ONCE)
     assert {a.pod for a in acts(todo, CreatePod)} == {extra(0), extra(1)}
 
 
-def test_at_first_all_are_asked_for_together() -> None:
+def test_at_first_all_that_growth_may_request_are_requested_together() -> None:
     """What waits is what autoscalers see."""
-    assert len(acts(look(STARTS), CreatePod)) == 4
-    assert {a.pod for a in acts(look(STARTS, waits(base(0), 1), waits(base(1), 1)), CreatePod)} == {extra(0), extra(1)}
+    todo = look(STARTS, wishes=ALL_AT_ONCE)
+    assert len(acts(todo, CreatePod)) == 4
+    todo = look(STARTS, waits(base(0), 1), waits(base(1), 1), wishes=ALL_AT_ONCE)
+    assert {a.pod for a in acts(todo, CreatePod)} == {extra(0), extra(1)}
+    assert {a.pod for a in acts(look(STARTS), CreatePod)} == {base(0), base(1)}
 
 
 def test_the_end_of_the_patience_is_waited_for() -> None:

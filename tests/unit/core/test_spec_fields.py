@@ -17,6 +17,7 @@ from elastipod_operator.agents.status_cache import AgentStatusCache
 from elastipod_operator.api import JobSpec
 from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import StartWorkers
+from elastipod_operator.core.growth_mode import GrowthMode
 from elastipod_operator.core.snapshot import ObservedAgent, ObservedJob
 from elastipod_operator.kube.job_keys import JobKeys
 from elastipod_operator.kube.job_policy import policy_of
@@ -74,6 +75,7 @@ OTHERS: dict[str, Any] = {
     "elastipod.backoff.baseSeconds": 7,
     "elastipod.backoff.maxSeconds": 7,
     "elastipod.payback": "Off",
+    "elastipod.growth": "SpareCapacityOnly",
     "elastipod.recovery": "Process",
     "elastipod.authentication": "Off",
     "elastipod.gracefulShutdownTimeoutInSeconds": 7,
@@ -104,6 +106,7 @@ WISHES: dict[str, tuple[str, object]] = {
     "elastipod.backoff.baseSeconds": ("backoff_base", LATER),
     "elastipod.backoff.maxSeconds": ("backoff_max", LATER),
     "elastipod.payback": ("payback", False),
+    "elastipod.growth": ("growth", GrowthMode.SPARE_CAPACITY_ONLY),
     "elastipod.recovery": ("new_processes", True),
     "elastipod.authentication": ("has_key", False),
     "elastipod.gracefulShutdownTimeoutInSeconds": ("graceful_timeout", LATER),

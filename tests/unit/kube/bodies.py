@@ -16,6 +16,7 @@ def job_body(spec: Body | None = None, *, version: int = 10, **meta: Any) -> Bod
     usable = {
         "replicaSpecs": [{"name": "workers", "replicas": 2, "maxReplicas": 4, "template": template}],
         "elasticPolicy": {"minReplicas": 1},
+        "elastipod": {"growth": "Maximum"},
     }
     metadata = {
         "name": "job",

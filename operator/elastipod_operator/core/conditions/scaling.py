@@ -6,6 +6,7 @@ from datetime import datetime
 
 from ..context import Context
 from ..growth import growth_due, growth_timer
+from ..growth_mode import GrowthMode
 from ..payback import growth_hold
 from ..preparation import PREPARATION_LIMIT, is_on_its_way
 from ..quota import Quota
@@ -76,6 +77,12 @@ def _scaling(record: Record, context: Context) -> ConditionDraft | None:
     if hold is not None and hold > snapshot.now and not asked:
         text = f"growing now would cost more time than it saves; next attempt at {time_of_day(hold)}"
         return ConditionDraft("Scaling", False, Reason.NOT_WORTHWHILE, text)
+    if policy.growth is GrowthMode.SPARE_CAPACITY_ONLY and not asked:
+        capacity = snapshot.spare_capacity
+        why = (capacity.problem if capacity is not None else "") or "no node has room for the next size"
+        return ConditionDraft(
+            "Scaling", False, Reason.NO_SPARE_CAPACITY, f"{counted(maximum - size, 'more replica')} may train: {why}"
+        )
     waiting = [
         r for slot in wanted_slots(context.grant, record, replicas)
         if (r := replicas.newest.get(slot)) is not None and r.id not in members and not r.ready

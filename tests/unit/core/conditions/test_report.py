@@ -175,7 +175,7 @@ def test_what_was_decided_once_is_decided_again_from_the_same_facts(snapshot: Sn
 
 @pytest.mark.parametrize(
     "snapshot", [observed(job(trains(4)), [(pod(n), running()) for n in range(4)]),
-                 observed(job(trains()), [*RUN, unschedulable(2), unschedulable(3)])],
+                 observed(job(trains()), [*RUN, unschedulable(2)])],
     ids=["at its maximum", "waiting for capacity"],
 )  # fmt: skip
 def test_a_steady_job_asks_for_nothing_and_writes_nothing(snapshot: Snapshot) -> None:
