@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from elastipod.data.batch_cache import BatchCache as BatchCache
     from elastipod.data.loader import ElasticBatchSampler as ElasticBatchSampler
     from elastipod.data.loader import ElasticLoader as ElasticLoader
+    from elastipod.data.megatron import MegatronTokens as MegatronTokens
     from elastipod.data.mixture import Mixture as Mixture
     from elastipod.data.shards import ShardReader as ShardReader
     from elastipod.data.shards import Shards as Shards
@@ -89,6 +90,7 @@ _HOME = {
     "ElasticBatches": "data",
     "ElasticLoader": "data.loader",
     "ElasticRecipe": "batches.recipes",
+    "MegatronTokens": "data.megatron",
     "Mixture": "data.mixture",
     "Parallelism": "parallelism",
     "Resume": "checkpoint",

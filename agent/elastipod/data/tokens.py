@@ -17,7 +17,7 @@ from elastipod.data.token_format import HEADER_BYTES, read_header
 from elastipod.errors import DataError
 
 # torch indexes signed types only; `widened` reads 16-bit tokens as unsigned.
-_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class TokenFile:
@@ -27,12 +27,16 @@ class TokenFile:
         """Map the file. Raises DataError for a file that is cut off, damaged, or not a token file."""
         self.path = Path(path)
         self.header = read_header(path)
-        with open(path, "rb") as file:  # read-only: a private mapping would count against the memory of the node
+        self._map(offset=HEADER_BYTES)
+
+    def _map(self, *, offset: int) -> None:
+        """Map the file. offset: of the first token, in bytes."""
+        with open(self.path, "rb") as file:  # read-only: a private mapping would count against the memory of the node
             self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         with warnings.catch_warnings():  # torch warns of read-only memory; only copies leave this class
             warnings.simplefilter("ignore", UserWarning)
             self._tokens = torch.frombuffer(
-                self._mapped, dtype=_TYPES[self.header.token_bytes], offset=HEADER_BYTES, count=self.header.tokens
+                self._mapped, dtype=_TYPES[self.header.token_bytes], offset=offset, count=self.header.tokens
             )
 
     def __len__(self) -> int:
