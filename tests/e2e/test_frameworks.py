@@ -86,8 +86,16 @@ TRAINERS = {
     "tokens": ("examples/hf_trainer/train.py", "--sample-time=0.015", "--jit"),
     "mean": ("tests/e2e/trainer_worker.py", "mean"),
     "TRL SFT": ("tests/e2e/trainer_worker.py", "sft"),
+    "LoRA SFT": ("examples/lora/train.py", "--min-step-time=0.05"),
     # It gathers numbers of each sample, so its passes must have one size. Later options win.
     "TRL DPO": ("tests/e2e/trainer_worker.py", "dpo", "--samples=192", "--global-batch=12"),
+    "LoRA DPO": (
+        "examples/lora/train.py",
+        "--method=dpo",
+        "--min-step-time=0.05",
+        "--samples=192",
+        "--global-batch=12",
+    ),
 }
 
 
