@@ -63,6 +63,10 @@ class DurableTier:
         """Hold no members any more, until others are built."""
         self._live = {}
 
+    def generation(self) -> int:
+        """Give this run's generation in the directory. Collective at its first use."""
+        return self._opened(continues=True).claim()
+
     def load(self) -> Resume | None:
         """Load the newest checkpoint of any tier into the members; None when there is none."""
         return self._opened(continues=False).load_latest(**self._live)

@@ -304,15 +304,19 @@ class State:
         if self._sample_log is None:
             return
         assert self._world.plan is not None
+        generation = self.generation
+        if self._world.link is None and self._durable is not None:
+            # Without an agent every run has the same one; those of the checkpoints tell the runs apart.
+            generation = self._durable.generation()
         self._log_of_generation = SampleLog(
             self._sample_log,
             self._world.plan,
-            generation=self.generation,
+            generation=generation,
             rank=self.rank,
             world_size=self.world_size,
             resume=_Origin(self.completed, self._memory.origin),
         )
-        self._memory.origin = self.generation
+        self._memory.origin = generation
         if self._world.is_loaded and self._durable is not None:
             self._log_of_generation.loaded(self.completed, self._durable.optimizer_norm())
 
