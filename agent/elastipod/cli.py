@@ -41,6 +41,9 @@ COMMANDS = {
     "doctor": Command(
         "elastipod_client.doctor", "check the cluster, the operator and its rights, Kueue and quotas", python=(3, 11)
     ),
+    "import": Command(
+        "elastipod_client.import_command", "print the job of a Kubeflow PyTorchJob or TrainJob", "cli", (3, 11)
+    ),
     "local": Command(
         "elastipod_local.cli",
         "run a real Kubernetes cluster on this machine (up, down, status, node)",

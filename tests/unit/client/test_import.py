@@ -1,0 +1,190 @@
+"""`elastipod import` converts what has a counterpart and names what has none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.nonempty import some
+from tests.unit.client.kubeflow_jobs import ELASTIC, IN_A_SHELL, JOBS, MASTER_AND_WORKERS, OF_A_RUNTIME, TRAIN_JOB
+
+from elastipod import cli
+from elastipod_operator.api.models import HyperPodPyTorchJob
+
+
+class Imported:
+    """What the command gave for one file."""
+
+    def __init__(self, status: int, out: str, err: str) -> None:
+        self.status, self.out, self.err = status, out, err
+        self.lost = [line.removeprefix("elastipod import: not converted: ") for line in err.splitlines()]
+
+    @property
+    def job(self) -> dict[str, Any]:
+        (found,) = yaml.safe_load_all(self.out)
+        return dict(found)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return dict(self.job["spec"])
+
+
+@pytest.fixture
+def imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    def convert(text: str, *options: str) -> Imported:
+        file = tmp_path / "job.yaml"
+        file.write_text(text)
+        status = cli.main(["import", str(file), *options])
+        captured = capsys.readouterr()
+        return Imported(status, captured.out, captured.err)
+
+    return convert
+
+
+@pytest.mark.parametrize("text", JOBS.values(), ids=JOBS)
+def test_the_job_is_valid_and_starts_the_agent(imported: Any, text: str) -> None:
+    job = HyperPodPyTorchJob.model_validate(imported(text).job)
+    for group in some(job.spec.replica_specs):
+        commands = [" ".join(one.get("command", [])) for one in group.template["spec"]["containers"]]
+        assert any("hyperpodrun" in command for command in commands)
+
+
+def test_master_and_workers_of_one_template_are_one_group(imported: Any) -> None:
+    found = imported(MASTER_AND_WORKERS)
+    (group,) = found.spec["replicaSpecs"]
+    assert (group["name"], group["replicas"]) == ("worker", 3)
+    assert found.spec["nprocPerNode"] == "1", "plain python is one process"
+    (container,) = group["template"]["spec"]["containers"]
+    assert container["command"] == ["hyperpodrun", "/opt/mnist.py", "--epochs=1"]
+    assert group["template"]["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
+    assert found.job["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "gpus"}
+    assert found.spec["runPolicy"] == {"cleanPodPolicy": "None", "ttlSecondsAfterFinished": 60, "jobMaxRetryCount": 3}
+    assert found.status == 1
+    (line,) = found.lost
+    assert line.startswith("mnist: spec.runPolicy.schedulingPolicy: ")
+
+
+def test_a_master_of_its_own_template_is_a_group_that_stays(imported: Any) -> None:
+    text = yaml.safe_dump(_with(MASTER_AND_WORKERS, elastic={"minReplicas": 1, "maxReplicas": 5}, other_image=True))
+    spec = imported(text).spec
+    assert [(group["name"], group["replicas"], group.get("maxReplicas")) for group in spec["replicaSpecs"]] == [
+        ("master", 1, None),
+        ("worker", 2, 5),
+    ]
+    assert spec["elasticPolicy"] == {"minReplicas": 2, "maxReplicas": 6}, "ours count the master"
+
+
+def _with(text: str, *, elastic: dict[str, int], other_image: bool) -> Any:
+    body = json.loads(json.dumps(yaml.safe_load(text)))  # without the alias
+    body["spec"]["elasticPolicy"] = elastic
+    if other_image:
+        body["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["image"] = "example.com/m:1"
+    return body
+
+
+def test_the_bounds_of_an_elastic_job_and_what_its_rendezvous_said(imported: Any) -> None:
+    found = imported(ELASTIC)
+    (group,) = found.spec["replicaSpecs"]
+    assert (group["replicas"], group["maxReplicas"]) == (2, 3)
+    assert found.spec["elasticPolicy"] == {"minReplicas": 1, "maxReplicas": 3}
+    assert found.spec["runPolicy"] == {"jobMaxRetryCount": 100}
+    assert found.spec["nprocPerNode"] == "4"
+    assert found.spec["elastipod"] == {"container": "pytorch"}, "the agent is not in the first container"
+    assert [line.split(": ")[1] for line in found.lost] == ["spec.elasticPolicy.metrics"]
+
+
+def test_a_command_in_a_shell(imported: Any) -> None:
+    found = imported(IN_A_SHELL)
+    (container,) = found.spec["replicaSpecs"][0]["template"]["spec"]["containers"]
+    assert container["command"] == ["bash", "-c", "pip list && hyperpodrun --nnodes 4 train.py"]
+    assert found.spec["nprocPerNode"] == "8"
+    assert [line.split(": ")[1] for line in found.lost] == ["spec.pytorchReplicaSpecs.Worker.restartPolicy"]
+
+
+def test_a_train_job(imported: Any) -> None:
+    found = imported(TRAIN_JOB)
+    assert (found.status, found.err) == (0, "")
+    assert found.spec == {
+        "nprocPerNode": "2",
+        "runPolicy": {"suspend": True},
+        "replicaSpecs": [
+            {
+                "name": "node",
+                "replicas": 3,
+                "template": {
+                    "metadata": {"labels": {"team": "nlp"}},
+                    "spec": {
+                        "containers": [
+                            {
+                                "name": "node",
+                                "image": "example.com/finetune:1",
+                                "command": ["hyperpodrun", "train.py"],
+                                "env": [{"name": "EPOCHS", "value": "3"}],
+                                "resources": {"limits": {"nvidia.com/gpu": 2}},
+                            }
+                        ]
+                    },
+                },
+            }
+        ],
+    }
+
+
+def test_what_a_runtime_says_is_taken_over(imported: Any) -> None:
+    found = imported(OF_A_RUNTIME)
+    (group,) = found.spec["replicaSpecs"]
+    assert group["replicas"] == 2
+    assert group["template"]["spec"]["serviceAccountName"] == "trainer"
+    assert group["template"]["spec"]["containers"][0]["image"] == "example.com/torch:2"
+    assert [line.split(": ")[1] for line in found.lost] == ["spec.initializer", "spec.podTemplateOverrides"]
+
+
+def test_a_train_job_without_its_runtime_has_no_image(imported: Any) -> None:
+    body = yaml.safe_load(TRAIN_JOB)
+    del body["spec"]["trainer"]["image"]
+    found = imported(yaml.safe_dump(body))
+    assert "add its manifest to FILE" in found.err
+    assert found.status == 1
+
+
+def test_a_command_that_is_not_known_is_left_and_named(imported: Any) -> None:
+    found = imported(TRAIN_JOB.replace("[torchrun, train.py]", "[tune, run, recipe.yaml]"))
+    (container,) = found.spec["replicaSpecs"][0]["template"]["spec"]["containers"]
+    assert container["command"] == ["tune", "run", "recipe.yaml"]
+    assert "have the container start hyperpodrun" in found.err
+
+
+def test_a_field_that_is_not_known_is_named(imported: Any) -> None:
+    found = imported(TRAIN_JOB.replace("suspend: true", "suspend: true\n  novelty: 1"))
+    assert found.lost == ["finetune: spec.novelty: it has no counterpart that is known here"]
+
+
+def test_several_jobs_and_json(imported: Any) -> None:
+    found = imported(f"{TRAIN_JOB}\n---\n{ELASTIC}", "-o", "json")
+    assert [item["metadata"]["name"] for item in json.loads(found.out)["items"]] == ["finetune", "imagenet"]
+    assert json.loads(imported(TRAIN_JOB, "-o", "json").out)["kind"] == "HyperPodPyTorchJob"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("kind: [", "is not YAML", id="no YAML"),
+        pytest.param("", "it holds no job", id="nothing"),
+        pytest.param("- 1", "no object of Kubernetes", id="no object"),
+        pytest.param("apiVersion: batch/v1\nkind: Job", "Job of batch cannot be converted", id="another kind"),
+        pytest.param("a: 1", "an object without a kind of no group cannot be converted", id="no kind"),
+        pytest.param("apiVersion: kubeflow.org/v1\nkind: PyTorchJob", "neither Master nor Worker", id="no replicas"),
+    ],
+)
+def test_what_cannot_be_converted_at_all(imported: Any, text: str, message: str) -> None:
+    found = imported(text)
+    assert (found.status, found.out) == (2, "")
+    assert message in found.err
+
+
+def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["import", "/nowhere/job.yaml"]) == 2
+    assert "/nowhere/job.yaml cannot be read: No such file or directory" in capsys.readouterr().err
