@@ -170,7 +170,15 @@ def is_field(path: str) -> bool:
 
 OWN_BLOCKS = r"(?:spec|status|elasticPolicy|runPolicy|replicaSpecs(?:\[\])?|restartPolicy|elasticScalingStatus)"
 # Paths of other resources that begin like ours.
-OTHER_PATHS = frozenset({"spec.template", "status.admission"})
+OTHER_PATHS = frozenset(
+    {"spec.template", "status.admission", "spec.active"}  # of Kueue and of pods
+    | {
+        "elasticPolicy.maxRestarts",
+        "elasticPolicy.metrics",
+        "elasticPolicy.rdzv",
+        "runPolicy.backoffLimit",
+    }  # of Kubeflow
+)
 
 
 def named_fields(page: Page) -> set[str]:

@@ -1,0 +1,40 @@
+"""The quick start, pasted block by block into a real cluster."""
+
+from __future__ import annotations
+
+import pytest
+from tests.e2e.conftest import ROOT
+from tests.e2e.pasted import paste, shell_blocks
+
+from elastipod_local.cluster import Cluster
+
+
+def with_exports(script: str, **values: str) -> str:
+    """Give a script whose exports say where things are here."""
+    lines = script.splitlines()
+    for name, value in values.items():
+        (at,) = [number for number, line in enumerate(lines) if line.startswith(f"export {name}=")]
+        lines[at] = f"export {name}={value}"
+    return "\n".join(lines)
+
+
+@pytest.mark.timeout(900)
+def test_the_quick_start_ends_with_a_job_that_has_proven_itself(cluster: Cluster) -> None:
+    """All of it but building images, which needs Docker: the local cluster has them already."""
+    script = shell_blocks("docs/quick-start.md", leave_out=["Build the images", "Clean up"])
+    script = script.replace("helm uninstall", "echo helm uninstall")
+    try:
+        printed = paste(with_exports(script, REGISTRY="docker.io", STORAGE_CLASS="elastipod-shared"), ROOT, cluster)
+    finally:
+        paste(shell_blocks_of_clean_up(), ROOT, cluster)
+    assert "every one of 2400 samples was trained exactly once over 150 steps" in printed
+    assert "→ 2" in printed, "the timeline shows the growth"
+    assert "Job smoke/smoke" in printed, "why explains the job"
+
+
+def shell_blocks_of_clean_up() -> str:
+    """Give what the page's last section says: it deletes the namespace and leaves the operator to the other tests."""
+    others = ["Say where things are", "Build the images", "Install the operator", "Run a smoke job", "Check its data"]
+    script = shell_blocks("docs/quick-start.md", leave_out=others)
+    assert "helm" not in script
+    return script
