@@ -14,6 +14,7 @@ from elastipod_operator.core.record_codec import format_time
 from .activity import activity
 from .blocker import NOTHING, Blocker, sentence
 from .condition_blockers import auxiliary_blockers, event_blockers, state_blocker
+from .life import goodput_text, life_of
 from .pod_blockers import pod_blockers, pods_left
 from .queue_blockers import queue_blockers, usage_text
 from .situation import JobFacts, Situation, job_facts
@@ -32,6 +33,7 @@ class Explanation:
     since: datetime | None
     blockers: tuple[Blocker, ...]
     last_change: str
+    goodput: str
     unread: Mapping[str, str]
     now: datetime
 
@@ -50,6 +52,8 @@ class Explanation:
             parts.append(NOTHING)
         if self.last_change:
             parts.append(f"{self.last_change}.")
+        if self.goodput:
+            parts.append(f"{self.goodput}.")
         if self.unread:
             unread = "; ".join(f"{kind}: {why}" for kind, why in sorted(self.unread.items()))
             parts.append(f"Not read, so there may be more: {unread}.")
@@ -70,6 +74,7 @@ class Explanation:
                 for blocker in self.blockers
             ],
             "lastChange": self.last_change,
+            "goodput": self.goodput,
             "notRead": dict(self.unread),
             "text": self.text,
         }  # fmt: skip
@@ -89,6 +94,7 @@ def explain(situation: Situation) -> Explanation:
         since=doing.since,
         blockers=tuple(_blockers(situation, job)),
         last_change=_last_change(job, situation.now),
+        goodput=goodput_text(life_of(job, (), situation.now)),
         unread=situation.unread,
         now=situation.now,
     )

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from elastipod_operator.core.history import HistoryEntry
+from elastipod_operator.core.phase_accounting import UNCOUNTED, goodput, total, total_by_depth
 from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import Depth, TransitionKind
 from elastipod_operator.core.record_codec import format_time
@@ -18,7 +19,6 @@ from .picture import DEPTH_NAMES, JobPhase, Note, Span, Timeline
 from .situation import JobFacts
 from .spans import span_text, time_text
 
-MILLISECOND = timedelta(milliseconds=1)
 # More notes than this could not be read; the newest are the news.
 MAX_NOTES = 16
 HOURS_BEYOND = timedelta(hours=2)
@@ -47,14 +47,11 @@ class Life:
 
     def phase_times(self) -> dict[str, timedelta]:
         """Give the time that each phase took so far, by its name; empty if the record cannot be read."""
-        record = self.job.record
-        if record is None:
-            return {}
-        times = {phase: ms * MILLISECOND for phase, ms in record.phase_times.booked}
-        if record.phase_times.since is not None:
-            phase = record.phase_times.phase
-            times[phase] = times.get(phase, timedelta()) + max(self.now - record.phase_times.since, timedelta())
-        return times
+        return total(self.job.record.phase_times, self.now) if self.job.record is not None else {}
+
+    def times_by_depth(self) -> dict[str, timedelta]:
+        """Give the time that resizes and recoveries of each depth took so far."""
+        return total_by_depth(self.job.record.phase_times, self.now) if self.job.record is not None else {}
 
 
 def life_of(job: JobFacts, events: Sequence[Body], now: datetime) -> Life:
@@ -146,13 +143,31 @@ def rows(life: Life) -> list[tuple[str, ...]]:
 
 
 def sums_text(life: Life) -> str:
-    """Say where the time went, the longest phase first; empty if unknown."""
-    times = sorted(life.phase_times().items(), key=lambda pair: -pair[1])
-    total = sum((time for _, time in times), timedelta())
-    if not total:
+    """Say where the time went, the longest phase first, and what changes of each depth took; empty if unknown."""
+    times = _longest_first(life.phase_times())
+    total_time = sum((time for _, time in times), timedelta())
+    if not total_time:
         return ""
-    parts = [f"{phase} {span_text(time)} ({time / total:.0%})" for phase, time in times if time]
-    return f"In {span_text(total)}: {', '.join(parts)}."
+    parts = [f"{phase} {span_text(time)} ({time / total_time:.0%})" for phase, time in times]
+    changes = [f"{DEPTH_NAMES[depth]} {span_text(time)}" for depth, time in _longest_first(life.times_by_depth())]
+    told = f"In {span_text(total_time)}: {', '.join(parts)}."
+    return f"{told} Resizes and recoveries, until new steps: {', '.join(changes)}." if changes else told
+
+
+def goodput_text(life: Life) -> str:
+    """Say which share of the job's own time was training, and what changes cost; empty before it has trained."""
+    record = life.job.record
+    share = goodput([record.phase_times], life.now) if record is not None else None
+    if not share:
+        return ""
+    counted = sum((time for phase, time in life.phase_times().items() if phase not in UNCOUNTED), timedelta())
+    told = f"It trained for {share:.0%} of the {span_text(counted)} outside queues and suspensions"
+    changes = sum(life.times_by_depth().values(), timedelta())
+    return f"{told}; resizes and recoveries took {span_text(changes)} until new steps" if changes else told
+
+
+def _longest_first(times: dict[str, timedelta]) -> list[tuple[str, timedelta]]:
+    return sorted(((name, time) for name, time in times.items() if time), key=lambda pair: -pair[1])
 
 
 def as_json(life: Life) -> dict[str, Any]:
@@ -173,4 +188,5 @@ def as_json(life: Life) -> dict[str, Any]:
             for span in spans_of(life)
         ],
         "phaseSeconds": {phase: time.total_seconds() for phase, time in sorted(life.phase_times().items())},
+        "changeSeconds": {depth: time.total_seconds() for depth, time in sorted(life.times_by_depth().items())},
     }  # fmt: skip

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from . import clock
 from .core.actions import JobSize
+from .core.phase_accounting import PHASES, total, total_by_depth
+from .core.record import PhaseTimes
 
-# Jobs beyond it are counted in elastipod_jobs alone: each exported one costs seven time series.
+# Jobs beyond it are counted in elastipod_jobs alone: each exported one costs at most 24 time series, as phases and depths are few.
 MAX_EXPORTED_JOBS = 2000
+# What is exported for a reason that is not the operator's own, such as one of Kueue: labels stay few.
+OTHER_REASON = "Other"
 _LABELS = ["namespace", "job"]
 
 
 @dataclass(frozen=True, slots=True)
 class JobFigures:
-    """What the last pass found of a job. phase_since: when its present phase began; None once the job has ended."""
+    """What the last pass found of a job. state, reason: of its last condition."""
 
     namespace: str
     name: str
     size: JobSize
     restarts: int
-    phase: str
-    phase_since: datetime | None
+    phase_times: PhaseTimes
+    state: str
+    reason: str
 
 
 class JobCollector(Collector):
@@ -49,19 +54,31 @@ class JobCollector(Collector):
         maximum = _gauge("max_replicas", "Maximum size of the job")
         restarts = _gauge("restarts", "Recoveries of the job so far")
         phase = _gauge("phase_start_time_seconds", "When the present phase began, in seconds since 1970", "phase")
+        spent = _gauge("phase_seconds", "Time that the job spent in each phase so far", "phase")
+        changes = _gauge(
+            "change_seconds", "Time that resizes and recoveries of each depth took, until new steps were made", "depth"
+        )
+        state = _gauge("state", "1 for the last condition of the job", "state", "reason")
         step = _gauge("step", "Newest step that the job's workers reported")
+        now = clock.now()
         for uid, job in list(self._figures.items())[:MAX_EXPORTED_JOBS]:
             labels = [job.namespace, job.name]
             replicas.add_metric(labels, job.size.running)
             target.add_metric(labels, job.size.target)
             maximum.add_metric(labels, job.size.maximum)
             restarts.add_metric(labels, job.restarts)
-            if job.phase_since is not None:
-                phase.add_metric([*labels, job.phase], job.phase_since.timestamp())
+            state.add_metric([*labels, job.state, job.reason], 1)
+            times = job.phase_times
+            if times.since is not None and times.phase in PHASES:
+                phase.add_metric([*labels, times.phase], times.since.timestamp())
+            for name, time in total(times, now).items():
+                spent.add_metric([*labels, name], time.total_seconds())
+            for depth, time in total_by_depth(times, now).items():
+                changes.add_metric([*labels, depth], time.total_seconds())
             newest = self._newest_step(uid)
             if newest is not None:
                 step.add_metric(labels, newest)
-        yield from (replicas, target, maximum, restarts, phase, step)
+        yield from (replicas, target, maximum, restarts, phase, spent, changes, state, step)
 
 
 def _gauge(name: str, description: str, *labels: str) -> GaugeMetricFamily:

@@ -9,9 +9,10 @@ from . import clock, metrics
 from .core.actions import Plan
 from .core.history import HistoryEntry
 from .core.phase_accounting import Phase, goodput, phase_times_since
+from .core.reasons import Reason
 from .core.record import PhaseTimes, Record
 from .core.snapshot import ObservedAgent, ObservedJob
-from .job_collector import JobFigures
+from .job_collector import OTHER_REASON, JobFigures
 
 
 class JobMetrics:
@@ -33,11 +34,13 @@ class JobMetrics:
         """Record the present state, phase and size of a job. agents: its own, of which one may know the gap of the newest change."""
         self._observe_gap(job.uid, agents)
         phase_times = todo.record.phase_times
-        self._update_state(job.uid, todo.conditions[-1].type)
+        state = todo.conditions[-1]
+        self._update_state(job.uid, state.type)
         self._update_phase(job.uid, phase_times)
         self._figures[job.uid] = JobFigures(
-            job.namespace, job.name, todo.size, todo.record.restarts, phase_times.phase, phase_times.since
-        )
+            job.namespace, job.name, todo.size, todo.record.restarts, phase_times, state.type,
+            state.reason if isinstance(state.reason, Reason) else OTHER_REASON,
+        )  # fmt: skip
 
     def forget(self, uid: str) -> None:
         """Drop a deleted job."""
@@ -48,8 +51,8 @@ class JobMetrics:
 
     def record_written(self, uid: str, before: Record, todo: Plan) -> None:
         """Count what a written record of a job shows: ended phases and new generations."""
-        for phase, spent in phase_times_since(before.phase_times, todo.record.phase_times).items():
-            metrics.PHASE_SECONDS.labels(phase).inc(spent.total_seconds())
+        for (phase, depth), spent in phase_times_since(before.phase_times, todo.record.phase_times).items():
+            metrics.PHASE_SECONDS.labels(phase, depth).observe(spent.total_seconds())
         for entry in todo.history:
             metrics.GENERATIONS.labels(entry.kind.value).inc()
             if entry.depth is not None:

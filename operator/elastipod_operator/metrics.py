@@ -11,8 +11,11 @@ from .job_collector import JobCollector
 STATES = ("Created", "Suspended", "PodsRunning", "Running", "Faulted", "Completed", "Failed")
 JOBS = Gauge("elastipod_jobs", "Jobs known to this operator", ["state"])
 JOBS_IN_PHASE = Gauge("elastipod_jobs_in_phase", "Jobs by present phase", ["phase"])
-PHASE_SECONDS = Counter(
-    "elastipod_phase_seconds_total", "Time of all jobs by phase, booked when a job changes its phase", ["phase"]
+PHASE_SECONDS = Histogram(
+    "elastipod_phase_seconds",
+    "Time of all jobs by phase, booked when a phase ends; depth: of the resize or recovery that it belongs to, if any",
+    ["phase", "depth"],
+    buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 100000),
 )
 LEADING = Gauge("elastipod_leading", "1 for the operator that leads, 0 for one on standby")
 # Exported by the leader only, because 0 would be wrong for an operator on standby.

@@ -40,6 +40,7 @@ def heal(sim: Simulation) -> None:
     cluster = sim.cluster
     sim.is_healed = True
     cluster.faults_until.clear()
+    sim.checker.clock_error_s += abs(cluster.clock_offset_s)
     cluster.clock_offset_s = 0.0
     for node in cluster.nodes.values():
         node.frozen_until = node.cut_until = node.hidden_until = node.deaf_until = node.mute_until = node.sick_until = (

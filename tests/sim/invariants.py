@@ -19,7 +19,7 @@ from elastipod_operator.core.growth import CAUSE as GROWTH
 from elastipod_operator.core.growth import growth_due
 from elastipod_operator.core.history import HistoryEntry, decode_history
 from elastipod_operator.core.names import ANNOTATION_HISTORY, ANNOTATION_STATE, PodId
-from elastipod_operator.core.phase_accounting import total
+from elastipod_operator.core.phase_accounting import PHASES, total, total_by_depth
 from elastipod_operator.core.preparation import PREPARATION_LIMIT
 from elastipod_operator.core.record import RECORD_LOST, Record, TransitionKind
 from elastipod_operator.core.record_codec import MAX_BYTES, RecordError, decode
@@ -36,6 +36,8 @@ JOB_UID = "job-uid"
 AUXILIARY = ("Scaling", "PodsReady", "Warning")
 # From a decision to its write.
 WRITING_TIME = timedelta(seconds=1)
+# Times are stored in milliseconds. With a clock that is never set the sums are this exact, whatever happens.
+LEDGER_ERROR = timedelta(milliseconds=5)
 
 
 class Violation(AssertionError):
@@ -73,6 +75,8 @@ class InvariantChecker:
         """The smallest size that was wished when the present generation was allocated."""
         self.has_true_time = True
         """Whether the operator's clock was never set."""
+        self.clock_error_s = 0.0
+        """By how much it was set in all."""
         self.are_names_known = True
         """Whether nobody took the record away that knows which names pods had."""
         self.is_lied_to = False
@@ -122,8 +126,7 @@ class InvariantChecker:
         self.record = new
         if len(after[ANNOTATION_STATE]) > MAX_BYTES:
             raise Violation(f"the record takes {len(after[ANNOTATION_STATE])} bytes")
-        if self.has_true_time:
-            _balanced(new, now)
+        self.balanced(now)
         if old is None:
             if self.are_names_known and new.generation > 1:
                 raise Violation(f"the job begins with generation {new.generation}, which is another's")
@@ -145,6 +148,22 @@ class InvariantChecker:
         self._grows(old, new, policy, now)
         if new.outcome == "Failed" and old.outcome != "Failed":
             self._failed(old, new, spec, now)
+
+    def balanced(self, now: datetime) -> None:
+        """The phases sum to the life of the job, however often the operator died; a clock that is set shifts both by as much."""
+        times = self.record.phase_times
+        if self.record == Record():
+            return  # no operator has seen the job, or its record was removed just now
+        assert self.record.accepted_at is not None
+        spent = sum(total(times, now).values(), timedelta(0))
+        alive = (self.record.ended_at or now) - self.record.accepted_at
+        allowed = LEDGER_ERROR if self.has_true_time else alive / 100 + timedelta(seconds=self.clock_error_s)
+        if abs(spent - alive) > allowed:
+            raise Violation(f"the ledger sums to {spent} in a life of {alive}: {times}")
+        if sum(total_by_depth(times, now).values(), timedelta(0)) > spent or not {*dict(times.booked)} <= PHASES:
+            raise Violation(
+                f"the ledger has more time in changes than in all, or names phases that do not exist: {times}"
+            )
 
     def _allocated(self, old: Record, new: Record, spec: Any, history: tuple[HistoryEntry, ...]) -> None:
         known = self._members.get(new.generation)
@@ -517,15 +536,6 @@ def lineage(training: Training, total: int) -> None:
         if not writer.resumed.step < upper <= writer.step:
             raise Violation(f"generation {writer.generation} never made step {upper}")
         run = writer
-
-
-def _balanced(record: Record, now: datetime) -> None:
-    """The phases sum to the life of the job."""
-    spent = sum(total(record.phase_times, now).values(), timedelta(0))
-    assert record.accepted_at is not None
-    alive = (record.ended_at or now) - record.accepted_at
-    if abs(spent - alive) > timedelta(milliseconds=5):
-        raise Violation(f"the phase_times sums to {spent} in a life of {alive}: {record.phase_times}")
 
 
 def _record(annotations: Mapping[str, str]) -> Record | None:

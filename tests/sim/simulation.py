@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from random import Random
 
@@ -184,6 +185,7 @@ class Simulation:
             self._stay()
         if self._is_wanted() and self._is_alive():
             self._complete()
+        self.checker.balanced(self.kernel.utc() + timedelta(seconds=self.cluster.clock_offset_s))
         if self.cluster.job is not None and self.cluster.job.deleted_at is None:
             self.say("the job is deleted")
             self.cluster.delete_job()

@@ -250,7 +250,7 @@ def let_pods_come_that_nobody_wants_any_more(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_to_book_a_phase(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(phase_accounting, "_book", lambda kept, until: kept.booked)
+    patch.setattr(phase_accounting, "_booked", lambda kept, until: kept)
 
 
 def end_a_job_at_its_first_setback(patch: pytest.MonkeyPatch) -> None:

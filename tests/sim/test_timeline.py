@@ -16,6 +16,7 @@ from tests.sim.staged import stage
 from elastipod_client.life import Life, as_json, life_of, note_text, rows, spans_of, sums_text, timeline_of
 from elastipod_client.picture import JobPhase
 from elastipod_client.situation import job_facts
+from elastipod_client.spans import span_text
 from elastipod_client.timeline import shown
 
 EVENTFUL = job(Event(100, "suspend", 0, 100), Event(250, "crash_worker", 1))
@@ -65,6 +66,11 @@ def test_the_times_of_the_phases_sum_up_to_the_age(life: Life) -> None:
     total = sum(life.phase_times().values(), timedelta())
     assert abs(total - timedelta(seconds=300)) < timedelta(seconds=3)
     assert sums_text(life).startswith("In 4 min: training 2 min (")
+    changes = life.times_by_depth()
+    assert list(changes) == ["process"]
+    assert f". Resizes and recoveries, until new steps: new processes {span_text(changes['process'])}." in sums_text(
+        life
+    )
 
 
 def test_the_table_has_each_change(life: Life) -> None:
@@ -103,3 +109,4 @@ def test_as_json_has_changes_phases_and_sums(life: Life) -> None:
     assert [change["cause"] for change in found["changes"]][-1] == "WorkerCrash"
     assert found["phases"][0]["startSeconds"] == 0
     assert found["phaseSeconds"]["training"] > 100
+    assert list(found["changeSeconds"]) == ["process"]

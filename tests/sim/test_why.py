@@ -46,6 +46,7 @@ DRAWN = (
     (r"rank \d+", "rank N"),
     (r"no step after \d+", "no step after N"),
     (r"log rule \w+: ", ""),
+    (r" It trained for \d+% of [^.]+\.", ""),
     (r"cause Worker\w+|Worker\w+(?=: group rank)", "WorkerCrash"),
 )
 
@@ -200,3 +201,14 @@ def test_pods_that_should_have_ended() -> None:
     text = explain(replace(staged, pods=late)).text
     assert "pod train-workers-0 on node" in text
     assert "should have ended by now, and is still there" in text
+
+
+def test_where_the_time_went() -> None:
+    """Only of a job that has trained; a suspension is not its own time."""
+    trained = explain(Stage(job(Event(100, "suspend", 0, 100), Event(250, "crash_worker", 1)), 300).objects())
+    assert re.search(
+        r" It trained for \d\d% of the 3 min outside queues and suspensions; resizes and recoveries took \d\d s until new steps\.",
+        trained.text,
+    ), trained.text
+    assert trained.as_json()["goodput"] in trained.text
+    assert not explain(Stage(job(), 1).objects()).goodput

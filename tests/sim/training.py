@@ -87,6 +87,8 @@ class Training:
         self.checkpoints: set[Checkpoint] = set()
         self.newest_claim = 0
         self.total: int | None = None
+        self.num_steps = 0
+        """All steps that workers made, repeated ones too."""
 
     def join(self, agent: SimAgent, generation: int, rank: int, nnodes: int, master: str) -> None:
         """The workers of one pod begin and look for the others."""
@@ -150,6 +152,7 @@ class Training:
                 continue
             self.checker.step(run, self.runs)
             run.step += 1
+            self.num_steps += 1
             if self.total is not None and run.step >= self.total:
                 yield from self._save(run, drained=False)
             elif run.event_pending:

@@ -1,7 +1,8 @@
-"""Where a job's time goes: every second is booked to one phase, and the phases add up to the job's age.
+"""The ledger: every second of a job's life is booked to one phase, and the phases add up to the job's age.
 
-The record holds the sums, so they survive the operator. A phase may become known a little after it began: fault detection
-is booked back to the last observed step.
+The time of a resize or recovery, until new steps are made, is also booked to the depth of the change. The record holds the sums,
+so they survive the operator. A phase may become known a little after it began: fault detection is booked back to the last
+observed step.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from .record import SUSPENDED_BY_USER, PhaseTimes, Record, TransitionKind
+from .record import RECORD_LOST, SUSPENDED_BY_USER, Depth, PhaseTimes, Record, TransitionKind
 from .replica import Health, Replica, Replicas
 from .snapshot import Snapshot
 
@@ -34,10 +35,15 @@ class Phase(StrEnum):
     DETECTING = "detecting"  # from the last step before a fault until all workers are stopped
     WAITING = "waiting for replacement"
     SUSPENDED = "suspended"
+    UNKNOWN = "unknown"  # before the record was lost, and phases of other versions of the operator
 
 
 TRAINING_PHASES = (Phase.TRAINING, Phase.RECOMPUTING)
-UNCOUNTED = (Phase.QUEUED, Phase.SUSPENDED)
+UNCOUNTED = (Phase.QUEUED, Phase.SUSPENDED, Phase.UNKNOWN)
+# A change of the world is over, or is none.
+OUTSIDE_CHANGES = (Phase.TRAINING, Phase.QUEUED, Phase.SUSPENDED)
+PHASES = frozenset(Phase)
+DEPTHS = frozenset(Depth)
 
 
 def account_phases(record: Record, snapshot: Snapshot, replicas: Replicas) -> Record:
@@ -46,27 +52,34 @@ def account_phases(record: Record, snapshot: Snapshot, replicas: Replicas) -> Re
     if phase_times.since is None:
         if phase_times.phase or phase_times.booked:
             return record  # accounting has stopped
-        phase_times = PhaseTimes(Phase.SCHEDULING, _cut(record.accepted_at or snapshot.job.created_at))
+        phase_times = PhaseTimes(_first_phase(record), _cut(record.accepted_at or snapshot.job.created_at))
     phase = "" if record.outcome else phase_of(record, replicas)
+    depth = _depth_of(record, phase)
     if phase == phase_times.phase:
-        return replace(record, phase_times=phase_times)
+        return replace(record, phase_times=replace(phase_times, depth=depth))
     at = _changed_at(phase, phase_times, record.ended_at or snapshot.now, replicas)
-    booked = _book(phase_times, at)
-    closed = record.outcome != ""
-    return replace(record, phase_times=PhaseTimes(phase or "ended", None if closed else at, booked))
+    since = None if record.outcome else at
+    booked = replace(_booked(phase_times, at), phase=phase or "ended", since=since, depth=depth)
+    return replace(record, phase_times=booked)
 
 
 def total(phase_times: PhaseTimes, now: datetime) -> dict[str, timedelta]:
     """Give the time of each phase so far, the present one included."""
-    booked = _book(phase_times, _cut(now)) if phase_times.since is not None else phase_times.booked
-    return {phase: ms * MILLISECOND for phase, ms in booked}
+    return _as_times(_booked(phase_times, _cut(now)).booked)
 
 
-def phase_times_since(before: PhaseTimes, after: PhaseTimes) -> dict[str, timedelta]:
-    """Give the time that was booked to each phase between two states of a job's phase_times."""
-    known = dict(before.booked)
-    more = {phase: ms - known.get(phase, 0) for phase, ms in after.booked}
-    return {phase: ms * MILLISECOND for phase, ms in more.items() if ms > 0}
+def total_by_depth(phase_times: PhaseTimes, now: datetime) -> dict[str, timedelta]:
+    """Give the time that resizes and recoveries of each depth took so far, until new steps were made."""
+    return _as_times(_booked(phase_times, _cut(now)).by_depth)
+
+
+def phase_times_since(before: PhaseTimes, after: PhaseTimes) -> dict[tuple[str, str], timedelta]:
+    """Give the time that was booked between two states of a job's phase_times, by phase and depth (empty outside changes).
+
+    At most one phase ends between a record and the next one, so all of the time has the same depth.
+    """
+    depth = next(iter(_increase(before.by_depth, after.by_depth)), "")
+    return {(phase, depth): time for phase, time in _as_times(_increase(before.booked, after.booked).items()).items()}
 
 
 def goodput(phase_times_of_jobs: Iterable[PhaseTimes], now: datetime) -> float | None:
@@ -82,11 +95,49 @@ def goodput(phase_times_of_jobs: Iterable[PhaseTimes], now: datetime) -> float |
     return sums[Phase.TRAINING] / sums.total() if sums.total() else None
 
 
-def _book(phase_times: PhaseTimes, until: datetime) -> tuple[tuple[str, int], ...]:
-    assert phase_times.since is not None
-    sums = dict(phase_times.booked)
-    sums[phase_times.phase] = sums.get(phase_times.phase, 0) + max(0, (until - phase_times.since) // MILLISECOND)
-    return tuple(sorted((phase, ms) for phase, ms in sums.items() if ms))
+def _first_phase(record: Record) -> Phase:
+    """Give what a job without a ledger did since its creation: a new one waited for its pods; of others nobody knows."""
+    cause = record.transition.cause if record.transition is not None else ""
+    return Phase.UNKNOWN if record.generation or record.outcome or cause == RECORD_LOST else Phase.SCHEDULING
+
+
+def _depth_of(record: Record, phase: str) -> str:
+    """Give the depth of the change that the job is in; empty outside changes. A new generation keeps it until new steps are made."""
+    transition = record.transition
+    if phase in OUTSIDE_CHANGES or record.outcome:
+        return ""
+    if transition is None:
+        return record.phase_times.depth
+    if transition.kind not in (TransitionKind.RESIZE, TransitionKind.RECOVERY):
+        return ""
+    return Depth.JOB if transition.recreates_pods else transition.depth
+
+
+def _booked(phase_times: PhaseTimes, until: datetime) -> PhaseTimes:
+    """Book the present phase until a time. What another version named is unknown here, so that names stay few."""
+    spent = max(0, (until - phase_times.since) // MILLISECOND) if phase_times.since is not None else 0
+    phases = Counter({phase_times.phase: spent})
+    for phase, ms in phase_times.booked:
+        phases[phase] += ms
+    known = {phase: ms for phase, ms in phases.items() if phase in PHASES}
+    known[Phase.UNKNOWN] = known.get(Phase.UNKNOWN, 0) + phases.total() - sum(known.values())
+    depths = Counter({depth: ms for depth, ms in phase_times.by_depth if depth in DEPTHS})
+    if phase_times.depth in DEPTHS:
+        depths[phase_times.depth] += spent
+    return replace(phase_times, booked=_sorted(known), by_depth=_sorted(depths))
+
+
+def _sorted(sums: dict[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((str(name), ms) for name, ms in sums.items() if ms))
+
+
+def _increase(before: tuple[tuple[str, int], ...], after: tuple[tuple[str, int], ...]) -> dict[str, int]:
+    known = dict(before)
+    return {name: ms - known.get(name, 0) for name, ms in after if ms > known.get(name, 0)}
+
+
+def _as_times(sums: Iterable[tuple[str, int]]) -> dict[str, timedelta]:
+    return {name: ms * MILLISECOND for name, ms in sums}
 
 
 def _changed_at(phase: str, phase_times: PhaseTimes, at: datetime, replicas: Replicas) -> datetime:

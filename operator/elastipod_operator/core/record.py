@@ -148,6 +148,10 @@ class PhaseTimes:
     phase: str = ""
     since: Annotated[datetime | None, Stored(time_rule=PAST)] = None
     booked: tuple[tuple[str, int], ...] = ()
+    depth: Annotated[str, Stored(is_later=True)] = ""
+    """The depth of the resize or recovery that the present phase belongs to; empty for none."""
+    by_depth: Annotated[tuple[tuple[str, int], ...], Stored(is_later=True)] = ()
+    """That part of `booked` that resizes and recoveries took, by their depth."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,6 +236,8 @@ def _start(record: Record, context: Context, chosen: list[Replica]) -> PlanDraft
             replace(started, size_before_growth=transition.from_size) if grew else growth_failed(started, context.now)
         )
     choice = settled_depth(transition, chosen)
+    if choice is not None:  # the phase that ends now belongs to a change of this depth
+        started = replace(started, phase_times=replace(record.phase_times, depth=choice.depth))
     entry = HistoryEntry(
         generation=generation, from_size=transition.from_size, to_size=len(chosen), kind=transition.kind,
         cause=transition.cause, at=context.now, detected_at=transition.detected_at,

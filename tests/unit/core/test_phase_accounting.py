@@ -115,7 +115,7 @@ def test_a_fault_is_booked_back_to_the_last_step() -> None:
     todo = plan(
         observed(job(record), [(pod(0), faulted(step=9, step_at=last)), (pod(1), running(step=9, step_at=last))])
     )
-    assert todo.record.phase_times == PhaseTimes(Phase.DETECTING, last, (("training", 88_000),))
+    assert todo.record.phase_times == PhaseTimes(Phase.DETECTING, last, (("training", 88_000),), "process")
 
 
 def test_the_end_stops_the_clock() -> None:
@@ -147,7 +147,7 @@ def test_a_clock_that_goes_back_books_nothing_twice() -> None:
 def test_what_was_booked_meanwhile() -> None:
     before = PhaseTimes(Phase.TRAINING, NOW, (("starting", 700), ("training", 1_000)))
     after = PhaseTimes(Phase.DRAINING, NOW, (("starting", 700), ("training", 3_500)))
-    assert phase_times_since(before, after) == {"training": seconds(2.5)}
+    assert phase_times_since(before, after) == {("training", ""): seconds(2.5)}
     assert phase_times_since(before, before) == {}
     assert phase_times_since(before, PhaseTimes(Phase.SCHEDULING, NOW, (("training", 10),))) == {}, (
         "a record that was lost"

@@ -30,8 +30,11 @@ from elastipod_operator.core.phase_accounting import (
     phase_of,
     phase_times_since,
     total,
+    total_by_depth,
 )
 from elastipod_operator.core.record import (
+    RECORD_LOST,
+    Depth,
     PhaseTimes,
     Record,
     TransitionKind,
@@ -46,7 +49,80 @@ def kept(phase_times: PhaseTimes, *pods: Seen, now: datetime = NOW, **changes: A
 
 
 def test_the_first_phase_begins_with_the_job() -> None:
-    assert kept(PhaseTimes(), *RUN) == PhaseTimes("training", NOW, (("scheduling", 3_600_000),))
+    assert kept(PhaseTimes(), generation=0) == PhaseTimes("training", NOW, (("scheduling", 3_600_000),))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"generation": 1}, id="it has trained"),
+        pytest.param(
+            {"generation": 0, "transition": transition(TransitionKind.START, cause=RECORD_LOST)}, id="it had pods"
+        ),
+        pytest.param({"generation": 0, "outcome": "Failed", "ended_at": NOW}, id="it had ended"),
+    ],
+)
+def test_nobody_knows_the_time_before_a_record_was_lost(changes: dict[str, Any]) -> None:
+    assert kept(PhaseTimes(), *RUN, **changes).booked == (("unknown", 3_600_000),)
+
+
+CHANGED = PhaseTimes("rendezvous", NOW - seconds(2), depth="memory")
+
+
+@pytest.mark.parametrize(
+    ("before", "changes", "depth", "by_depth"),
+    [
+        pytest.param(
+            PhaseTimes("training", NOW - seconds(2)), {"transition": transition(depth=Depth.MEMORY)},
+            "memory", (), id="training before a change belongs to none",
+        ),
+        pytest.param(
+            PhaseTimes("training", NOW - seconds(2)),
+            {"transition": transition(TransitionKind.RECOVERY, recreates_pods=True)},
+            "job", (), id="a full restart is a deep one",
+        ),
+        pytest.param(
+            PhaseTimes("training", NOW - seconds(2)), {"transition": transition(TransitionKind.SUSPEND)},
+            "", (), id="a suspension is no change of the world",
+        ),
+        pytest.param(CHANGED, {"running_since": None}, "memory", (), id="a new generation goes on with the change"),
+        pytest.param(CHANGED, {}, "", (("memory", 2_000),), id="new steps end it"),
+        pytest.param(
+            CHANGED, {"transition": transition(TransitionKind.RECOVERY)},
+            "process", (("memory", 2_000),), id="a fault during a change begins another",
+        ),
+        pytest.param(
+            PhaseTimes("draining", NOW - seconds(2), depth="memory"), {"transition": transition(depth=Depth.PROCESS)},
+            "process", (), id="a phase belongs to the depth that its change turns out to have",
+        ),
+        pytest.param(
+            PhaseTimes("loading", NOW - seconds(2), by_depth=(("pod", 7),)), {},
+            "", (("pod", 7),), id="the first start is no change",
+        ),
+    ],
+)  # fmt: skip
+def test_the_time_of_changes_is_booked_by_their_depth(
+    before: PhaseTimes, changes: dict[str, Any], depth: str, by_depth: tuple[tuple[str, int], ...]
+) -> None:
+    after = kept(before, *RUN, **changes)
+    assert (after.depth, after.by_depth) == (depth, by_depth)
+
+
+def test_what_later_versions_call_their_phases_is_unknown_here() -> None:
+    later = PhaseTimes(
+        "idling", NOW - seconds(2), (("idling", 5), ("training", 7)), "deepest", (("deepest", 4), ("pod", 3))
+    )
+    assert kept(later, *RUN) == PhaseTimes(
+        "training", NOW, (("training", 7), ("unknown", 2_005)), by_depth=(("pod", 3),)
+    )  # fmt: skip
+
+
+def test_what_changes_took_so_far() -> None:
+    now = PhaseTimes("loading", NOW - seconds(2), depth="process", by_depth=(("memory", 300), ("process", 1_000)))
+    assert total_by_depth(now, NOW) == {"memory": timedelta(milliseconds=300), "process": seconds(3)}
+    before = PhaseTimes("loading", NOW, (("loading", 5),), "process")
+    after = PhaseTimes("training", NOW, (("loading", 3_005),), by_depth=(("process", 3_000),))
+    assert phase_times_since(before, after) == {("loading", "process"): seconds(3)}
 
 
 def test_a_ledger_that_stopped_does_not_go_on() -> None:
@@ -79,13 +155,15 @@ def test_what_was_booked_since() -> None:
     before = PhaseTimes("training", NOW, (("starting", 5), ("training", 7)))
     after = PhaseTimes("ended", None, (("draining", 1), ("starting", 5), ("training", 9)))
     assert phase_times_since(before, after) == {
-        "draining": timedelta(milliseconds=1),
-        "training": timedelta(milliseconds=2),
+        ("draining", ""): timedelta(milliseconds=1),
+        ("training", ""): timedelta(milliseconds=2),
     }
 
 
 def test_goodput_is_the_share_of_training_in_what_is_not_somebody_elses_time() -> None:
-    one = PhaseTimes("training", NOW - seconds(6), (("queued", 99_000), ("starting", 2_000), ("suspended", 99_000)))
+    one = PhaseTimes(
+        "training", NOW - seconds(6), (("queued", 99_000), ("starting", 2_000), ("suspended", 99_000), ("unknown", 9))
+    )
     other = PhaseTimes("ended", None, (("recomputing", 1_000), ("training", 3_000)))
     assert goodput([one, other], NOW) == 0.75
     assert goodput([], NOW) is None

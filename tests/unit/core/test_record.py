@@ -57,6 +57,7 @@ transitions = st.builds(
 )
 spans = st.integers(0, 10**9).map(lambda ms: timedelta(milliseconds=ms))
 names = st.text(max_size=20)
+sums = st.lists(st.tuples(names, counts), max_size=3).map(tuple)
 records = st.builds(
     Record, generation=counts, members=st.lists(pods, unique=True, max_size=30).map(tuple), master_addr=st.text(max_size=20),
     transition=st.none() | transitions, lost=st.lists(pods, unique=True, max_size=5).map(tuple),
@@ -71,7 +72,7 @@ records = st.builds(
     gang=st.none() | st.builds(PartialGang, times, counts, counts, maybe_times), resize_began_at=maybe_times,
     resize_statistics=st.builds(ResizeStatistics, st.none() | spans, st.lists(st.tuples(counts, spans), max_size=3).map(tuple)),
     suspended_time=spans, shrank_after_fault=st.booleans(), is_full_restart=st.booleans(),
-    phase_times=st.builds(PhaseTimes, names, maybe_times, st.lists(st.tuples(names, counts), max_size=3).map(tuple)),
+    phase_times=st.builds(PhaseTimes, names, maybe_times, sums, names, sums),
 )  # fmt: skip
 
 

@@ -89,7 +89,7 @@ FULL = Record(
     resize_began_at=AT[16],
     resize_statistics=ResizeStatistics(seconds(1.5), ((2, seconds(0.25)),)),
     suspended_time=seconds(23),
-    phase_times=PhaseTimes("training", AT[17], (("starting", 24),)),
+    phase_times=PhaseTimes("training", AT[17], (("starting", 24),), "process", (("memory", 26),)),
     outcome="Failed",
     outcome_reason=OpenReason("WorkerCrash"),
     outcome_message="o",
@@ -130,7 +130,7 @@ WRITTEN = {
     "idle": 23000,
     "shrunk": True,
     "begun": SHOWN[18],
-    "ledger": ["training", SHOWN[17], [["starting", 24]]],
+    "ledger": ["training", SHOWN[17], [["starting", 24]], "process", [["memory", 26]]],
     "outcome": ["Failed", "WorkerCrash", "o"],
 }
 

@@ -17,6 +17,7 @@ from tests.unit.docs.pages import ROOT, Page, page, pages, sources
 
 from elastipod_agent.metrics import FAMILIES
 from elastipod_operator.api.models import HyperPodPyTorchJob
+from elastipod_operator.core.phase_accounting import Phase
 
 PAGES = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.path))
 PRODUCT = ("operator", "agent", "localcluster", "charts", "examples")
@@ -78,6 +79,11 @@ def names_in_table(heading: str) -> dict[str, set[str]]:
         for row in rows[at + 1 : end]
         for name in re.findall(r"`([a-z_]+)`", row[0])
     }
+
+
+def test_the_operations_guide_lists_every_phase_and_no_other() -> None:
+    rows = page("docs/operations.md").table_rows("## Where the time goes")
+    assert [row[0].strip(" `") for row in rows][1:] == list(Phase)
 
 
 def test_the_operations_guide_lists_every_metric_of_the_operator_and_no_other() -> None:

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from elastipod_operator import job_collector
+from elastipod_operator import clock, job_collector
 from elastipod_operator.core.actions import JobSize
+from elastipod_operator.core.phase_accounting import Phase
+from elastipod_operator.core.record import Depth, PhaseTimes
 from elastipod_operator.job_collector import JobCollector, JobFigures
 
 BEGAN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-TRAINS = JobFigures("team-a", "llm", JobSize(2, 4, 8), 3, "training", BEGAN)
+NOW = BEGAN + timedelta(seconds=60)
+TIMES = PhaseTimes(
+    "training", BEGAN, (("starting", 2_500), ("training", 40_000), ("draining", 1_500)), by_depth=(("memory", 1_500),)
+)
+TRAINS = JobFigures("team-a", "llm", JobSize(2, 4, 8), 3, TIMES, "Running", "Training")
+
+
+@pytest.fixture(autouse=True)
+def minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scrape comes a minute after the present phase began."""
+    monkeypatch.setattr(clock, "now", lambda: NOW)
 
 
 def scraped(jobs: dict[str, JobFigures], steps: dict[str, int]) -> dict[str, float]:
@@ -32,18 +45,35 @@ def test_a_job_that_trains() -> None:
         f"elastipod_job_max_replicas{labels}": 8,
         f"elastipod_job_restarts{labels}": 3,
         'elastipod_job_phase_start_time_seconds{job="llm",namespace="team-a",phase="training"}': BEGAN.timestamp(),
+        'elastipod_job_phase_seconds{job="llm",namespace="team-a",phase="starting"}': 2.5,
+        'elastipod_job_phase_seconds{job="llm",namespace="team-a",phase="training"}': 100,
+        'elastipod_job_phase_seconds{job="llm",namespace="team-a",phase="draining"}': 1.5,
+        'elastipod_job_change_seconds{depth="memory",job="llm",namespace="team-a"}': 1.5,
+        'elastipod_job_state{job="llm",namespace="team-a",reason="Training",state="Running"}': 1,
         f"elastipod_job_step{labels}": 41,
     }
 
 
 def test_without_a_report_or_a_phase_there_is_no_sample_of_it() -> None:
-    found = scraped({"u": replace(TRAINS, phase="ended", phase_since=None)}, {})
+    found = scraped({"u": replace(TRAINS, phase_times=PhaseTimes("ended"))}, {})
     assert {name.partition("{")[0] for name in found} == {
         "elastipod_job_replicas",
         "elastipod_job_target_replicas",
         "elastipod_job_max_replicas",
         "elastipod_job_restarts",
+        "elastipod_job_state",
     }
+
+
+def test_a_job_has_a_bounded_number_of_series() -> None:
+    """Also one whose record names phases and depths that this version does not know."""
+    names = [*Phase, *(f"later-{n}" for n in range(50))]
+    booked = tuple((str(name), 1_000) for name in names)
+    by_depth = tuple((str(depth), 1) for depth in (*Depth, "later"))
+    times = replace(TIMES, phase="later", booked=booked, by_depth=by_depth)
+    found = scraped({"u": replace(TRAINS, phase_times=times)}, {"u": 1})
+    assert len(found) == 4 + 1 + 1 + len(Phase) + len(Depth)
+    assert found['elastipod_job_phase_seconds{job="llm",namespace="team-a",phase="unknown"}'] == 1 + 50 + 60
 
 
 def test_jobs_beyond_the_limit_are_not_exported() -> None:
