@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from elastipod_operator.core.names import FIELD_MANAGER
+from elastipod_operator.core.names import CRD_NAME, FIELD_MANAGER
 from elastipod_operator.core.reasons import Reason, as_reason
 from elastipod_operator.kube.reading import Body, labels_of, mapping, mappings, name_of, text
+from elastipod_operator.kube.scope import is_foreign
 from elastipod_operator.kube.times import time_or
 
 from .check import Check, error, ok, unknown, warning
@@ -43,12 +44,14 @@ def check_version(version: Body) -> Check:
 def check_crd(crd: Body | None) -> Check:
     """Check that the CRD is there, is Elastipod's, and has the fields of this version."""
     if crd is None:
-        return error("CRD", "hyperpodpytorchjobs.sagemaker.amazonaws.com does not exist", INSTALL)
+        return error("CRD", f"{CRD_NAME} does not exist", INSTALL)
+    if is_foreign(crd):
+        advice = (
+            "Do not delete it: that deletes all jobs. End the other controller, then install with crds.takeOver=true."
+        )
+        return error("CRD", "it belongs to another controller: its spec has no field elastipod", advice)
     versions = [one for one in mappings(mapping(crd.get("spec")).get("versions")) if one.get("served")]
     spec = _properties(_properties(mapping(mapping(versions[0].get("schema")).get("openAPIV3Schema")), "spec"))
-    if "elastipod" not in spec:
-        advice = "Do not delete it: that deletes all jobs. Only one of the two controllers can run these jobs."
-        return error("CRD", "it belongs to another controller: its spec has no field elastipod", advice)
     known = set(_properties(mapping(spec["elastipod"])))
     if missing := OWN_FIELDS - known:
         return warning("CRD", f"it is older than this command: spec.elastipod lacks {_list(missing)}", UPGRADE)

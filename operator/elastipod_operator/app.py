@@ -17,6 +17,7 @@ from .kube.api import CALL_ERRORS, Api, ApiError, connect
 from .kube.events import Events
 from .kube.job_keys import InvalidInstallKey, JobKeys, read_install_keys
 from .kube.lease import Lease
+from .kube.preflight import Refusal, check_crd, check_releases
 from .kube.queue_api import QueueApi
 from .kube.store import Store
 from .kube.workload_watch import WorkloadWatch
@@ -46,7 +47,9 @@ async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
         quota = WorkloadWatch(QueueApi(api), store, reconciler.wake, reconciler.retry_queues, reconciler.queues_needed)
         missed = MissedNodeDeletions(store, QueueApi(api).read_node, reconciler.wake)
         watches = [
-            asyncio.create_task(run_kopf(options, handlers(WatchEvents(store, reconciler), missed), stop)),
+            asyncio.create_task(
+                run_kopf(options, handlers(WatchEvents(store, reconciler, options.scope.holds), missed), stop)
+            ),
             asyncio.create_task(missed.run()),
             asyncio.create_task(quota.run(options.namespaces)),
             asyncio.create_task(reconciler.poll_queues(options.namespaces)),
@@ -86,12 +89,14 @@ async def lead(options: Options, stop: asyncio.Event) -> int:
     # The lease has its own connection, so that a thousand waiting writes do not delay its renewal.
     api_client, lease_client = await connect(), await connect()
     api = Api(api_client)
-    lease = Lease(Api(lease_client), options.pod_namespace, LEASE_NAME, options.pod_name)
+    lease = Lease(Api(lease_client), options.pod_namespace, LEASE_NAME, options.pod_name, options.scope)
     try:
+        await check_crd(api, takes_over=options.takes_over)
         await mark_leader(api, options, leads=False)  # a restarted container may still have the label
         async with webhook_beside(options, api, lambda: leadership.leading):
             if await _race(lease.acquire(), stop.wait()) == 1:
                 return 0
+            await _check_releases(lease)
             leadership.leading = True
             metrics.LEADING.set(1)
             await mark_leader(api, options, leads=True)
@@ -102,6 +107,16 @@ async def lead(options: Options, stop: asyncio.Event) -> int:
             await runner.cleanup()
         for client in (api_client, lease_client):
             await client.close()  # type: ignore[no-untyped-call]  # the client has no annotations here
+
+
+async def _check_releases(lease: Lease) -> None:
+    """Let the lease say that its holder leads, unless another release runs the same jobs. Raises Refusal."""
+    try:
+        await check_releases(lease.api, lease.namespace, lease.name, lease.scope)
+        lease.leads = True
+    finally:
+        if not lease.leads:
+            await lease.release()
 
 
 async def _watch_while_leading(lease: Lease, options: Options, api: Api, stop: asyncio.Event) -> int:
@@ -146,7 +161,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         read_install_keys(options.install_key_file)  # an operator on standby checks its key too
         return asyncio.run(_run(options))
-    except InvalidInstallKey as error:
+    except (InvalidInstallKey, Refusal) as error:
         log.error("the operator cannot continue: %s", error)
         return 1
     except CALL_ERRORS as error:

@@ -7,6 +7,8 @@ import os
 import socket
 from dataclasses import dataclass
 
+from .kube.scope import Scope
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -23,6 +25,15 @@ class Options:
     webhook_name: str = "127.0.0.1"
     webhook_certificates: str = ""
     webhook_configuration: str = ""
+    release: str = ""
+    controller: str = "elastipod"
+    only_named: bool = False
+    takes_over: bool = False
+
+    @property
+    def scope(self) -> Scope:
+        """Which jobs this operator runs."""
+        return Scope(self.release, self.namespaces, self.controller, self.only_named)
 
 
 def parse(argv: list[str] | None) -> Options:
@@ -56,6 +67,7 @@ def parse(argv: list[str] | None) -> Options:
         help="file with the key from which the jobs' keys are derived; empty: no authentication (default: $ELASTIPOD_INSTALL_KEY_FILE)",
     )
     _add_webhook(parser)
+    _add_controller(parser)
     args = parser.parse_args(argv)
     if args.webhook_port and not (args.webhook_certificates or args.install_key_file):
         parser.error(
@@ -70,6 +82,10 @@ def parse(argv: list[str] | None) -> Options:
         pod_namespace=env.get("POD_NAMESPACE", "default"),
         is_pod=bool(env.get("POD_NAME")),
         install_key_file=args.install_key_file,
+        release=env.get("RELEASE_NAME", ""),
+        controller=args.controller_name,
+        only_named=args.only_named,
+        takes_over=args.take_over,
         webhook_port=args.webhook_port,
         webhook_name=args.webhook_name,
         webhook_certificates=args.webhook_certificates,
@@ -99,4 +115,25 @@ def _add_webhook(parser: argparse.ArgumentParser) -> None:
         "--webhook-configuration",
         default=env.get("WEBHOOK_CONFIGURATION", ""),
         help="ValidatingWebhookConfiguration in which the leader keeps the authority of its own certificates; empty: none",
+    )
+
+
+def _add_controller(parser: argparse.ArgumentParser) -> None:
+    env = os.environ
+    parser.add_argument(
+        "--controller-name",
+        default=env.get("ELASTIPOD_CONTROLLER_NAME") or "elastipod",
+        help="run jobs whose annotation elastipod.io/controller has this value, and those without it (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--only-named",
+        action="store_true",
+        default=env.get("ELASTIPOD_ONLY_NAMED") == "true",
+        help="leave jobs without that annotation to another controller (default: whether $ELASTIPOD_ONLY_NAMED is true)",
+    )
+    parser.add_argument(
+        "--take-over",
+        action="store_true",
+        default=env.get("ELASTIPOD_TAKE_OVER") == "true",
+        help="run even if the CRD is another controller's, which no longer runs (default: whether $ELASTIPOD_TAKE_OVER is true)",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .kube.reading import name_of, uid_of
@@ -13,16 +13,17 @@ Body = Mapping[str, Any]
 
 
 class WatchEvents:
-    """Takes the events of the watches. is_gone: the object was deleted."""
+    """Takes the events of the watches. is_gone: the object was deleted. runs: whether this operator runs a job."""
 
-    def __init__(self, store: Store, reconciler: Reconciler) -> None:
+    def __init__(self, store: Store, reconciler: Reconciler, runs: Callable[[Body], bool] = lambda _job: True) -> None:
         self._store = store
         self._reconciler = reconciler
+        self._runs = runs
 
     def job(self, body: Body, *, is_gone: bool) -> None:
         """Take an event of a job."""
         uid = uid_of(body)
-        if is_gone:
+        if is_gone or not self._runs(body):
             self._reconciler.forget(uid)
         elif self._store.put_job(body):
             self._reconciler.wake(uid)

@@ -144,10 +144,12 @@ def test_rights_are_those_that_the_operator_needs() -> None:
     }
     assert {resource for _, resource, _ in everywhere} == {
         "clusterqueues",
+        "customresourcedefinitions",
         "events",
         "hyperpodpytorchjobs",
         "hyperpodpytorchjobs/finalizers",
         "hyperpodpytorchjobs/status",
+        "leases",
         "localqueues",
         "nodes",
         "pods",
@@ -165,6 +167,8 @@ def test_rights_are_those_that_the_operator_needs() -> None:
     }
     assert {verb for resource, verb in kueue if resource == "clusterqueues"} == {"list"}
     assert ("workloads", "update") not in kueue
+    assert {verb for _, resource, verb in everywhere if resource == "leases"} == {"list"}
+    assert {verb for _, resource, verb in everywhere if resource == "customresourcedefinitions"} == {"get"}
     assert {verb for _, resource, verb in everywhere if resource == "secrets"} == {"create"}
     assert not [grant for grant in everywhere if "*" in grant]
     assert ("sagemaker.amazonaws.com", "hyperpodpytorchjobs", "create") not in everywhere

@@ -27,6 +27,15 @@ REASONS_FILE = Path("docs/reference/reasons.md")
 
 # Helm never upgrades what lies in a chart's crds/ folder, so the chart's copy is a template.
 _CHART_HEAD = """{{- if .Values.crds.install }}
+{{- $found := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "hyperpodpytorchjobs.sagemaker.amazonaws.com" }}
+{{- if and $found (not .Values.crds.takeOver) }}
+{{- $schema := dig "schema" "openAPIV3Schema" "properties" "spec" "properties" dict (first $found.spec.versions) }}
+{{- if not (hasKey $schema "elastipod") }}
+{{- $whose := "CRD hyperpodpytorchjobs.sagemaker.amazonaws.com belongs to another controller: its spec has no field elastipod." }}
+{{- $remedy := "End that controller, then install with --take-ownership --set crds.takeOver=true: the CRD and its jobs stay." }}
+{{- fail (printf "%s %s" $whose $remedy) }}
+{{- end }}
+{{- end }}
 """
 _CHART_KEEP = """  {{- if .Values.crds.keep }}
   annotations:

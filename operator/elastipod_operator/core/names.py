@@ -13,6 +13,7 @@ VERSION = "v1"
 PLURAL = "hyperpodpytorchjobs"
 KIND = "HyperPodPyTorchJob"
 API_VERSION = f"{GROUP}/{VERSION}"
+CRD_NAME = f"{PLURAL}.{GROUP}"
 FINALIZER = "elastipod.io/finalizer"
 FIELD_MANAGER = "elastipod-operator"
 
@@ -23,6 +24,9 @@ LABEL_ORDINAL = "elastipod.io/ordinal"
 LABEL_INCARNATION = "elastipod.io/incarnation"
 LABEL_GENERATION = "elastipod.io/generation"
 
+# On a job: the name of the controller that runs it. On a leader lease: which jobs the release runs.
+ANNOTATION_CONTROLLER = "elastipod.io/controller"
+ANNOTATION_SCOPE = "elastipod.io/scope"
 ANNOTATION_STATE = "elastipod.io/state"
 ANNOTATION_SIZE = "elastipod.io/size"
 ANNOTATION_HISTORY = "elastipod.io/history"

@@ -13,7 +13,7 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from ..core.actions import JobEvent
-from ..core.names import API_VERSION, FIELD_MANAGER, GROUP, KIND, LABEL_UID, PLURAL, VERSION
+from ..core.names import API_VERSION, CRD_NAME, FIELD_MANAGER, GROUP, KIND, LABEL_UID, PLURAL, VERSION
 from ..core.quoted_output import redact_quotes
 from ..core.snapshot import ObservedJob
 
@@ -153,6 +153,16 @@ class Api:
     async def read_lease(self, namespace: str, name: str) -> dict[str, Any]:
         """Give the leader lease; 404 when there is none yet."""
         return await self.call("GET", f"{_leases(namespace)}/{name}")
+
+    async def list_leases(self, name: str) -> list[dict[str, Any]]:
+        """Give the leases of this name in all namespaces."""
+        path, query = "/apis/coordination.k8s.io/v1/leases", [("fieldSelector", f"metadata.name={name}")]
+        leases: list[dict[str, Any]] = (await self.call("GET", path, query=query))["items"]
+        return leases
+
+    async def read_crd(self) -> dict[str, Any]:
+        """Give the CRD of jobs; 404 when there is none."""
+        return await self.call("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD_NAME}")
 
     async def create_lease(self, namespace: str, body: Mapping[str, Any]) -> None:
         """Create the leader lease; 409 if another operator was faster."""

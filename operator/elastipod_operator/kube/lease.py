@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from .api import CALL_ERRORS, Api, ApiError
+from .preflight import Refusal
+from .scope import Scope, scope_of
 
 log = logging.getLogger(__name__)
 
@@ -23,19 +25,24 @@ LEASE_S, RENEW_DEADLINE_S, RETRY_S = 15.0, 10.0, 2.0
 
 @dataclass(slots=True)
 class Lease:
-    """A lease in the operator's namespace. Its holder is the pod's name, so a restarted container takes it back at once."""
+    """A lease in the operator's namespace. Its holder is the pod's name, so a restarted container takes it back at once.
+
+    scope: which jobs the release runs; the lease tells others. leads: nobody else runs them, so this process does.
+    """
 
     api: Api
     namespace: str
     name: str
     holder: str
+    scope: Scope
+    leads: bool = False
     _seen: str = ""
     _seen_at: float = 0.0
     _last_error: str = ""
     _is_foreign: bool = False
 
     async def acquire(self) -> None:
-        """Wait until this process holds the lease."""
+        """Wait until this process holds the lease. Raises Refusal if another release in this namespace holds it."""
         while not await self._try("acquire"):  # noqa: ASYNC110  # the lease is elsewhere: nobody here can set an event
             await asyncio.sleep(RETRY_S)
         log.info("lease acquired", extra={"lease": f"{self.namespace}/{self.name}", "holder": self.holder})
@@ -90,9 +97,19 @@ class Lease:
             return True
         self._is_foreign = not self._is_free(lease)
         if self._is_foreign:
+            self._check_release(lease)
             return False
         await self.api.replace_lease(self.namespace, self.name, self._body(lease))
         return True
+
+    def _check_release(self, lease: dict[str, Any]) -> None:
+        """Raise Refusal unless the lease is held for this release. Operators without a name of their release are of any."""
+        other = scope_of(lease)[0].release
+        if self.scope.release and other not in ("", self.scope.release):
+            raise Refusal(
+                f"release {other} has its operator in namespace {self.namespace} already. Uninstall one of the two, or install "
+                f"release {self.scope.release} in a namespace of its own, for other jobs"
+            )
 
     def _is_free(self, lease: dict[str, Any]) -> bool:
         holder = (lease.get("spec") or {}).get("holderIdentity")
@@ -111,6 +128,7 @@ class Lease:
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (1 if lease else 0)
         spec.update(holderIdentity=self.holder, leaseDurationSeconds=int(LEASE_S), renewTime=now)
         metadata: dict[str, Any] = {"name": self.name, "namespace": self.namespace}
+        metadata["annotations"] = self.scope.annotations(leads=self.leads)
         if lease is not None:
             metadata["resourceVersion"] = lease["metadata"]["resourceVersion"]
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}

@@ -224,3 +224,13 @@ def test_the_values_in_the_operations_guide_are_the_charts() -> None:
         for part in name.split("."):
             assert part in found, name
             found = found[part]
+
+
+def test_nobody_is_told_to_delete_the_crd() -> None:
+    """Other controllers may share it, and all jobs of the cluster go with it."""
+    texts = [path.read_text(encoding="utf-8") for path in (*ROOT.glob("*.md"), *ROOT.rglob("docs/**/*.md"))]
+    texts += [path.read_text(encoding="utf-8") for path in (ROOT / "charts").rglob("*") if path.is_file()]
+    assert len(texts) > 30
+    assert not [
+        text for text in texts if re.search(r"delete (-f )?(crds?\b|customresourcedefinition)", text, re.IGNORECASE)
+    ]

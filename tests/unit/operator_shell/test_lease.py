@@ -14,6 +14,8 @@ from tests.unit.operator_shell.virtual_time import run_in_virtual_time
 from elastipod_operator.kube import lease as lease_module
 from elastipod_operator.kube.api import Api, ApiError
 from elastipod_operator.kube.lease import LEASE_S, RENEW_DEADLINE_S, RETRY_S, Lease
+from elastipod_operator.kube.preflight import Refusal
+from elastipod_operator.kube.scope import Scope, scope_of
 
 NAME = "operator"
 Scenario = Callable[["LeaseServer"], Coroutine[Any, Any, None]]
@@ -84,8 +86,8 @@ class LeaseServer:
         await asyncio.sleep(self.takes_s[1])
         return answer
 
-    def lease_of(self, holder: str) -> Lease:
-        return Lease(cast(Api, self), "team", NAME, holder)
+    def lease_of(self, holder: str, release: str = "") -> Lease:
+        return Lease(cast(Api, self), "team", NAME, holder, Scope(release))
 
 
 def play(monkeypatch: pytest.MonkeyPatch, scenario: Scenario) -> None:
@@ -123,6 +125,40 @@ def test_the_standby_waits_until_it_is_released(monkeypatch: pytest.MonkeyPatch)
         await standby
         assert now() - released_at <= RETRY_S
         assert server.holder == "b"
+
+    play(monkeypatch, scenario)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_refused"),
+    [
+        pytest.param("one", "two", True, id="another release"),
+        pytest.param("one", "one", False, id="the same"),
+        pytest.param("", "two", False, id="an operator of an earlier version, or started by hand"),
+    ],
+)
+def test_a_second_release_in_a_namespace_does_not_stand_by(
+    monkeypatch: pytest.MonkeyPatch, first: str, second: str, is_refused: bool
+) -> None:
+    async def scenario(server: LeaseServer) -> None:
+        await server.lease_of("a", first).acquire()
+        with pytest.raises(Refusal if is_refused else TimeoutError) as ended:
+            async with asyncio.timeout(1.0):
+                await server.lease_of("b", second).acquire()
+        told = "release one has its operator in namespace team already. Uninstall one of the two" if is_refused else ""
+        assert str(ended.value).startswith(told)
+
+    play(monkeypatch, scenario)
+
+
+def test_the_lease_tells_others_when_its_holder_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(server: LeaseServer) -> None:
+        lease = server.lease_of("a", "one")
+        await lease.acquire()
+        assert scope_of(server.lease or {}) == (Scope("one"), False)
+        lease.leads = True
+        await lease.acquire()
+        assert scope_of(server.lease or {}) == (Scope("one"), True)
 
     play(monkeypatch, scenario)
 

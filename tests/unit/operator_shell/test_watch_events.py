@@ -7,6 +7,8 @@ from unittest import mock
 
 import pytest
 
+from elastipod_operator.core.names import ANNOTATION_CONTROLLER
+from elastipod_operator.kube.scope import Scope
 from elastipod_operator.watch_events import WatchEvents
 
 POD: dict[str, Any] = {"metadata": {"name": "job-0", "namespace": "ns", "uid": "pod-uid"}}
@@ -21,6 +23,15 @@ def test_an_event_of_a_pod_wakes_its_job_alone(job: str | None, is_gone: bool) -
     assert reconciler.wake.mock_calls == ([mock.call(job)] if job else [])
     assert reconciler.forget_pod.mock_calls == ([mock.call("pod-uid")] if is_gone else [])
     assert (store.drop_pod if is_gone else store.put_pod).mock_calls == [mock.call(POD)]
+
+
+def test_a_job_of_another_controller_is_left_alone() -> None:
+    """Also one that was named for it just now."""
+    store, reconciler = mock.Mock(), mock.Mock()
+    body: dict[str, Any] = {"metadata": {"uid": "u", "annotations": {ANNOTATION_CONTROLLER: "theirs"}}}
+    WatchEvents(store, reconciler, Scope("mine").holds).job(body, is_gone=False)
+    assert (store.put_job.mock_calls, reconciler.wake.mock_calls) == ([], [])
+    assert reconciler.forget.mock_calls == [mock.call("u")]
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
