@@ -110,7 +110,9 @@ class SimStatusCache:
                 if polled.is_stopped:
                     continue
                 pod = self._cluster.pods.get(uid)
-                polled.fact = replace(polled.fact, connection_refused=pod is not None and pod.refuses())
+                is_refused = pod is not None and pod.refuses()
+                if is_refused is not polled.fact.connection_refused:
+                    polled.fact = replace(polled.fact, connection_refused=is_refused)
                 if pod is not None and pod.answers() and self._kernel.now - polled.heard_at >= HEARTBEAT_S:
                     self._refresh(pod)
                 since = polled.fact.last_answer or polled.fact.trying_since

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,3 +79,20 @@ def test_a_store_that_does_not_is_taken_and_left_clean() -> None:
     store = BucketStore("memory://bucket/x", {})
     assert store.claim(None) == 1
     assert store._names(".claims") == ["gen-000001"]
+
+
+def test_in_a_file_system_with_folders_they_are_made(tmp_path: Path) -> None:
+    store = BucketStore(f"file://{tmp_path}/bucket/x", {})
+    assert store.claim(None) == 1
+    target = CheckpointId(3, 1)
+    begun = store.begin(target)
+    for name in ("__0_0.distcp", ".metadata"):
+        with store.create_file(begun, name) as file:
+            file.write(b"part")
+    store.commit(
+        begun, Manifest(target, 1, {name: FileRecord(4, "0" * 8) for name in ("__0_0.distcp", ".metadata")}, {})
+    )
+    assert store.list_complete() == [target]
+    assert store.read_range(target, "__0_0.distcp", 1, 2) == b"ar"
+    folder = tmp_path / "bucket" / "x" / target.name
+    assert {path.name for path in folder.iterdir()} >= {".metadata", "__0_0.distcp", "elastipod.json"}

@@ -21,7 +21,8 @@ from tests.unit.checkpoint.test_save_and_load import Trainer
 
 from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint.directory_store import DirectoryStore
-from elastipod.checkpoint.file_source import _payload_start
+from elastipod.checkpoint.file_source import FileSource, _payload_start
+from elastipod.checkpoint.load_plan import LoadTarget
 from elastipod.checkpoint.manifest import CheckpointId, DamagedCheckpoint
 
 
@@ -101,6 +102,36 @@ def test_each_byte_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert manager.load_latest(model=model, optimizer=optimizer) is not None
     read = sum(each.count for each in files)
     assert size * 0.98 < read < size * 1.05
+
+
+@pytest.mark.parametrize(
+    ("parts", "dtype"),
+    [
+        pytest.param([(0, 0, 16, 8)], torch.float32, id="the whole"),
+        pytest.param([(4, 0, 6, 8)], torch.float32, id="rows in the middle"),
+        pytest.param([(0, 0, 8, 8), (8, 0, 8, 8)], torch.float32, id="rows of two tensors"),
+        pytest.param([(0, 0, 16, 8), (3, 2, 5, 4)], torch.float32, id="the whole, and a block of it"),
+        pytest.param([(3, 2, 5, 4)], torch.float32, id="a block"),
+        pytest.param([(0, 0, 16, 8)], torch.float64, id="another type"),
+    ],
+)
+def test_any_parts_of_a_saved_tensor_are_read(
+    tmp_path: Path, parts: list[tuple[int, int, int, int]], dtype: torch.dtype
+) -> None:
+    """parts: the first row and column of each, and how many; as a rank of another world needs them."""
+    model = torch.nn.Linear(8, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with CheckpointManager(tmp_path, memory=False) as manager:
+        manager.save(1, model=model, optimizer=optimizer)
+    store = DirectoryStore(tmp_path)
+    source = FileSource(store, store.manifest(CheckpointId(1, 1)), rank=0)
+    targets = [
+        LoadTarget((row, column), (rows, columns), torch.zeros(rows, columns, dtype=dtype))
+        for row, column, rows, columns in parts
+    ]
+    assert source.fill({("model.weight", (0, 0)): targets}) == []
+    for target, (row, column, rows, columns) in zip(targets, parts, strict=True):
+        assert torch.equal(target.tensor, model.weight.detach()[row : row + rows, column : column + columns].to(dtype))
 
 
 def test_a_checkpoint_of_an_earlier_version_is_verified_as_a_whole(tmp_path: Path) -> None:
