@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ IN_IMAGE = "/opt/elastipod/examples/"
 def containers_of(manifest: Any) -> Iterator[dict[str, Any]]:
     """Give everything in a manifest that has a command line."""
     if isinstance(manifest, dict):
-        if "command" in manifest and "args" in manifest:
+        if "command" in manifest and "image" in manifest:
             yield manifest
         for value in manifest.values():
             yield from containers_of(value)
@@ -31,7 +33,7 @@ def commands() -> list[tuple[str, Path, list[str]]]:
     found = []
     for file in sorted(EXAMPLES.rglob("*.yaml")):
         for container in (c for body in yaml.safe_load_all(file.read_text()) for c in containers_of(body)):
-            line = [*container["command"], *container["args"]]
+            line = [*container["command"], *container.get("args", ())]
             at = next((number for number, word in enumerate(line) if word.startswith(IN_IMAGE)), None)
             if at is not None:
                 script = EXAMPLES / line[at].removeprefix(IN_IMAGE)
@@ -63,3 +65,34 @@ def test_there_are_such_manifests() -> None:
     assert {"lm/job.yaml", "lm/job-fsdp2.yaml", "digits/job.yaml", "kueue/job.yaml"} <= {
         file for file, _, _ in commands()
     }
+
+
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "pyyaml"}  # whose import name is another
+
+
+def scripts_in_our_image() -> list[Path]:
+    """Give the scripts that the manifests run in the training image as it is."""
+    found = set()
+    for file in EXAMPLES.rglob("*.yaml"):
+        for container in (c for body in yaml.safe_load_all(file.read_text()) for c in containers_of(body)):
+            if container["image"] == "docker.io/elastipod/train:dev":
+                words = [*container["command"], *container.get("args", ())]
+                found |= {EXAMPLES / word.removeprefix(IN_IMAGE) for word in words if word.startswith(IN_IMAGE)}
+    return sorted(found)
+
+
+@pytest.mark.parametrize("script", scripts_in_our_image(), ids=lambda script: script.parent.name)
+def test_the_training_image_has_what_a_script_imports(script: Path) -> None:
+    pins = (EXAMPLES.parent / "requirements" / "train.txt").read_text()
+    beside = {path.stem for path in script.parent.glob("*.py")}
+    imported = set()
+    for path in (script, *(script.parent / f"{name}.py" for name in beside)):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {each.name.partition(".")[0] for each in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imported.add(node.module.partition(".")[0])
+    foreign = imported - sys.stdlib_module_names - beside - {"elastipod"}
+    assert "torch" in foreign
+    lacking = [name for name in foreign if f"\n{DISTRIBUTIONS.get(name, name)}==" not in pins]
+    assert not lacking, f"add them to the extra `examples` and run `make requirements`: {lacking}"
