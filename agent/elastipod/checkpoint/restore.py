@@ -45,12 +45,12 @@ class Restore:
         self.missing: tuple[str, ...] = ()
         self.unexpected: tuple[str, ...] = ()
         self._elsewhere: frozenset[str] = frozenset()
-        self._replica_local = frozenset(replica_local_keys(live))
+        self._local_elsewhere: frozenset[str] = frozenset()
 
     @property
     def replica_local(self) -> frozenset[str]:
         """Keys of tensors that may differ between replicas; of all stages after `learn_other_stages`."""
-        return self._replica_local
+        return self._local_elsewhere.union(replica_local_keys(self.live))
 
     def learn_other_stages(self, nested: dict[str, Any], source: SavedSource, comm: Communicator) -> None:
         """Learn which keys other stages of a pipeline have. nested: this rank's. Collective with stages, else nothing to do."""
@@ -59,13 +59,15 @@ class Restore:
             return
 
         def own() -> list[list[str]]:
-            return [sorted(flat_keys(nested, source)), sorted(self._replica_local)] if stage.speaks else [[], []]
+            return (
+                [sorted(flat_keys(nested, source)), sorted(replica_local_keys(self.live))] if stage.speaks else [[], []]
+            )
 
         def joined(answers: list[list[list[str]]]) -> list[list[str]]:
             return [sorted(set().union(*each)) for each in zip(*answers, strict=True)]
 
         keys, local = comm.all_reduce(own, joined)
-        self._elsewhere, self._replica_local = frozenset(keys), self._replica_local.union(local)
+        self._elsewhere, self._local_elsewhere = frozenset(keys), frozenset(local)
 
     def nested(self, source: SavedSource) -> dict[str, Any]:
         """Return the live state to load into, with memory for what was saved. On all ranks: optimizers may run collectives."""
