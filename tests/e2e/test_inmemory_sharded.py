@@ -133,6 +133,17 @@ def test_copies_in_another_failure_domain_survive_the_loss_of_a_rank(play: Any, 
     assert_as_if_nothing_happened(job, undisturbed)
 
 
+def test_a_rank_that_dies_while_a_shrink_is_under_way_takes_no_part_with_it(
+    play: Any, undisturbed: dict[str, str]
+) -> None:
+    """The others have left, and the new world has made no copy yet."""
+    fault = PlannedFault(FaultKind.KILL, Moment.FILLING, rank=1, from_generation=2)
+    job = play(size=4, resizes=[Resize(8, 2)], faults=[fault], options={"copies": {"memory_bytes": 1 << 20}})
+    assert min(step for _, _, step in job.joined(3).values()) >= 8, f"it goes on where it stopped: {job.told()}"
+    assert not any(job.report.steps_repeated.values()), job.told()
+    assert_as_if_nothing_happened(job, undisturbed)
+
+
 def test_without_copies_the_loss_of_a_rank_goes_back_to_a_checkpoint(play: Any, undisturbed: dict[str, str]) -> None:
     faults = [PlannedFault(FaultKind.KILL, Moment.BACKWARD, rank=1, step=9)]
     options = {"copies": {"memory_bytes": 1000}, "checkpoint_every": 4}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from elastipod.in_memory.exchange import all_texts
 from elastipod.in_memory.members import Members
 from elastipod.in_memory.parts import PartContent, ShardedShape, part_content, part_of, place_of
 from elastipod.in_memory.rank import RankState
-from elastipod.in_memory.shard_plan import Need, messages
+from elastipod.in_memory.shard_plan import Need, messages, second_holders
 from elastipod.in_memory.shard_transfer import PartSources, PartTarget, Progress, exchange
 
 log = logging.getLogger(__name__)
@@ -79,6 +79,30 @@ class ShardCopies:
         self._complete.add(step)
         return [part_content(members, part).copied(), *taken]
 
+    def second_holders(
+        self, holders: Sequence[tuple[int, int]], staying: Sequence[int], members: Members, part: int
+    ) -> dict[int, int]:
+        """Give a second holder for each part that one rank alone will hold when others leave, the same on every rank.
+
+        None without copies, or beyond their budget. holders, staying: as for `shard_plan.second_holders`. part: of this rank.
+        """
+        if self._wanted is None:
+            return {}
+        chosen = second_holders(holders, staying)
+        shapes = part_content(members, part).shapes
+        held = [*holders, *chosen.items()]
+        need = max(_num_bytes(shapes, (one for one, at in held if at == rank)) for rank in staying)
+        if need > self._wanted.memory_bytes:
+            if dist.get_rank() == 0:
+                log.warning(
+                    "until the new world has made copies, the loss of a rank costs the steps since the newest checkpoint: those who "
+                    "stay would hold %d bytes each, and memory_bytes is %d",
+                    need,
+                    self._wanted.memory_bytes,
+                )
+            return {}
+        return chosen
+
     def _choose_holders(self, members: Members, part: int) -> dict[int, int]:
         """Give the holder of each rank's copy, the same on every rank; empty, with a sentence, where there will be no copies."""
         assert self._wanted is not None
@@ -93,7 +117,7 @@ class ShardCopies:
             return _off("all ranks are on one node", rank)
         shapes = part_content(members, part).shapes
         held = [part, *(part_of(num_shards, giver) for giver, holder in holders.items() if holder == rank)]
-        need = GENERATIONS * sum(shape.stretch(one)[1] - shape.stretch(one)[0] for one in held for shape in shapes)
+        need = GENERATIONS * _num_bytes(shapes, held)
         needs = [int(text) for text in all_texts(str(need))]
         if max(needs) > self._wanted.memory_bytes:
             where = needs.index(max(needs))
@@ -140,6 +164,10 @@ def _room(shape: ShardedShape, part: int, own: PartContent) -> torch.Tensor:
     if shape.dim is None:
         return own.tensors[shape.key].clone()
     return torch.empty(shape.local_sizes(part), dtype=getattr(torch, shape.whole.dtype))
+
+
+def _num_bytes(shapes: Iterable[ShardedShape], parts: Iterable[int]) -> int:
+    return sum(shape.stretch(part)[1] - shape.stretch(part)[0] for part in parts for shape in shapes)
 
 
 def _off(why: str, rank: int) -> dict[int, int]:

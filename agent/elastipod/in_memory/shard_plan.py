@@ -130,3 +130,20 @@ def receivers_of_parts(leaving: Mapping[int, int], staying: Sequence[int], num_s
     """
     count = len(staying)
     return {part: staying[min(place_of(part)[1] * count // num_shards, count - 1)] for part in sorted(leaving)}
+
+
+def second_holders(holders: Sequence[tuple[int, int]], staying: Sequence[int]) -> dict[int, int]:
+    """Choose a second holder for each part that one rank alone will hold, so that the loss of a rank costs nothing.
+
+    holders: parts with the ranks that hold them when the others have left. staying: as for `receivers_of_parts`. Gives ranks by part;
+    empty where one rank stays.
+    """
+    times = Counter(part for part, _ in holders)
+    taken = dict.fromkeys(staying, 0)
+    chosen: dict[int, int] = {}
+    for part, holder in sorted(holders):
+        others = [rank for rank in staying if rank != holder]
+        if times[part] == 1 and others:
+            chosen[part] = min(others, key=lambda rank: (taken[rank], rank))
+            taken[chosen[part]] += 1
+    return chosen

@@ -102,6 +102,12 @@ class ShardedMemory(MemoryState):
         takers = receivers_of_parts(orphans, staying, self._plan.num_shards(size))
         with lost_world("the shards of those who leave could not be handed over"):
             taken = exchange_parts(self.members, self._part, takers, orphans, self._limit.progress)
+            if givers:
+                # The new world makes its first copies after a step; a rank that dies before must not take its part with it.
+                holders = [(self._plan.part(rank, size), rank) for rank in staying] + list(takers.items())
+                seconds = self._copies.second_holders(holders, staying, self.members, self._part)
+                first = {**dict(holders), **orphans}
+                taken += exchange_parts(self.members, self._part, seconds, first, self._limit.progress)
             agree_on_flag()
         for image in taken:
             self._keep(self.completed, image)

@@ -12,7 +12,15 @@ from tests.nonempty import every
 from elastipod.in_memory.members import TensorShape
 from elastipod.in_memory.offers import Offer
 from elastipod.in_memory.parts import ShardedShape, part_of, parts_of, place_of
-from elastipod.in_memory.shard_plan import Message, Need, local_spans, messages, newest_layout, receivers_of_parts
+from elastipod.in_memory.shard_plan import (
+    Message,
+    Need,
+    local_spans,
+    messages,
+    newest_layout,
+    receivers_of_parts,
+    second_holders,
+)
 
 
 def shape(key: str, *sizes: int, dim: int | None = 0) -> ShardedShape:
@@ -141,3 +149,12 @@ def test_the_layout_that_is_whole_at_the_newest_step_is_taken(offers: list[Offer
 def test_a_part_that_leaves_goes_to_the_rank_that_will_need_it() -> None:
     assert receivers_of_parts({part_of(4, 2): 2, part_of(4, 3): 3}, [0, 1], 4) == {part_of(4, 2): 1, part_of(4, 3): 1}
     assert receivers_of_parts({part_of(4, 0): 0}, [1, 2, 3], 4) == {part_of(4, 0): 1}
+
+
+def test_each_part_of_a_single_holder_gets_a_second_one_in_equal_numbers() -> None:
+    first, second, third, fourth = (part_of(4, number) for number in range(4))
+    holders = [(first, 0), (second, 1), (third, 1), (fourth, 1)]
+    assert second_holders(holders, [0, 1]) == {first: 1, second: 0, third: 0, fourth: 0}
+    assert second_holders(holders, [0, 1, 2]) == {first: 1, second: 0, third: 2, fourth: 0}
+    assert second_holders([(first, 0), (first, 1), (second, 1)], [0, 1]) == {second: 0}, "the first one has replicas"
+    assert second_holders([(first, 0)], [0]) == {}
