@@ -49,7 +49,6 @@ class Rounds:
         rng = self._rng
         before = self.until_whole()
         self._ranks = living_ranks(self._job.name)
-        workers = training_processes(self._job.name)
         time.sleep(rng.uniform(0, 2))
         moment = "training"
         spare = len(self._ranks) - 1  # ranks that may die and leave one that holds the state
@@ -83,7 +82,7 @@ class Rounds:
         after = self.until_whole(beyond=before.generation if pods or is_resized else 0)
         whole_s = round(time.monotonic() - began, 1)
         followed = self._followed(before, after, is_planned=is_resized and not pods)
-        if not pods and not is_resized and training_processes(self._job.name) != workers:
+        if not pods and not is_resized and living_ranks(self._job.name) != self._ranks:
             problem = problem or "workers were replaced, though none was killed"
         return [
             replace(each, **{**followed, "whole_s": whole_s, "problem": problem or followed["problem"]})
