@@ -1,8 +1,11 @@
-# Images of Elastipod: `docker build --target operator .` and `docker build --target train .`
+# Images of Elastipod: `docker build --target operator .`, and for training `--target agent .` and `--target training .`.
 # `elastipod local` carries out these same steps without a container engine. To keep a change of code cheap, everything
 # that changes rarely (Debian packages, dependencies) stands before the code, and the code is one thin layer at the end.
 
-FROM debian:bookworm-slim AS base
+# A release names the digest of the moment: --build-arg DEBIAN=debian:bookworm-slim@sha256:... (.ci/release.yaml).
+ARG DEBIAN=debian:bookworm-slim
+
+FROM ${DEBIAN} AS base
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends python3 ca-certificates \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/archives/*.deb \
@@ -45,6 +48,15 @@ RUN /opt/tools/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --
        --target /opt/elastipod/code /wheels/*.whl \
     && rm /opt/elastipod/code/.lock
 
+# The slim wheel: what a user's own image needs beside its torch.
+FROM tools AS agent-code
+COPY agent /src/agent
+COPY LICENSE /src/agent/
+RUN /opt/tools/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels /src/agent \
+    && /opt/tools/bin/uv pip install --no-cache --offline --no-deps --compile-bytecode --python /usr/bin/python3 \
+       --target /opt/elastipod/code /wheels/*.whl \
+    && rm /opt/elastipod/code/.lock
+
 FROM base AS operator
 RUN printf '/opt/elastipod/code\n/opt/elastipod/operator\n' > /usr/lib/python3/dist-packages/elastipod.pth
 COPY --from=operator-dependencies /opt/elastipod/operator /opt/elastipod/operator
@@ -53,6 +65,20 @@ WORKDIR /
 USER 65532:65532
 ENTRYPOINT ["elastipod", "operator"]
 
+# A base for images with a torch of their own, or a place to take the wheel from:
+# COPY --from=elastipod/agent /wheels /wheels
+FROM base AS agent
+RUN printf '/opt/elastipod/code\n' > /usr/lib/python3/dist-packages/elastipod.pth \
+    && mkdir /workspace && chown 65532:65532 /workspace
+COPY --from=agent-code /wheels /wheels
+COPY --from=agent-code /opt/elastipod/code /opt/elastipod/code
+# Users without an entry in /etc/passwd have a name for programs that ask for one.
+ENV HOME=/workspace USER=elastipod
+WORKDIR /workspace
+USER 65532:65532
+CMD ["hyperpodrun", "--help"]
+
+# Runs as root on the local cluster, whose shared folder belongs to root.
 FROM base AS train
 RUN printf '/opt/elastipod/code\n/opt/elastipod/site-packages\n' > /usr/lib/python3/dist-packages/elastipod.pth
 COPY --from=train-dependencies /opt/elastipod/site-packages /opt/elastipod/site-packages
@@ -60,3 +86,9 @@ COPY --from=code /opt/elastipod/code /opt/elastipod/code
 COPY examples /opt/elastipod/examples
 WORKDIR /workspace
 CMD ["python3"]
+
+# The published image for training.
+FROM train AS training
+RUN chown 65532:65532 /workspace
+ENV HOME=/workspace USER=elastipod
+USER 65532:65532

@@ -11,7 +11,7 @@ NAME ?=
 SEED ?=
 ARGS ?=
 
-.PHONY: help env demo test sim test-long proven docs lint format generate requirements bench clean $(TIERS:%=test-%)
+.PHONY: help env demo test sim test-long proven docs lint format generate requirements bench wheels sbom kind clean $(TIERS:%=test-%)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,11 +69,21 @@ requirements: env ## resolve and pin the requirements again (UPGRADE=--upgrade t
 	@$(COMPILE) $(UPGRADE) pyproject.toml --extra dev -o requirements/dev.txt
 	@$(COMPILE) $(UPGRADE) pyproject.toml --extra operator -o requirements/operator.txt
 	@$(COMPILE) $(UPGRADE) pyproject.toml --extra examples -o requirements/train.txt
+	@$(COMPILE) $(UPGRADE) requirements/release.in -o requirements/release.txt
 	@$(COMPILE) $(UPGRADE) requirements/peer-frameworks.in -o requirements/peer-frameworks.txt
 	@$(COMPILE) $(UPGRADE) requirements/peer-hyp.in -o requirements/peer-hyp.txt
 	@$(COMPILE) $(UPGRADE) requirements/peer-original.in -o requirements/peer-original.txt
 	@$(COMPILE) $(UPGRADE) requirements/peer-s3.in -o requirements/peer-s3.txt
 	@$(COMPILE) $(UPGRADE) requirements/peer-torch211.in -o requirements/peer-torch211.txt
+
+wheels: env ## build the wheels elastipod and elastipod-agent (the slim one for images) into dist/
+	@.ci/wheels
+
+sbom: env ## write what the images contain as CycloneDX into dist/
+	@.ci/sbom
+
+kind: ## run Elastipod in a cluster of kind (needs docker, kind, kubectl and helm; CLUSTER=name)
+	@.ci/kind
 
 BENCHES = $(patsubst bench/%.py,%,$(wildcard bench/[a-z]*.py))
 bench: env ## run the benchmarks (NAME=one of them, ARGS for it); each writes .run/bench/<name>.json and prints a table

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
+from elastipod.distribution import SLIM, WHOLE, distribution, installed_version
+
 
 @dataclass(frozen=True)
 class Command:
@@ -79,6 +81,8 @@ COMMANDS = {
 }
 
 USAGE_ERROR = 2
+# Packages that images for training do not need.
+NOT_IN_IMAGES = ("elastipod_client", "elastipod_local", "elastipod_operator")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -124,22 +128,21 @@ def _run(name: str, command: Command, argv: list[str]) -> int:
     try:
         part: Callable[[list[str]], int | None] = import_module(command.module).main
     except ModuleNotFoundError as missing:
-        extra = f"'elastipod[{command.extra}]'" if command.extra else "elastipod"
-        print(
-            f"elastipod {name}: this installation lacks the package {missing.name!r}; install it with: pip install {extra}",
-            file=sys.stderr,
-        )
+        print(f"elastipod {name}: {_remedy(command, missing.name or '')}", file=sys.stderr)
         return USAGE_ERROR
     return part(argv) or 0
 
 
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
+def _remedy(command: Command, missing: str) -> str:
+    found = distribution()
+    if found == SLIM and missing.partition(".")[0] in NOT_IN_IMAGES:
+        return f"the wheel {SLIM} has no such command; on your own machine, install it with: pip install {WHOLE}"
+    what = f"'{found}[{command.extra}]'" if command.extra else found
+    return f"this installation lacks the package {missing!r}; install it with: pip install {what}"
 
-    try:
-        return version("elastipod")
-    except PackageNotFoundError:
-        return "(not installed; run from source)"
+
+def _version() -> str:
+    return installed_version(distribution()) or "(not installed; run from source)"
 
 
 if __name__ == "__main__":

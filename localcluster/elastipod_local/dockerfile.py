@@ -46,10 +46,13 @@ def parse(text: str) -> dict[str, Stage]:
     Raises LocalClusterError with the line's number for what is not understood.
     """
     stages: dict[str, Stage] = {}
+    arguments: dict[str, str] = {}
     for instruction in _instructions(text):
         if instruction.name == "FROM":
             base, name = _from(instruction, len(stages))
-            stages[name] = Stage(name, base, ())
+            stages[name] = Stage(name, expand(base, arguments), ())
+        elif instruction.name == "ARG" and not stages:
+            arguments |= pairs(instruction.words)  # their defaults; they are for FROM alone
         elif not stages:
             raise LocalClusterError(
                 f"Dockerfile line {instruction.line}: {instruction.name} stands before the first FROM"

@@ -7,7 +7,8 @@ a copy of the seed made of hard links in a fraction of a second.
 import hashlib
 import json
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,6 +99,16 @@ def ensure_images(progress: Progress = quiet) -> ImageSet:
             _keep_newest(used.parent)
         builder.delete_unused()
     return found
+
+
+@contextmanager
+def built_stages(targets: Iterable[str], progress: Progress = quiet) -> Iterator[tuple[ImageBuilder, dict[str, Built]]]:
+    """Build some stages of the Dockerfile; gives them with their builder, which can run programs of them. Needs root."""
+    folder = cache_dir() / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder / "lock", wait_s=BUILD_WAIT_S):
+        builder = _builder(folder, progress)
+        yield builder, builder.build(dockerfile.parse((checkout_root() / "Dockerfile").read_text()), targets)
 
 
 def _builder(folder: Path, progress: Progress) -> ImageBuilder:

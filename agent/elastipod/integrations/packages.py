@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
+from elastipod.distribution import distribution, installed_version
 from elastipod.errors import FrameworkError
 
 
@@ -27,14 +27,13 @@ TESTED = {
 def require(package: str) -> None:
     """Raise FrameworkError, in one sentence, when the package is missing or older than the integration needs."""
     framework = TESTED[package]
-    remedy = f"pip install 'elastipod[{framework.extra}]'"
-    try:
-        found = version(package)
-    except PackageNotFoundError:
+    remedy = f"pip install '{distribution()}[{framework.extra}]'"
+    found = installed_version(package)
+    if found is None:
         raise FrameworkError(
             f"elastipod.integrations.{package} needs the package {package} {framework.oldest} or newer, which is not "
             f"installed; {remedy}"
-        ) from None
+        )
     if _numbers(found) < _numbers(framework.oldest):
         raise FrameworkError(
             f"elastipod.integrations.{package} needs {package} {framework.oldest} or newer, but {found} is installed; {remedy}"

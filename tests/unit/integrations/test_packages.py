@@ -31,7 +31,7 @@ def test_a_missing_package_is_one_sentence(name: str) -> None:
     ("found", "is_enough"), [("4.57.1", False), ("5.22.9", False), ("5.23.0.dev0", True), ("10.1", True)]
 )
 def test_versions_are_compared_by_number(monkeypatch: pytest.MonkeyPatch, found: str, is_enough: bool) -> None:
-    monkeypatch.setattr(packages, "version", lambda name: found)
+    monkeypatch.setattr(packages, "installed_version", lambda name: found)
     if is_enough:
         packages.require("transformers")
         return

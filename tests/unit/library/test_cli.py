@@ -57,6 +57,22 @@ def test_a_missing_part_is_said_with_its_extra(
     )
 
 
+def test_the_slim_wheel_names_itself_or_the_machine_for_other_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "distribution", lambda: "elastipod-agent")
+    monkeypatch.setitem(cli.COMMANDS, "recipe", cli.Command("no_such_package.cli", "", "recipes"))
+    assert cli.main(["recipe"]) == 2
+    assert capsys.readouterr().err.endswith("install it with: pip install 'elastipod-agent[recipes]'\n")
+    monkeypatch.setitem(sys.modules, "elastipod_client", None)
+    monkeypatch.delitem(sys.modules, "elastipod_client.why", raising=False)
+    assert cli.main(["why", "job"]) == 2
+    assert capsys.readouterr().err == (
+        "elastipod why: the wheel elastipod-agent has no such command; "
+        "on your own machine, install it with: pip install elastipod\n"
+    )
+
+
 def test_a_part_for_newer_pythons_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(cli.COMMANDS, "local", cli.Command("no_such_package.cli", "", "local", (3, 99)))
     assert cli.main(["local", "up"]) == 2

@@ -70,13 +70,41 @@ def test_pairs() -> None:
     assert pairs(("A=1", "B=x=y", "C")) == {"A": "1", "B": "x=y", "C": ""}
 
 
-def test_our_own_dockerfile_has_the_images_and_the_operator_is_not_root() -> None:
+def test_arguments_before_the_first_stage_are_for_from() -> None:
+    stages = parse("ARG BASE=debian:bookworm-slim\nFROM ${BASE} AS base\nFROM base AS top\nRUN echo $BASE\n")
+    assert [(stage.name, stage.base) for stage in stages.values()] == [
+        ("base", "debian:bookworm-slim"),
+        ("top", "base"),
+    ]
+
+
+PUBLISHED = ("operator", "agent", "training")
+
+
+def last(stages: dict[str, Stage], name: str, instruction: str) -> tuple[str, ...]:
+    """Give the words of the last such instruction of a stage."""
+    return [entry.words for entry in stages[name].instructions if entry.name == instruction][-1]
+
+
+def test_no_published_image_runs_as_root() -> None:
     stages = parse((CHECKOUT / "Dockerfile").read_text())
-    assert {"base", "operator", "train"} <= set(stages)
+    users = [last(stages, name, "USER")[0] for name in PUBLISHED]
+    assert users == ["65532:65532"] * len(PUBLISHED)
+    assert last(stages, "operator", "ENTRYPOINT") == ("elastipod", "operator")
 
-    def last(stage: Stage, name: str) -> tuple[str, ...]:
-        return [entry.words for entry in stage.instructions if entry.name == name][-1]
 
-    user = last(stages["operator"], "USER")[0]
-    assert user.split(":")[0] not in ("0", "root")
-    assert last(stages["operator"], "ENTRYPOINT") == ("elastipod", "operator")
+def test_each_published_image_is_made_of_what_it_needs() -> None:
+    stages = parse((CHECKOUT / "Dockerfile").read_text())
+    parts = {name: {stage.name for stage in needed(stages, name)} for name in PUBLISHED}
+    assert "train-dependencies" not in parts["operator"] | parts["agent"], "no torch"
+    assert not parts["agent"] & {"code", "operator-dependencies"}, "no operator"
+    assert "operator-dependencies" not in parts["training"]
+
+
+def test_the_one_foreign_image_is_an_argument_of_the_build() -> None:
+    text = (CHECKOUT / "Dockerfile").read_text()
+    stages = parse(text)
+    foreign = {stage.base for stage in stages.values()} - set(stages)
+    assert foreign == {"debian:bookworm-slim"}
+    assert text.count("debian:bookworm-slim\n") == 1
+    assert "ARG DEBIAN=debian:bookworm-slim\nFROM" in text.replace("\n\n", "\n")
