@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPConnection
 
@@ -23,7 +23,7 @@ from tests.e2e.test_agent_process import POLL, RunAgent, run_agent, worker_pids
 from tests.nonempty import every
 from tests.patience import PATIENCE_S
 
-from elastipod_agent.authentication import Credentials
+from elastipod_agent.authentication import Credentials, challenge_in, signed
 
 __all__ = ["run_agent"]
 
@@ -94,6 +94,32 @@ def test_without_the_credentials_of_the_job_nothing_happens(
     assert agent.until("ready")["drained"]
     refusals = [line for line in own_lines(agent) if "call refused" in line]
     assert len(refusals) == 10, "a flood is counted, not shown"
+
+
+def raw_call(agent: AgentProcess, headers: Mapping[str, str], body: bytes) -> tuple[int, str]:
+    """POST /stop with just these headers; gives the code and the challenge."""
+    connection = HTTPConnection("127.0.0.1", agent.port, timeout=30)
+    connection.request("POST", "/stop", body, {"Content-Type": "application/json", **headers})
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer.status, answer.headers.get("WWW-Authenticate", "")
+
+
+def test_a_call_that_was_overheard_cannot_be_repeated(run_agent: RunAgent) -> None:
+    agent, body = run_agent(POLL, env=HOLDS_KEY), json.dumps({"timeout": 10}).encode()
+    assert agent.start(1)[0] == 200
+    agent.until_printed("pid ")
+    _, told = raw_call(agent, {}, body)
+    overheard = signed(agent.credentials, challenge_in(told), "POST", "/stop", body)
+    assert raw_call(agent, overheard, body)[0] == 200
+    agent.until("ready")
+    assert agent.start(2)[0] == 200
+    agent.until_printed("pid ", times=2)
+    before = agent.status()
+    for _ in range(3):
+        assert raw_call(agent, overheard, body)[0] == 401
+    assert agent.status() == before
 
 
 def test_no_line_of_the_agent_holds_a_key_or_a_value_of_the_environment(run_agent: RunAgent) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,16 +19,21 @@ from .hints import template_hints
 
 # The API server cuts all warnings of an answer at 4,096 characters together.
 WARNING_LENGTH = 1000
+OBJECT_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 Body = Mapping[str, Any]
 
 
 def queue_named_in(request: Body) -> tuple[str, str]:
-    """Give namespace and name of the queue of the reviewed job; empty names for none."""
+    """Give namespace and name of the queue of the reviewed job; empty names for none, and for what cannot be names.
+
+    They go into the path of a call with the operator's rights, and anybody on the pod network can send a review.
+    """
     job = mapping(request.get("object"))
     templates = (mapping(one.get("template")) for one in mappings(mapping(job.get("spec")).get("replicaSpecs")))
     found = (labels_of(one).get(LABEL_QUEUE, "") for one in (job, *templates))
-    return text(request.get("namespace")), next(filter(None, found), "")
+    names = text(request.get("namespace")), next(filter(None, found), "")
+    return names if all(OBJECT_NAME.fullmatch(name) for name in names) else ("", "")
 
 
 def answer(request: Body, queue: QueueFact | str | None) -> dict[str, Any]:

@@ -131,9 +131,17 @@ def test_a_queue_that_does_not_exist() -> None:
 def test_the_queue_is_that_of_the_job_or_of_a_template() -> None:
     labels = {"kueue.x-k8s.io/queue-name": "fast"}
     inside = of_template({**template(), "metadata": {"labels": labels}})
-    for body, name in ((good(labels=labels), "fast"), (inside, "fast"), (good(), "")):
-        assert queue_named_in({"namespace": "team", "object": body}) == ("team", name)
+    for body in (good(labels=labels), inside):
+        assert queue_named_in({"namespace": "team", "object": body}) == ("team", "fast")
+    assert queue_named_in({"namespace": "team", "object": good()}) == ("", "")
     assert queue_named_in({"object": 7}) == ("", "")
+
+
+@pytest.mark.parametrize("path", ["../../secrets/mine", "a/b", "a?watch=1", "a%2fb", "..", "a\n", "A", "x" * 254])
+def test_nobody_makes_the_operator_read_anything_else(path: str) -> None:
+    for namespace, name in ((path, "fast"), ("team", path)):
+        labels = {"kueue.x-k8s.io/queue-name": name}
+        assert queue_named_in({"namespace": namespace, "object": good(labels=labels)}) == ("", "")
 
 
 def test_a_ceiling_that_is_removed_is_not_a_stop() -> None:
