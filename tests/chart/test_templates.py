@@ -181,7 +181,7 @@ def test_with_a_list_of_namespaces_rights_end_there() -> None:
     objects = render({"watchNamespaces": ["team-a", "team-b"]})
     everywhere = granted(objects, "ClusterRole", "", "aws-hyperpod-elastipod")
     assert {verb for _, _, verb in everywhere} == {"get", "list", "watch"}
-    of_the_cluster = {"nodes", "priorityclasses"}
+    of_the_cluster = {"customresourcedefinitions", "leases", "nodes", "priorityclasses"}
     of_kueue = {"clusterqueues", "resourceflavors", "workloadpriorityclasses"}
     assert {resource for _, resource, _ in everywhere} == of_the_cluster | of_kueue
     for namespace in ("team-a", "team-b"):
