@@ -157,6 +157,10 @@ class WorkerFile:
         """Change the deadline of the event."""
         self._doubles[_DOUBLE_DEADLINE] = deadline
 
+    def set_leaves(self) -> None:
+        """Change the event: this pod ends after the drain, though it was to stay."""
+        self._words[_WORD_LEAVES] = next(word for word, value in _ANSWERS.items() if value is True)
+
     def event(self) -> Event:
         """Give the current event."""
         level: int = self._words[_WORD_LEVEL]

@@ -229,7 +229,7 @@ class Agent:
             self._newest_stopped = max(self._newest_stopped, request.generation)
         self._log_unless_acted("stop", decision, request.generation)
         if decision.verdict is CallVerdict.NOTHING and request.is_graceful and request.timeout_s is not None:
-            self._shorten_drain(request.timeout_s)
+            self._change_drain(request.timeout_s, leaves=bool(request.leaves))
         if decision.verdict is not CallVerdict.ACT:
             if decision.verdict is CallVerdict.NOTHING:
                 self._end_kept_workers(request)
@@ -253,10 +253,14 @@ class Agent:
         if is_ready and not keeps_processes(request.restart_mode, is_graceful=request.is_graceful):
             self._kept.close()
 
-    def _shorten_drain(self, timeout_s: float) -> None:
-        """Give a drain that is under way less time, as a repeated /stop asks; it never gets more."""
+    def _change_drain(self, timeout_s: float, *, leaves: bool) -> None:
+        """Give a drain that is under way less time, as a repeated /stop asks; it never gets more. leaves: the pod ends afterwards."""
         supervisor = self._supervisor
-        if supervisor is not None and supervisor.is_draining and supervisor.shorten_drain(timeout_s):
+        if supervisor is None or not supervisor.is_draining:
+            return
+        if leaves:
+            supervisor.leave_after_drain()
+        if supervisor.shorten_drain(timeout_s):
             self._reporter.drain_shortened(timeout_s)
 
     def update(self, request: UpdateRequest) -> CallDecision:

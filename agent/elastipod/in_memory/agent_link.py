@@ -15,11 +15,14 @@ from elastipod.elastic_event import reset_elastic_event
 from elastipod.ipc.clients import InProcessRestartSocketClient
 from elastipod.ipc.connections import HyperPodIPCException
 from elastipod.ipc.protocol import SOCKET_ENV, RestartMode
-from elastipod.local_worker import store_generation
+from elastipod.local_worker import local_worker, store_generation
+from elastipod.worker_file import EventLevel
 
 log = logging.getLogger(__name__)
 
 CLOSE_S = 2.0  # for a watcher that has its answer already
+OWN_STOP_S = 5.0  # an operator calls all agents within milliseconds, and again after a second where a call is lost
+OWN_STOP_POLL_S = 0.01
 Kind = Literal["replicated", "sharded"]
 
 
@@ -68,6 +71,21 @@ def fate_after_stop(*, leaves: bool | None, kept: bool | None) -> Fate:
     if leaves is False and kept is not False:
         return Fate.STAYS
     return Fate.KEPT if kept else Fate.UNKNOWN
+
+
+def own_fate(is_over: Callable[[], bool], wait_s: float = OWN_STOP_S) -> Fate:
+    """Tell what becomes of this rank, which has stopped with all others.
+
+    The event of one pod stops all ranks. The stop of this one's, which says whether it stays, may still be on its way: it is waited
+    for, for wait_s seconds at most and no longer than the generation lasts.
+    """
+    worker = local_worker()
+    if worker is None:
+        return Fate.UNKNOWN
+    limit = time.monotonic() + wait_s
+    while worker.file.event().level == EventLevel.NONE and time.monotonic() < limit and not is_over():
+        time.sleep(OWN_STOP_POLL_S)
+    return fate_after_stop(leaves=worker.file.leaves(), kept=worker.file.kept())
 
 
 class AgentLink:

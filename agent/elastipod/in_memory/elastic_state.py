@@ -18,7 +18,7 @@ from elastipod.checkpoint.rng import seed_new_rank
 from elastipod.data import Batch, ElasticBatches
 from elastipod.elastic_event import elastic_event_detected
 from elastipod.errors import StateDiffersError
-from elastipod.in_memory.agent_link import Fate, fate_after_stop
+from elastipod.in_memory.agent_link import Fate, own_fate
 from elastipod.in_memory.apply_step import OptimizerWatch, apply_gradients
 from elastipod.in_memory.chaos_hooks import ChaosHooks
 from elastipod.in_memory.durable_tier import DurableTier
@@ -33,7 +33,6 @@ from elastipod.in_memory.process_groups import ProcessGroups, WorldNotBuilt
 from elastipod.in_memory.shard_copies import Copies
 from elastipod.in_memory.sharded_memory import ShardedMemory
 from elastipod.in_memory.world_life import WorldLife, Wrap
-from elastipod.local_worker import local_worker
 from elastipod.progress import report
 from elastipod.rank_in_world import RankInWorld
 
@@ -272,10 +271,10 @@ class State:
 
     def _stop_as_planned(self, step: int) -> bool:
         """All ranks have stopped after the same step. Give True when this process has to end."""
-        worker = local_worker()
-        leaves, kept = (worker.file.leaves(), worker.file.kept()) if worker is not None else (None, None)
+        link = self._world.link
+        is_kept = self._world.outlives_generation and link is not None
+        fate = own_fate(lambda: link is None or link.is_over) if is_kept else Fate.UNKNOWN
         with lost_world("the ranks could not stop together"):
-            fate = fate_after_stop(leaves=leaves, kept=kept) if self._world.outlives_generation else Fate.UNKNOWN
             fates = [Fate(text) for text in all_texts(fate)]
         if not self._memory.hand_over(fates):  # nobody is known to keep the state in memory
             self._save(step, waits=True)

@@ -106,6 +106,11 @@ class GenerationRun:
         self.wake.set()
         return True
 
+    def leave_after_drain(self) -> None:
+        """Tell workers that drain that this pod ends afterwards. Those that have not stopped yet hand over what they hold."""
+        if self.group is not None and self.is_draining:
+            self.group.file.set_leaves()
+
     def report_fault(self, fault: Fault) -> None:
         """Record the first fault that a worker reports."""
         self.reported_fault = self.reported_fault or fault

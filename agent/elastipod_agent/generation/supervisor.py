@@ -54,6 +54,10 @@ class GenerationSupervisor:
         """Give a drain that is under way less time; False if it does not have more than that."""
         return self._run.shorten_drain(timeout_s)
 
+    def leave_after_drain(self) -> None:
+        """Tell workers that drain that this pod ends afterwards."""
+        self._run.leave_after_drain()
+
     def report_fault(self, fault: Fault) -> None:
         """Take a fault that a worker reports."""
         self._run.report_fault(fault)

@@ -153,6 +153,25 @@ def test_the_event_carries_the_deadline_and_who_leaves(agent: AgentInProcess) ->
     assert "time True leaves True" in agent.printed()
 
 
+def test_a_repeated_stop_tells_workers_that_their_pod_leaves_after_all(agent: AgentInProcess) -> None:
+    tells = (
+        DRAINS.replace("page.acknowledge", "\nwhile not page.leaves(): time.sleep(0.01)\npage.acknowledge")
+        + "print('leaves', page.leaves(), page.kept(), flush=True)\n"
+    )
+
+    def scenario() -> None:
+        agent.start(1)
+        agent.until_printed("pid")
+        agent.drain(1, timeout=600, leaves=False, restart_mode="process_level_restart")
+        agent.drain(1, timeout=600, leaves=False)
+        assert agent.status()["status"] == "stopping"
+        agent.drain(1, timeout=600, leaves=True)
+        agent.until("ready")
+
+    agent.run(tells, scenario)
+    assert "leaves True False" in agent.printed()
+
+
 def test_a_drain_without_time_ends_in_a_kill(agent: AgentInProcess) -> None:
     def scenario() -> None:
         agent.start(1)
