@@ -123,7 +123,7 @@ def save_final(state: elastipod.State, folder: Path) -> None:
         shape.key: [shape.stretch(part)[0], bytes(shape.bytes_of(shards.tensors[shape.key]).tolist()).hex()]
         for shape in shards.shapes
     }
-    name = f"final-{os.environ.get('ELASTIPOD_LOCAL_RANK', 'single')}"
+    name = f"final-{state.rank}"
     (folder / name).write_text(json.dumps({"tensors": found, "values": shards.values}))
 
 

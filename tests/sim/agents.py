@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.sim.events import Make, Preparing
 from tests.sim.kernel import Kernel
-from tests.sim.training import Checkpoint, Training
+from tests.sim.training import Image, Run, Training
 
 from elastipod_agent.core.exits import Outcome, StopMode, WorkerExit, classify
 from elastipod_agent.core.fences import (
@@ -82,10 +82,16 @@ class SimAgent:
         """When workers that it prepared came to the barrier."""
         self.processes_since = 0
         """The generation in which its workers' processes were made; they outlive faults where the make says so."""
-        self.held: Checkpoint | None = None
+        self.held: Image | None = None
         """What its workers' processes hold in memory while they wait at the barrier; None where new ones wait, or none."""
         self.drains_in_memory = False
         """Its workers were told that they keep their processes over the drain."""
+        self.leaves: bool | None = None
+        """What its workers were told in the present drain: whether their pod goes."""
+        self.taken: set[int] = set()
+        """Parts that ranks which leave have given to its workers."""
+        self.has_given = False
+        """Another pod has the part of its workers."""
         self._has_announced = False
         self.alive = True
         self.state = S.INIT
@@ -119,7 +125,8 @@ class SimAgent:
             self.processes_since = self.processes_since or self.generation
             self._training.checker.told(self, body)
             self.drained, self.failure, self._stop, self._working = False, None, StopMode.NONE, True
-            self._has_announced, self.drains_in_memory = self.make is Make.KEEPING, False
+            self._has_announced, self.drains_in_memory = self.make.keeps_state, False
+            self.leaves, self.taken, self.has_given = None, set(), False
             self._enter(S.RUNNING, reason=None)
             self._training.join(self, self.generation, body["rank"], body["nnodes"], body["master_addr"])
         return answer
@@ -166,9 +173,10 @@ class SimAgent:
             and self._stop is StopMode.GRACEFUL
         ):
             stops = self._stops
+            self.leaves = bool(body.get("leaves")) or self.leaves
             self._kernel.after(float(body["timeout"]), lambda: self._out_of_time(stops))
         self._training.checker.stopped(self.generation, self._kernel.now)
-        is_kept = self.make is Make.KEEPING and keeps_processes(body.get("restart_mode") or "", is_graceful=graceful)
+        is_kept = self.make.keeps_state and keeps_processes(body.get("restart_mode") or "", is_graceful=graceful)
         if answer.verdict is not CallVerdict.ACT:
             if answer.verdict is CallVerdict.NOTHING and self.state is S.READY and not is_kept:
                 self._forget_memory()
@@ -176,6 +184,7 @@ class SimAgent:
         if graceful and self.state is S.RUNNING:
             self._stop = StopMode.GRACEFUL
             self._stops += 1
+            self.leaves = body.get("leaves")
             self._judged_at = self._kernel.now + ANSWER_S
             self._kernel.after(ANSWER_S, self._look_for_answers)
             self.drains_in_memory = is_kept and bool(body.get("restart_mode"))
@@ -200,7 +209,18 @@ class SimAgent:
         """Workers return to the barrier with what they hold; who has failed gets a new process that holds nothing."""
         run = self._training.runs.get(self.generation)
         if self._working and run is not None:
-            self.held = run.newest or self.held
+            self.held = self._holds(run)
+
+    def _holds(self, run: Run) -> Image | None:
+        """Give what its workers hold after a run; before they were filled, it is what they held before it."""
+        newest = run.newest
+        if newest is None:
+            return self.held
+        return (
+            Image(newest, frozenset({self.rank, *self.taken}), run.nnodes)
+            if self.make is Make.SHARDING
+            else Image(newest)
+        )
 
     def _forget_memory(self) -> None:
         if self._has_announced:
@@ -248,11 +268,12 @@ class SimAgent:
             asked = failure.asks if failure is not None and self.state is not S.READY else ""
             told["restartMode"] = asked or IN_PROCESS
             told["worker_data"] = self._worker_data() if self.processes_since else []
-        if self.make is Make.KEEPING:
+        if self.make.keeps_state:
             asked = failure.asks if failure is not None and self.state is S.FAULTED else ""
             told["restartMode"] = asked or (IN_PROCESS if self.state is S.FAULTED else "process_level_restart")
             is_parked = self.state is S.READY and self.preparation is None
-            kept = {"kind": "replicated", "kept": int(self.held is not None) if is_parked else None}
+            kind = "sharded" if self.make is Make.SHARDING else "replicated"
+            kept = {"kind": kind, "kept": int(self.held is not None) if is_parked else None}
             told["in_memory"] = kept if self._has_announced else None
         return told
 
@@ -324,7 +345,7 @@ class SimAgent:
         if not self._is_awake():
             self._kernel.after(1.0, lambda: self.peer_lost(generation))
             return
-        if self.make is Make.KEEPING:
+        if self.make.keeps_state:
             self._call_workers_back()
             self._working = False
             self._kernel.after(TELL_AFTER_S, lambda: self._tell_of_peers(generation))
@@ -350,7 +371,7 @@ class SimAgent:
         self._working = False
         run = self._training.runs[generation]
         if acknowledged and self._has_announced:
-            self.held = run.newest or self.held
+            self.held = self._holds(run)
         elif self._has_announced:
             self._forget_memory()
         outcome = classify([WorkerExit(0, 0, acknowledged)], self._stop)
@@ -401,6 +422,8 @@ class SimAgent:
     def _leave(self) -> None:
         if not self.alive or self.state is S.SHUTDOWN:
             return
+        if self.terminating and self.make is Make.SHARDING and self.held is not None and not self.has_given:
+            self._training.touched(self, "its pod ends with the only copy of a shard, after the others have stopped")
         self._enter(S.SHUTDOWN)
         if self._working:
             self._working = False

@@ -12,7 +12,13 @@ class Make(Enum):
     OURS = "ours"
     IN_PROCESS = "ours, with workers that outlive faults"
     KEEPING = "ours, with workers that keep their state in memory"
+    SHARDING = "ours, with workers that keep shards of the state in memory"
     FOREIGN = "of another make"
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether workers announce that they keep their state in memory."""
+        return self in (Make.KEEPING, Make.SHARDING)
 
 
 class Preparing(Enum):

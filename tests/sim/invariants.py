@@ -21,7 +21,7 @@ from elastipod_operator.core.history import HistoryEntry, decode_history
 from elastipod_operator.core.names import ANNOTATION_HISTORY, ANNOTATION_STATE, PodId
 from elastipod_operator.core.phase_accounting import PHASES, total, total_by_depth
 from elastipod_operator.core.preparation import PREPARATION_LIMIT
-from elastipod_operator.core.record import RECORD_LOST, Record, TransitionKind
+from elastipod_operator.core.record import RECORD_LOST, Depth, Record, TransitionKind
 from elastipod_operator.core.record_codec import MAX_BYTES, RecordError, decode
 from elastipod_operator.core.snapshot import ObservedJob, Policy
 from elastipod_operator.kube.job_policy import policy_of
@@ -204,7 +204,7 @@ class InvariantChecker:
                 f"the job starts with {len(new.members)} replicas, though it asks for {old.transition.target_size} at first"
             )
         allowed = policy.sizes.allowed
-        if len(new.members) not in allowed:
+        if len(new.members) not in (*allowed, _decided_size(old)):
             raise Violation(f"generation {new.generation} has {len(new.members)} members; allowed: {allowed}")
         entry = history[-1] if history else None
         if entry is None or (entry.generation, entry.to_size) != (new.generation, len(new.members)):
@@ -402,7 +402,7 @@ class InvariantChecker:
     def told(self, agent: SimAgent, body: Mapping[str, Any]) -> None:
         """Agents whose workers outlive faults learn of each other with /start, the others do not (contracts, 11)."""
         ips, data = body.get("rankIps"), body.get("worker_data")
-        if agent.make is Make.KEEPING:
+        if agent.make.keeps_state:
             return  # it depends on what the workers of the job have announced
         if agent.make is not Make.IN_PROCESS:
             if ips is not None or data is not None:
@@ -467,6 +467,11 @@ class InvariantChecker:
             raise Violation(f"generation {run.generation}: group rank 0 is not at the master address")
 
     # -- training
+
+    def told_who_leaves(self, run: Run, fates: Mapping[int, bool | None]) -> None:
+        """The ranks of a run have stopped for a planned change in memory: by now each was told whether it stays."""
+        if None in fates.values():
+            raise Violation(f"generation {run.generation} has stopped, and its ranks were not told who leaves: {fates}")
 
     def resumed(self, run: Run, runs: Mapping[int, Run]) -> None:
         """A generation loaded its checkpoint: after a planned resize nothing may be repeated."""
@@ -536,6 +541,13 @@ def lineage(training: Training, total: int) -> None:
         if not writer.resumed.step < upper <= writer.step:
             raise Violation(f"generation {writer.generation} never made step {upper}")
         run = writer
+
+
+def _decided_size(record: Record) -> int:
+    """Give the size to which a shrink in memory goes, even if it is not allowed any more: those who stay may hold the only copy."""
+    begun = record.transition
+    is_in_memory = begun is not None and begun.depth is Depth.MEMORY and begun.leavers
+    return begun.target_size if begun is not None and is_in_memory else 0
 
 
 def _record(annotations: Mapping[str, str]) -> Record | None:

@@ -45,7 +45,7 @@ def _crash(sim: Simulation, pod: SimPod, event: Event) -> str:
     agent = pod.agent
     assert agent is not None
     reason, asks = REASONS[event.number % len(REASONS)], ""
-    if agent.make in (Make.IN_PROCESS, Make.KEEPING):
+    if agent.make is Make.IN_PROCESS or agent.make.keeps_state:
         asks = MODES[event.number // 7 % len(MODES)]
         _note_what_is_asked(sim, agent, asks)
     touch(sim, pod, event)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.sim.events import Event
+from tests.sim.events import Event, Make
 from tests.sim.kueue_server import QueueSettings
 from tests.sim.plain_workloads import PlainGang
 from tests.sim.random_schedules import InQueue, Schedule
@@ -48,6 +48,9 @@ WHOLE = PlainGang(100.0, 4, 1000)
 
 QUEUE_SCHEDULES: dict[str, Schedule] = {
     "increments give way to a gang and come back": _schedule(plain_gangs=(SMALL,)),
+    "workers keep shards of the state in memory: increments give way to a gang and come back": replace(
+        _schedule(plain_gangs=(SMALL,)), make=Make.SHARDING
+    ),
     "a stronger job leaves a weaker base alone": _schedule(quota=(5,), priority=1000, rivals=(_rival(-10),)),
     "the base gives way to a higher class": _schedule(plain_gangs=(WHOLE,)),
     "two flavors": _schedule(quota=(6,), flavors=2, plain_gangs=(SMALL,)),

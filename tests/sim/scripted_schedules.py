@@ -47,6 +47,29 @@ IN_MEMORY: tuple[tuple[str, tuple[Event, ...], dict[str, Any]], ...] = (
     ),
 )
 
+ANY_SIZE: dict[str, Any] = {"low": 1, "step": 1}
+# Troubles of workers whose state is sharded. Sizes are 2 and 4, so who goes takes another along.
+IN_SHARDS: tuple[tuple[str, tuple[Event, ...], dict[str, Any]], ...] = (
+    ("the user scales down and up", (Event(100, "scale", 1), Event(160, "scale", 0)), {}),
+    ("a node is drained", (Event(100, "drain_node", 0),), {}),
+    ("a node is tainted", (Event(100, "taint_node", 3),), {}),
+    ("a node loses power", (Event(100, "kill_node", 1),), {}),
+    ("a worker crashes", (Event(100, "crash_worker", 0),), {}),
+    ("a worker crashes in a drain", (Event(100, "scale", 1), Event(100.4, "crash_worker", 0)), {}),
+    ("the operator dies in a drain", (Event(100, "scale", 1), Event(100.3, "operator_dies", 0, 3)), {}),
+    ("two operators act at once", (Event(60, "second_operator", 0, 200), Event(100, "scale", 1)), {}),
+    ("calls get lost", (Event(95, "lossy_calls", 0, 60), Event(100, "scale", 1)), {}),
+    ("the job is suspended in a drain", (Event(100, "scale", 1), Event(100.5, "suspend", 0, 30)), {}),
+    *(
+        (f"the user scales down twice, {late:g} s apart", (Event(100, "scale", 3), Event(100 + late, "scale", 1)), ANY_SIZE)
+        for late in (0.5, 2.0, 4.0)
+    ),
+    *(
+        (f"a node is tainted {late:g} s after a shrink began", (Event(100, "scale", 3), Event(100 + late, "taint_node", 0)), ANY_SIZE)
+        for late in (0.5, 2.0, 4.0)
+    ),
+)  # fmt: skip
+
 GROWS = (Event(60, "add_node"),)
 # Troubles of workers that start ahead of the growth that takes them: a node comes at 60, its pod's agent answers soon after.
 PREPARED: tuple[tuple[str, tuple[Event, ...], Preparing], ...] = (
@@ -261,6 +284,10 @@ SCHEDULES: dict[str, Schedule] = {
     **{
         f"workers keep their state in memory: {what}": _schedule(*events, make=Make.KEEPING, **more)
         for what, events, more in IN_MEMORY
+    },
+    **{
+        f"workers keep shards of the state in memory: {what}": _schedule(*events, make=Make.SHARDING, **{"step": 2, **more})
+        for what, events, more in IN_SHARDS
     },
     **{
         f"workers start ahead of a growth: {what}": _schedule(*events, make=Make.KEEPING, preparing=how, nodes=2)

@@ -12,7 +12,7 @@ from random import Random
 from tests.sim import faults, plain_workloads
 from tests.sim.cluster import Cluster
 from tests.sim.copied_annotations import copied_annotations
-from tests.sim.events import Event, Make
+from tests.sim.events import Event
 from tests.sim.fault_targets import BLINDNESS, QUOTA_HINDRANCES
 from tests.sim.invariants import InvariantChecker, Violation, lineage
 from tests.sim.kernel import Kernel
@@ -66,7 +66,7 @@ class Simulation:
         )  # fmt: skip
         self.cluster = Cluster(self.kernel, self.rng, self.checker, self.training, self.schedule.spec())
         self.cluster.make = self.schedule.make
-        self.cluster.preparing = self.schedule.preparing if self.schedule.make is Make.KEEPING else None
+        self.cluster.preparing = self.schedule.preparing if self.schedule.make.keeps_state else None
         if self.schedule.copied is not None:
             self.cluster.copy_annotations(copied_annotations(self.schedule.copied, self.schedule.spec()))
         self.cluster.api_clock_s = self.schedule.api_clock_s

@@ -390,6 +390,22 @@ def take_the_record_of_another_job(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(job_annotations, "is_own", lambda *_: True)
 
 
+def choose_who_leaves_when_all_have_stopped(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(planned_change, "choose_leavers", lambda *_: None)
+
+
+def forget_who_was_told_to_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(transition, "next_members", lambda record, context, ready, size: ready[:size])
+
+
+def stop_workers_that_begin_with_shards(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(planned_change, "_starts_from_memory", lambda *_: False)
+
+
+def keep_the_shards_of_those_who_leave(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(stopping, "told_to_leave", lambda *_: False)
+
+
 def wait_for_prepared_workers_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(preparation, "PREPARATION_LIMIT", timedelta(days=999))
 
@@ -454,6 +470,10 @@ MUTANTS: dict[Mutant, str | None] = {
     date_pods_by_the_clock_of_the_api_server: "a deadline of a job, the API server's clock -3600 s",
     forget_the_last_good_spec: "a tenant edits a template and log rules without end, and a node goes meanwhile",
     take_the_record_of_another_job: "a manifest brings the annotations of a job that was training",
+    choose_who_leaves_when_all_have_stopped: "workers keep shards of the state in memory: the user scales down and up",
+    keep_the_shards_of_those_who_leave: "workers keep shards of the state in memory: a node is tainted",
+    forget_who_was_told_to_stay: "workers keep shards of the state in memory: a node is tainted 2 s after a shrink began",
+    stop_workers_that_begin_with_shards: "workers keep shards of the state in memory: a node is tainted 2 s after a shrink began",
     wait_for_prepared_workers_for_ever: "workers start ahead of a growth: they never come to it",
     wait_for_a_start_for_ever: "a member stops for a start that it never hears",
 }

@@ -110,12 +110,29 @@ def test_workers_of_a_growth_come_to_the_barrier_before_the_others_stop() -> Non
     assert met["in memory: prepared workers start"], met
 
 
+@pytest.mark.parametrize(
+    "what",
+    [
+        "the user scales down and up",
+        "a node is drained",
+        "a node is tainted",
+        "increments give way to a gang and come back",
+    ],
+)
+def test_those_who_leave_hand_their_shards_over_first(what: str) -> None:
+    met: Counter[str] = Counter()
+    assert failure_of(ALL_SCHEDULES[f"workers keep shards of the state in memory: {what}"], met) is None
+    assert met["in memory: shards are handed over"] == 1, met
+    assert met["in memory: a generation goes on from it"] == 3, "the first growth, the shrink, and the growth after it"
+
+
+@pytest.mark.parametrize("make", [Make.KEEPING, Make.SHARDING], ids=["replicated", "sharded"])
 @pytest.mark.parametrize("first", range(0, KEEPING_SCHEDULES, SEEDS_OF_A_TEST))
-def test_every_schedule_of_workers_that_keep_their_state_ends_well(first: int) -> None:
+def test_every_schedule_of_workers_that_keep_their_state_ends_well(first: int, make: Make) -> None:
     """The same faults as ever, with workers that live through resizes and faults in their processes."""
     met: Counter[str] = Counter()
     for seed in range(first, min(first + SEEDS_OF_A_TEST, KEEPING_SCHEDULES)):
-        schedule = replace(draw(seed), make=Make.KEEPING, preparing=PREPARING[seed % len(PREPARING)])
+        schedule = replace(draw(seed), make=make, preparing=PREPARING[seed % len(PREPARING)])
         if failure_of(schedule, met) is not None:
             pytest.fail(f"seed {seed}\n{explain(schedule)}", pytrace=False)
     assert met["in memory: a generation goes on from it"]

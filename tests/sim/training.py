@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+from tests.sim.events import Make
 from tests.sim.invariants import InvariantChecker
 from tests.sim.kernel import Kernel, Script
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 STEP_S = 2.0
 CHECKPOINT_EVERY = 25
+OWN_STOP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,6 +27,15 @@ class Checkpoint:
 
     step: int
     generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What the workers of one pod hold of a step in their memory: some of its parts, of so many."""
+
+    state: Checkpoint
+    parts: frozenset[int] = frozenset({0})
+    num_parts: int = 1
 
 
 class Phase(Enum):
@@ -133,7 +145,7 @@ class Training:
         run.phase = Phase.LOADING
         self.newest_claim = max(self.newest_claim, run.generation)
         stored = self.resume_point()
-        run.resumed = max([stored, *(m.held for m in run.members.values() if m.held is not None)])
+        run.resumed = max([stored, *_whole_in_memory(m.held for m in run.members.values() if m.held is not None)])
         run.is_from_memory = run.resumed > stored
         run.step = run.resumed.step
         self.checker.resumed(run, self.runs)
@@ -162,19 +174,45 @@ class Training:
 
     def _save(self, run: Run, *, drained: bool) -> Script:
         run.phase = Phase.SAVING
+        if drained and any(member.make is Make.SHARDING for member in run.members.values()):
+            yield from self._await_own_stops(run)
+        told = {rank: member.leaves for rank, member in run.members.items() if member.drains_in_memory}
         yield self._rng.uniform(0.2, 3.0) if self._rng.random() < 0.8 else self._rng.uniform(10.0, 30.0)
         while run.phase is Phase.SAVING and not self._all_there(run):
             if (yield from self._stalled(run)):
                 return
         if run.phase is not Phase.SAVING:
             return
-        if not (drained and all(member.drains_in_memory for member in run.members.values())):
+        is_in_memory = drained and all(member.drains_in_memory for member in run.members.values())
+        if not (is_in_memory and self._hand_over(run, told)):
             self._commit(run)
         run.phase = Phase.OVER
         for member in run.members.values():
             self._kernel.after(
                 self._rng.uniform(0.0, 0.5), partial(member.workers_exited, run.generation, acknowledged=drained)
             )
+
+    def _await_own_stops(self, run: Run) -> Script:
+        """The event of one pod stops all ranks; each waits a while for its own /stop, which says whether it stays."""
+        waited = 0.0
+        while waited < OWN_STOP_S and not all(member.drains_in_memory for member in run.members.values()):
+            yield 0.5
+            waited += 0.5
+
+    def _hand_over(self, run: Run, fates: Mapping[int, bool | None]) -> bool:
+        """Ranks that leave give their parts to those who stay. False if that is not known of all: then a checkpoint is needed."""
+        if not any(member.make is Make.SHARDING for member in run.members.values()):
+            return True
+        self.checker.told_who_leaves(run, fates)
+        if len(fates) < run.nnodes:
+            return False
+        staying = [run.members[rank] for rank, leaves in sorted(fates.items()) if leaves is False]
+        for rank, leaves in fates.items():
+            if leaves and staying:
+                staying[rank % len(staying)].taken.add(rank)
+                run.members[rank].has_given = True
+        self.checker.met["in memory: shards are handed over"] += bool(staying) and any(fates.values())
+        return bool(staying)
 
     def _stalled(self, run: Run) -> Script:
         """Some member is silent: the others wait in their collective until it is back, or time out."""
@@ -200,6 +238,14 @@ class Training:
     def _commit(self, run: Run) -> None:
         if run.generation >= self.newest_claim:
             self.checkpoints.add(Checkpoint(run.step, run.generation))
+
+
+def _whole_in_memory(held: Iterable[Image]) -> list[Checkpoint]:
+    """Give the steps of which the members hold every part."""
+    parts: dict[tuple[Checkpoint, int], set[int]] = {}
+    for one in held:
+        parts.setdefault((one.state, one.num_parts), set()).update(one.parts)
+    return [state for (state, num_parts), there in parts.items() if len(there) == num_parts]
 
 
 def _is_parted(run: Run) -> bool:

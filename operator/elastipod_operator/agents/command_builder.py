@@ -65,7 +65,7 @@ class CommandBuilder:
         return "/prepare", ("prepare", str(generation)), {"nnodes": len(self.record.members), "generation": generation}
 
     def _stop_workers(self, action: StopWorkers, fact: ObservedAgent) -> Call:
-        said = f"{action.generation} {action.graceful} {action.reach} {action.keeps}"
+        said = f"{action.generation} {action.graceful} {action.reach} {action.keeps} {action.leaves}"
         return "/stop", ("stop", said), self._stop(action, fact)
 
     def _shut_down(self, action: ShutDownAgent, fact: ObservedAgent) -> Call:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from .faults import Fault
+from .names import PodId
 from .record import Depth, Record, RestartMode, Transition, TransitionKind
 from .replica import Health, Replica, Replicas
-from .snapshot import SHARDED, AgentState, Policy
+from .snapshot import AgentState, Policy
 
 # By the number of faults that the same replica has had in a row without a new step.
 LADDER = (Depth.MEMORY, Depth.PROCESS, Depth.POD, Depth.JOB)
@@ -60,23 +61,14 @@ def keeps_nothing(record: Record, replicas: Replicas) -> bool:
 
 
 def depth_of_change(
-    record: Record, replicas: Replicas, policy: Policy, kind: TransitionKind, target_size: int
+    record: Record, replicas: Replicas, policy: Policy, kind: TransitionKind, leavers: Collection[PodId] = ()
 ) -> DepthChoice:
-    """Choose the depth of a planned change.
-
-    Pods that leave are deleted when all workers are stopped. Ranks that know who leaves give their shards to the others before that;
-    a size alone does not say who leaves, so shards must be in a checkpoint then.
-    """
+    """Choose the depth of a planned change. leavers: members that do not train in the next generation; the others keep what they hold."""
     if keeps_nothing(record, replicas):
         return _UNEXPECTED
     if kind is TransitionKind.SUSPEND:
         return DepthChoice(Depth.PROCESS, "the job is suspended")
-    members = _members(record, replicas)
-    staying = [r for r in members if r.health is not Health.DISRUPTED]
-    obstacle = _obstacle(staying, policy)
-    if not obstacle and target_size < len(staying) and any(r.agent.memory_state == SHARDED for r in members):
-        obstacle = "those who leave hold shards of the state, and who leaves is decided later"
-    return _unless(obstacle)
+    return _unless(_obstacle([r for r in _members(record, replicas) if r.id not in leavers], policy))
 
 
 def depth_of_recovery(

@@ -8,14 +8,14 @@ from datetime import datetime, timedelta
 
 from .context import Context
 from .depth import depth_of_change, waits_for_new_processes
-from .faults import STOP_TIME
-from .grant import Grant
+from .faults import START_LIMIT, STOP_TIME
+from .leavers import choose_leavers
 from .payback import record_step_time
 from .ranks import count_trainable
 from .reasons import AnyReason, Reason, ReasonAndMessage
 from .record import SUSPENDED_BY_USER, Depth, Record, Transition, TransitionKind
 from .replica import Health, Replica
-from .snapshot import AgentState
+from .snapshot import SHARDED, AgentState
 from .wording import counted, share
 
 # Time for a pod to exit by itself after its workers have ended, before it is killed.
@@ -42,9 +42,14 @@ def begin(
     limit: datetime | None = None,
 ) -> Record:
     """Begin a planned change: a drain if the workers have progress to save, else a hard stop."""
-    choice = depth_of_change(record, context.replicas, context.policy, kind, target_size)
+    leavers = choose_leavers(record, context, target_size) if kind is TransitionKind.RESIZE else None
+    choice = depth_of_change(record, context.replicas, context.policy, kind, leavers or ())
     # Workers that wait for new processes are at no step to drain after; what they hold in memory lives through a hard stop too.
-    holds = choice.depth is Depth.MEMORY and waits_for_new_processes(record, context.replicas)
+    # With shards they drain when all train: only then can those who leave hand theirs over.
+    is_whole = not any(
+        r.agent.memory_state == SHARDED for m in record.members if (r := context.replicas.get(m)) is not None
+    )
+    holds = choice.depth is Depth.MEMORY and is_whole and waits_for_new_processes(record, context.replicas)
     graceful = _has_work_to_save(record, context) and not holds
     deadline = context.now + (context.policy.graceful_timeout if graceful else STOP_TIME)
     if limit is not None:
@@ -52,6 +57,7 @@ def begin(
     transition = Transition(
         kind=kind, cause=cause, message=message, from_size=len(record.members), target_size=target_size, began_at=context.now,
         detected_at=context.now, deadline=deadline, graceful=graceful, depth=choice.depth, depth_reason=choice.reason,
+        leavers=leavers,
     )  # fmt: skip
     return replace(record_step_time(record, context.replicas), transition=transition, window_since=None, gang=None)
 
@@ -91,7 +97,7 @@ def planned_change(record: Record, context: Context, members: list[Replica]) -> 
     """Begin a drain if the job is suspended, a member is disrupted, or the size is no longer allowed; else None."""
     grant = context.grant
     size = len(record.members)
-    if grant.is_suspended and _starts_from_memory(record, members, grant):
+    if _starts_from_memory(record, members, context):
         return None
     if grant.is_suspended:
         return suspension(record, context)
@@ -123,14 +129,21 @@ def planned_change(record: Record, context: Context, members: list[Replica]) -> 
     return None
 
 
-def _starts_from_memory(record: Record, members: list[Replica], grant: Grant) -> bool:
+def _starts_from_memory(record: Record, members: list[Replica], context: Context) -> bool:
     """Whether workers that are just being started hold the only copy of the state: they can save it once all of them run.
 
-    A member that does not start is a fault, and ends the wait.
+    Those with shards can hand them over then, too. A member that does not start ends the wait.
     """
-    if record.running_since is not None or grant.suspended_by is not None:
+    if record.running_since is not None or context.grant.suspended_by is not None:
         return False
-    return any(r.agent.memory_state for r in members)
+    if context.grant.is_suspended:
+        return any(r.agent.memory_state for r in members)
+    began_at = record.generation_began_at
+    if began_at is None or context.now >= began_at + START_LIMIT:
+        return False
+    if any(awaits_start(r, record) and r.agent.terminating for r in members):
+        return False
+    return any(r.agent.memory_state == SHARDED for r in members)
 
 
 def _why_shrink(size: int, context: Context) -> ReasonAndMessage:

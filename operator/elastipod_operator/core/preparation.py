@@ -49,8 +49,7 @@ def _is_worthwhile(record: Record, context: Context) -> bool:
         return is_change and transition.depth is Depth.MEMORY and not transition.recreates_pods
     if record.running_since is None or context.grant.is_suspended:
         return False
-    size = len(record.members)
-    choice = depth_of_change(record, context.replicas, context.policy, TransitionKind.RESIZE, size)
+    choice = depth_of_change(record, context.replicas, context.policy, TransitionKind.RESIZE)
     return choice.depth is Depth.MEMORY
 
 

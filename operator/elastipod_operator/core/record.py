@@ -83,6 +83,8 @@ class Transition:
     depth: Annotated[Depth, Stored(is_later=True)] = Depth.PROCESS
     depth_reason: Annotated[str, Stored(is_later=True, max_length=MAX_TEXT)] = ""
     """Why it is deeper than memory; empty if it is not, or if the workers never keep anything."""
+    leavers: Annotated[tuple[PodId, ...] | None, Stored("leavers")] = None
+    """Members that do not train in the next generation; None where that is not decided before the workers stop."""
     is_shortened: Annotated[bool, Stored("shortened")] = False
     """`deadline` is earlier than in the first /stop."""
 

@@ -10,14 +10,14 @@ from .avoided_nodes import drop_expired_faults, next_fault_expiry
 from .context import Context, PlanDraft
 from .ending import finish
 from .escalation import close_window, next_window_end
-from .faults import answers_count_from, find_fault, start_limit
+from .faults import START_LIMIT, answers_count_from, find_fault, start_limit
 from .growth import growth_window
 from .partial_gangs import follow_partial_gang, next_gang_check
 from .payback import record_resize_pause
 from .planned_change import awaits_start, planned_change
 from .reasons import Reason
 from .record import Record
-from .replica import Replica
+from .replica import Health, Replica
 from .snapshot import AgentState
 from .stopping import hard_stop, runs_this_generation
 from .time_order import earliest
@@ -61,6 +61,8 @@ def _keep_running(record: Record, context: Context, members: list[Replica], wake
             continue
         if record.running_since is None or replica.agent.generation is None:
             actions.append(StartWorkers(replica.pod.name, rank))
+            if replica.health is Health.DISRUPTED and record.generation_began_at is not None:
+                wake = earliest(wake, record.generation_began_at + START_LIMIT)  # planned_change waits for it no longer
         else:  # it has run this generation; a restarted agent must not run it again
             wake = earliest(wake, max(answers_count_from(record), context.now + RECHECK_AFTER))
     ids = frozenset(record.members)

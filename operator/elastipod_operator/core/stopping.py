@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from .actions import Action, StopWorkers
 from .context import Context
+from .leavers import told_to_leave
 from .names import PodId
 from .pod_removal import remove
 from .record import Depth, Record, RestartMode, TransitionKind
@@ -38,7 +39,6 @@ def stop_members(record: Record, context: Context) -> tuple[Record, list[Action]
             attribute_to_outside(record, member, replicas.get(member)), member, replicas.get(member)
         )
     record = widen_restart(record, replicas)
-    num_staying = sum(_may_stay(replicas.get(member)) for member in record.members)
     for replica in replicas.by_id.values():
         is_left = _must_end_kept(replica, record) if replica.is_idle else replica.id in members or replica.is_busy
         if replica.has_no_workers or not is_left:
@@ -54,20 +54,8 @@ def stop_members(record: Record, context: Context) -> tuple[Record, list[Action]
             continue
         next_step = earliest(*(at for at in (due + HARD_STOP_AFTER, due + GIVE_UP_AFTER) if at > now))
         wakes.append(max(next_step or now, now + RECHECK_AFTER))
-        leaves = True if must_go or replica.health is Health.DISRUPTED else _stays(record, num_staying)
-        actions += _stops(replica, record, members, due, now, leaves)
+        actions += _stops(replica, record, members, due, now, told_to_leave(replica, record, context))
     return record, actions, earliest(*wakes)
-
-
-def _may_stay(replica: Replica | None) -> bool:
-    return replica is not None and replica.health is not Health.DISRUPTED and not replica.cannot_run_again
-
-
-def _stays(record: Record, num_staying: int) -> bool | None:
-    """Give False if all pods that may stay will stay, None if the next size may be too small for some of them."""
-    transition = record.transition
-    assert transition is not None
-    return False if transition.kind is TransitionKind.RESIZE and transition.target_size >= num_staying else None
 
 
 def _must_end_kept(replica: Replica, record: Record) -> bool:
@@ -130,8 +118,9 @@ def _stops(
     may_save = transition.graceful and now < due + HARD_STOP_AFTER and runs_this_generation(replica, record, members)
     if not may_save or replica.agent.state in (AgentState.FAULTED, AgentState.COMPLETED):
         return [hard_stop(replica, record)]
-    # An agent that got a later deadline is called again; the earlier deadline wins.
-    is_told_again = transition.is_shortened and replica.agent.generation is not None
+    # An agent that got a later deadline is called again, and one that was told that its pod stays: its workers may not have stopped yet.
+    is_new = bool(leaves) and transition.leavers is not None and replica.id not in transition.leavers
+    is_told_again = (transition.is_shortened or is_new) and replica.agent.generation is not None
     if replica.agent.state is AgentState.STOPPING and not is_told_again:
         return []
     left = max(1, int((due - now).total_seconds()))

@@ -15,6 +15,7 @@ from .growth import CAUSE, growth_failed, mark_interrupted_growth, warm
 from .health import AGENT_EXPECTED
 from .history import HistoryEntry
 from .incarnations import record_incarnations
+from .leavers import next_members
 from .partial_gangs import follow_partial_gang, next_gang_check
 from .payback import record_step_time
 from .planned_change import drain_limit, suspension
@@ -176,7 +177,7 @@ def _gather(record: Record, context: Context) -> PlanDraft:
     patience = _patience(record, transition, context.policy)
     if size < target_size and now < patience:
         return PlanDraft(record, wake_at=patience)
-    return _start(record, context, ready[:size])
+    return _start(record, context, next_members(record, context, ready, size))
 
 
 def _is_only_in_memory(record: Record, context: Context) -> bool:

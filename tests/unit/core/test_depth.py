@@ -33,7 +33,6 @@ from elastipod_operator.core.record import Depth, FaultyReplica, Record, Restart
 from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent
 
-SHARDS_LEAVE = "those who leave hold shards of the state, and who leaves is decided later"
 KEEPS: dict[str, Any] = {"memory_state": "replicated"}
 SHARDS: dict[str, Any] = {"memory_state": "sharded"}
 NEVER: dict[str, Any] = {}
@@ -56,9 +55,10 @@ def stops(before: Record, agents: list[ObservedAgent], wishes: Any = None) -> tu
         pytest.param([KEEPS, KEEPS], {}, Depth.MEMORY, "", id="all keep"),
         pytest.param([NEVER, NEVER], {}, Depth.PROCESS, "", id="nobody does, and nobody expects it"),
         pytest.param(
-            [KEEPS, NEVER], {}, Depth.PROCESS, "the workers of pod job-workers-1 keep nothing in memory", id="one not"
+            [NEVER, KEEPS], {}, Depth.PROCESS, "the workers of pod job-workers-0 keep nothing in memory", id="one not"
         ),
-        pytest.param([SHARDS, SHARDS], {}, Depth.PROCESS, SHARDS_LEAVE, id="shards would be lost"),
+        pytest.param([KEEPS, NEVER], {}, Depth.MEMORY, "", id="only one that leaves does not"),
+        pytest.param([SHARDS, SHARDS], {}, Depth.MEMORY, "", id="it is known who leaves with shards"),
         pytest.param(
             [KEEPS, KEEPS],
             {"new_processes": True},

@@ -23,6 +23,7 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod, DeletePod, ListPods, StartWorkers, StopWorkers
+from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
@@ -73,14 +74,18 @@ def test_a_doomed_member_drains_all_within_its_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target_size", "leaves"),
+    ("leavers", "leaves"),
     [
-        pytest.param(2, [True, False, False], id="the others stay"),
-        pytest.param(1, [True, None, None], id="of the others not all may stay"),
+        pytest.param((pid(0),), [True, False, False], id="the others stay"),
+        pytest.param((pid(0), pid(2)), [True, False, True], id="one of the others goes too"),
+        pytest.param((), [True, False, False], id="its notice came when the change was decided"),
+        pytest.param(None, [True, None, None], id="an operator of the previous version has begun the change"),
     ],
 )
-def test_agents_are_told_whose_memory_outlives_a_drain(target_size: int, leaves: list[bool | None]) -> None:
-    record = trains(3, transition=transition(cause="PodDisrupted", target_size=target_size))
+def test_agents_are_told_whose_memory_outlives_a_drain(
+    leavers: tuple[PodId, ...] | None, leaves: list[bool | None]
+) -> None:
+    record = trains(3, transition=transition(cause="PodDisrupted", leavers=leavers))
     members = [(pod(0, disruption="Spot"), running()), *ALL_RUN[1:]]
     assert [a.leaves for a in acts(plan(observed(job(record), members)), StopWorkers)] == leaves
 
@@ -132,7 +137,7 @@ def test_who_was_out_of_reach_all_the_time_is_asked_for_a_checkpoint_yet() -> No
     back = running(answering_since=NOW - seconds(1))
     todo = plan(observed(job(record), [(pod(0), back), (pod(1), back)]))
     assert acts(todo, StopWorkers) == [
-        StopWorkers(pod(n).name, 1, graceful=True, timeout_s=599, leaves=False) for n in range(2)
+        StopWorkers(pod(n).name, 1, graceful=True, timeout_s=599, leaves=None) for n in range(2)
     ]
 
 

@@ -53,7 +53,7 @@ def test_a_change_begins_now_with_the_time_for_a_checkpoint() -> None:
     after = began(trains(window_since=LONG_AGO, gang=PartialGang(NOW, 1)), *RUN)
     assert after.transition == Transition(
         kind=TransitionKind.RESIZE, cause=OpenReason("Cause"), message="words", from_size=2, target_size=3, began_at=NOW, detected_at=NOW,
-        deadline=NOW + seconds(600), graceful=True,
+        deadline=NOW + seconds(600), graceful=True, leavers=(),
     )  # fmt: skip
     assert (after.window_since, after.gang) == (None, None)
     assert after.resize_statistics.step_times == ((2, seconds(2)),), "the pace until then is kept"
