@@ -22,7 +22,8 @@ def manifests(page: Page) -> list[dict[str, Any]]:
         for block in page.blocks("sh")
         for text in HEREDOC.findall(block)
     ]
-    documents = [body for text in texts for body in yaml.safe_load_all(text)]
+    whole = [text for text in texts if "{...}" not in text]  # a sketch, which nobody can paste
+    documents = [body for text in whole for body in yaml.safe_load_all(text)]
     return [body for body in documents if isinstance(body, dict) and {"apiVersion", "kind"} <= body.keys()]
 
 
