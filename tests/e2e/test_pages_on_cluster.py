@@ -1,10 +1,14 @@
-"""The quick start, pasted block by block into a real cluster."""
+"""The quick start and the tutorial, pasted block by block into a real cluster."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.e2e.conftest import ROOT
+from tests.e2e.job_run import JobRun
 from tests.e2e.pasted import paste, shell_blocks
+from tests.unit.docs.pages import page
 
 from elastipod_local.cluster import Cluster
 
@@ -38,3 +42,22 @@ def shell_blocks_of_clean_up() -> str:
     script = shell_blocks("docs/quick-start.md", leave_out=others)
     assert "helm" not in script
     return script
+
+
+def test_the_tutorials_job_runs_its_script(cluster: Cluster, tmp_path: Path) -> None:
+    tutorial = page("docs/tutorial.md")
+    _, after = tutorial.blocks("python")
+    (manifest,) = tutorial.blocks("yaml")
+    (tmp_path / "train.py").write_text(after)
+    (tmp_path / "job.yaml").write_text(manifest)
+    script = shell_blocks("docs/tutorial.md", leave_out=["Try it without a cluster"])
+    waits = "kubectl wait --for=condition=Running hpjob/digits-tutorial --timeout=200s\n"
+    assert script.count("kubectl get hpjob") == 1
+    job = JobRun(cluster, "digits-tutorial")
+    try:
+        printed = paste(script.replace("kubectl get hpjob", f"{waits}kubectl get hpjob"), tmp_path, cluster)
+        assert "Job default/digits-tutorial" in printed
+        job.until("the tutorial's job to complete", lambda: job.state() == "Completed", 200)
+    finally:
+        job.delete()
+        cluster.kubectl("delete", "configmap", "digits", "--ignore-not-found")
