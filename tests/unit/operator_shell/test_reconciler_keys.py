@@ -64,7 +64,7 @@ async def test_a_secret_that_is_there_already_is_left_as_it_is(shell: Shell) -> 
 
 
 async def test_turned_off_there_is_neither_secret_nor_variable(shell: Shell) -> None:
-    shell.submit({"elastipod": {"authentication": "Off"}})
+    shell.submit({"elastipod": {"authentication": "Off", "growth": "Maximum"}})
     await settled(shell)
     assert shell.server.secrets == {}
     assert {secret_of_pod(pod) for pod in shell.server.pods.values()} == {""}
@@ -88,7 +88,7 @@ async def test_an_operator_that_may_not_create_secrets_says_so_and_tries_again(
 
 async def ask_agent_at(shell: Shell, port: int) -> dict[str, str]:
     """Have the first pod's agent answer at a port; gives what the Secret of its job holds."""
-    shell.submit({"elastipod": {"agentPort": port}})
+    shell.submit({"elastipod": {"agentPort": port, "growth": "Maximum"}})
     await settled(shell)
     (secret,) = shell.server.secrets.values()
     pod = shell.server.pods["job-workers-0"]
