@@ -1,4 +1,4 @@
-"""The life of the fork server: lost, stopped, outdated, unusable; each time workers start all the same, and it is said why."""
+"""The life of the fork server: stopped, given up, outdated. `unit/agent/test_agent_warm_workers.py` has more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ if os.fork() == 0:
 os.wait()
 time.sleep(600)
 """
-NO_TORCH = {"__init__.py": "from . import cuda\n", "cuda.py": "def is_initialized():\n    return {}\n"}
 
 
 @pytest.fixture(scope="module")
@@ -39,21 +38,6 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def script(folder: Path, text: str = HELLO) -> str:
     (folder / "train.py").write_text(text, "utf-8")
     return "train.py"
-
-
-def test_a_lost_server_is_replaced_and_workers_start_cold_meanwhile(tmp_path: Path, python: Path) -> None:
-    with run_warm(tmp_path, "--nproc-per-node=2", script(tmp_path), python=python) as run:
-        run.until_warm(1)
-        assert run.generation(1)["status"] == "completed"
-        run.server().kill()
-        until(lambda: run.events("fork server is lost"), "the loss")
-        assert "SIGKILL" in run.events("fork server is lost")[0]
-        assert run.generation(2)["status"] == "completed"
-        assert run.starts() == (2, 2)
-        assert "there is no fork server: it ended with signal SIGKILL" in run.events("workers start cold")[0]
-        run.until_warm(2)
-        assert run.generation(3)["status"] == "completed"
-        assert run.starts() == (4, 2)
 
 
 def test_a_stopped_server_is_not_waited_for(tmp_path: Path, python: Path) -> None:
@@ -100,48 +84,6 @@ def test_what_a_pre_train_script_installs_is_seen(tmp_path: Path, python: Path) 
         assert run.starts() == (3, 0)
         (said,) = run.events("fork server is restarted")
         assert "recipe.py has changed" in said
-
-
-@pytest.mark.parametrize(
-    ("files", "why"),
-    [
-        pytest.param(
-            {"bad.py": "import threading\nthreading.Event().wait\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"},
-            "imported modules left 1 thread(s) running: python",
-            id="a thread",
-        ),
-        pytest.param(
-            {"bad.py": "import socket\npair = socket.socketpair()\n"}, "imported modules left socket:[", id="a socket"
-        ),
-        pytest.param(
-            {f"torch/{name}": text.format(True) for name, text in NO_TORCH.items()} | {"bad.py": ""},
-            "an imported module initialized cuda",
-            id="an accelerator",
-        ),
-        pytest.param({"bad.py": "1 / 0\n"}, "importing bad failed: ZeroDivisionError", id="a failed import"),
-        pytest.param({"bad.py": "import os\nos._exit(3)\n"}, "it ended with exit code 3", id="an exit"),
-    ],
-)  # fmt: skip
-def test_a_process_that_must_not_be_forked_is_not(
-    files: dict[str, str], why: str, tmp_path: Path, python: Path
-) -> None:
-    for name, text in files.items():
-        path = tmp_path / "packages" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8")
-    path_list = f"{PACKAGES}{os.pathsep}{tmp_path / 'packages'}"
-    with run_warm(tmp_path, "--preload=bad", script(tmp_path), python=python, PYTHONPATH=path_list) as run:
-        until(lambda: run.events(why), f"{why!r} in {run.agent.printed()}")
-        assert run.generation(1)["status"] == "completed"
-        assert run.starts() == (0, 1)
-
-
-def test_a_missing_module_is_told_and_left_out(tmp_path: Path, python: Path) -> None:
-    with run_warm(tmp_path, "--preload=json,not_there", script(tmp_path), python=python) as run:
-        run.until_warm()
-        assert "not_there is not preloaded: there is no module not_there" in run.events("WARNING")[0]
-        assert run.generation(1)["status"] == "completed"
-        assert run.starts() == (1, 0)
 
 
 @pytest.mark.parametrize(
