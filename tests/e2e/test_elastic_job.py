@@ -229,6 +229,25 @@ def test_power_loss(job: JobRun, cluster: Cluster) -> None:
 
 
 @pytest.mark.long("power-loss")
+@pytest.mark.timeout(600)
+def test_power_loss_of_a_node_whose_workers_keep_their_state(job: JobRun, cluster: Cluster) -> None:
+    """The others go on in their processes. No connection closes, so they are stuck until the operator calls them back."""
+    job.apply("--steps=150", "--min-step-time=0.2", "--checkpoint-every=1000", script="train.py", start=4)
+    job.until_training(4, beyond_step=10)
+    before, generation = training_processes(job.name), job.history()[-1]["generation"]
+    victim = one_of_its_nodes(job, cluster)
+    with without_power(cluster, victim):
+        entry = recovery_after(job, generation)
+        assert (entry["from"], entry["to"], entry["depth"]) == (4, 2, "memory"), job.story()
+        until_in_memory(job, before, generation, staying=2)
+        assert not list(job.samples().parent.glob("checkpoints/step-*")), "nobody has read a checkpoint"
+        job.until("completion", lambda: job.state() == "Completed", 150)
+    audit = job.audit()
+    assert audit["exit_code"] == 0, audit
+    assert sum(audit["steps_repeated"].values()) <= 1, audit
+
+
+@pytest.mark.long("power-loss")
 @pytest.mark.timeout(1200)
 def test_power_is_lost_again_and_again(job: JobRun, cluster: Cluster, long_run: LongRun) -> None:
     """Runs alone, so that the time says something about the operator and not about the machine."""
