@@ -127,7 +127,8 @@ class ShardedMemory(MemoryState):
         self.members.clear()
         self._copies.forget_world()
         drop_sharding_caches()
-        gc.collect()
+        with self._limit.paused():  # how long depends on what the script has loaded
+            gc.collect()
 
     def _complete_alone(self, part: int) -> None:
         """All ranks may have been prepared, and some may have committed: hold the state before the step and after it."""
@@ -170,13 +171,13 @@ class ShardedMemory(MemoryState):
         """Have the script build the members for the present world, unless it has. Raises TypeError."""
         if self.members:
             return
-        if not self._is_frozen:
-            # Members of a former world are garbage in cycles, so gc.collect() follows each world. It need not look through what
-            # the script has imported and loaded so far.
-            gc.collect()
-            gc.freeze()
-            self._is_frozen = True
-        with self._limit.paused():  # the script's own code
+        with self._limit.paused():  # the script's own code, and a look through all that it has loaded
+            if not self._is_frozen:
+                # Members of a former world are garbage in cycles, so gc.collect() follows each world. It need not look through what
+                # the script has imported and loaded so far.
+                gc.collect()
+                gc.freeze()
+                self._is_frozen = True
             self.members.take(self._build(self._mesh))
         _check_optimizers(self.members)
 
