@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -135,6 +138,33 @@ def test_a_job_that_broke_goes_on_from_its_checkpoint_and_trains_every_sample_on
             assert torch.allclose(torch.tensor(own), expected, atol=1e-4), name
     report = audit(read_logs(tmp_path / "samples"))
     assert report.exact
+
+
+def test_the_sample_log_says_of_each_step_that_it_is_complete_and_at_the_end_that_all_are(tmp_path: Path) -> None:
+    train(State(build, sample_log=tmp_path))
+    (log,) = tmp_path.glob("*.jsonl")
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    steps = list(range(1, PLAN.total_steps + 1))
+    assert [record["step"] for record in records if record["kind"] == "step"] == steps
+    assert [(record["step"], record["loss"] > 0) for record in records if record["kind"] == "done"] == [
+        (step, True) for step in steps
+    ]
+    assert {key: records[-1][key] for key in ("kind", "step", "why")} == {
+        "kind": "end", "step": PLAN.total_steps, "why": "completed"
+    }  # fmt: skip
+
+
+def test_each_step_is_reported_with_its_samples_its_loss_and_how_fast_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("elastipod.in_memory.elastic_state.report", lambda *values: told.append(values))
+    times = iter(range(100))
+    monkeypatch.setattr("elastipod.in_memory.elastic_state.time", SimpleNamespace(monotonic=lambda: next(times) / 4))
+    train(State(build))
+    sizes = [len(PLAN.batch(step, 0, 1).indices) for step in range(1, PLAN.total_steps + 1)]
+    assert len(set(sizes)) == 2, "the last step of an epoch is a short one"
+    assert [values[:2] for values in told] == list(enumerate(accumulate(sizes), start=1))
+    assert [values[2] > 0 for values in told] == [True] * PLAN.total_steps
+    assert [values[3] for values in told] == [4 * size for size in sizes], "a quarter of a second for each step"
 
 
 def test_only_as_many_checkpoints_are_kept_as_wanted(tmp_path: Path) -> None:

@@ -82,6 +82,20 @@ def test_a_handler_of_the_users_is_called_too() -> None:
     assert seen == [signal.SIGUSR1]
 
 
+def test_a_handler_of_the_users_is_called_once_by_the_second_run_of_a_process_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+    assert not elastic_event_detected()
+    for _ in range(2):  # as in workers that keep their process over generations
+        monkeypatch.setattr(elastic_event, "_detector", None)
+        assert not elastic_event_detected()
+    signal.raise_signal(signal.SIGUSR1)
+    assert elastic_event_detected()
+    assert seen == [signal.SIGUSR1]
+
+
 def test_outside_the_main_thread_no_handler_is_installed(pod: WorkerFile) -> None:
     answers: list[bool] = []
     asker = threading.Thread(target=lambda: answers.append(elastic_event_detected()))
