@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -15,6 +16,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.patience import PATIENCE_S
+
+# The first backward pass of a process decides for good whether autograd has threads, which no fork has. Where it is that of a sharded
+# model, it has them, and forks cannot compute gradients.
+torch.zeros(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def run_ranks(number: int, body: Callable[[int], Any], once_forked: Callable[[], object] = lambda: None) -> list[Any]:
@@ -47,6 +52,7 @@ def run_ranks(number: int, body: Callable[[int], Any], once_forked: Callable[[],
 
 def _be_rank(rank: int, body: Callable[[int], Any], writing: int) -> None:
     try:
+        gc.freeze()  # garbage of the tests before may hold process groups, whose threads this fork has not got: their end would hang
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(int(PATIENCE_S))
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
