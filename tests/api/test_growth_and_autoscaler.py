@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.api.compat_lives import operator, size_of
 from tests.api.compat_nodes import PlayedNodes
 from tests.api.jobs import apply, get, job
@@ -23,6 +24,12 @@ from elastipod_local.host import wait_until
 
 KIND = "ml.c5.4xlarge"
 LOOK_EVERY_S = 0.3
+
+
+@pytest.fixture(autouse=True)
+def only_own_pods(api_server: Cluster) -> None:
+    """No pod that waits since an earlier test takes a place on the nodes of these."""
+    api_server.kubectl("delete", "pods", "--all", "--all-namespaces", "--force", "--grace-period=0")
 
 
 class Autoscaler:

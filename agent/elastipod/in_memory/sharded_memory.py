@@ -127,8 +127,7 @@ class ShardedMemory(MemoryState):
         self.members.clear()
         self._copies.forget_world()
         drop_sharding_caches()
-        with self._limit.paused():  # how long depends on what the script has loaded
-            gc.collect()
+        gc.collect()
 
     def _complete_alone(self, part: int) -> None:
         """All ranks may have been prepared, and some may have committed: hold the state before the step and after it."""
