@@ -124,8 +124,9 @@ def test_a_writer_that_died_half_way_hides_its_report_until_the_next(tmp_path: P
         with open(tmp_path / "page", "r+b") as file:
             file.seek(64 + 4)
             file.write((3).to_bytes(4, "little"))
-        assert page.progress(0) is None
+        assert (page.progress(0), page.num_reports(0)) == (None, 1), "only whole ones count"
         page.report(0, step=2)
+        assert page.num_reports(0) == 2
         seen = page.progress(0)
     assert seen is not None
     assert seen.step == 2

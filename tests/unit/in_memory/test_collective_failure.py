@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from elastipod.in_memory.collective_failure import is_collective_failure
+from elastipod.in_memory.memory_state import WorldLost
+from elastipod.in_memory.world_life import WorldLife
 
 
 class Agent:
@@ -80,3 +84,17 @@ def test_an_error_of_autograd_s_engine_may_come_from_ddp_so_the_agent_decides(is
     with pytest.raises(RuntimeError, match="second time") as caught:
         loss.backward()  # type: ignore[no-untyped-call]
     assert is_collective_failure(caught.value, Agent(is_over=is_over)) is is_over
+
+
+@pytest.mark.parametrize(("is_kept", "is_over"), [(True, True), (True, False), (False, True)])
+def test_a_rank_whose_process_is_kept_is_lost_to_what_the_agent_says_ended_the_generation(
+    is_kept: bool, is_over: bool
+) -> None:
+    life = object.__new__(WorldLife)
+    error, agent = raised_by_distributed("something broke"), Agent(is_over=is_over)
+    life.link = None
+    assert not life.is_lost_to(error)
+    life.link = SimpleNamespace(is_kept=is_kept, wait_until_over=agent)  # type: ignore[assignment]
+    assert life.is_lost_to(error) is (is_kept and is_over)
+    assert agent.num_asked == is_kept
+    assert life.is_lost_to(WorldLost("the plans could not be compared")) is is_kept
