@@ -84,6 +84,7 @@ PARTS = {
         package="elastipod_operator",
         not_mutated=("elastipod_operator.core", "elastipod_operator.api"),
         tests=(
+            "tests/unit/admission",
             "tests/unit/agents",
             "tests/unit/kube",
             "tests/unit/operator_shell",
@@ -117,6 +118,7 @@ PARTS = {
             "tests/unit/recipes",
             "tests/unit/core/test_model_groups.py",  # sizes that keep groups of ranks whole, which both sides compute
             "tests/unit/agent/test_ipc.py",
+            "tests/unit/agent/test_store_wait.py",
             "tests/unit/agent/test_ipc_names.py",
             "tests/unit/agent/test_worker_file.py",
         ),

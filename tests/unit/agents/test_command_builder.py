@@ -44,14 +44,18 @@ class Known:
 
 def body_of(action: Action, *facts: ObservedAgent, nproc: str = "auto", **spec: Any) -> Any:
     """Give the body of the call for a job whose pods' agents say this. spec: further fields of it."""
+    call = call_of(action, *facts, nproc=nproc, **spec)
+    return None if call is None else call.body
+
+
+def call_of(action: Action, *facts: ObservedAgent, nproc: str = "auto", generation: int = 3, **spec: Any) -> Any:
     pods = [pod(number) for number in range(len(facts))]
     statuses: Any = Known({one.uid: fact for one, fact in zip(pods, facts, strict=True)})
     commands = CommandBuilder(
-        {"nprocPerNode": nproc, **spec}, {one.name: one for one in pods}, trains(len(facts), 3), statuses,
+        {"nprocPerNode": nproc, **spec}, {one.name: one for one in pods}, trains(len(facts), generation), statuses,
         lambda one: Address("job", one.ip, 8080),
     )  # fmt: skip
-    call = commands.build(action)
-    return None if call is None else call.body
+    return commands.build(action)
 
 
 START, STOP = StartWorkers(pod(1).name, 1), StopWorkers(pod(1).name, 3, graceful=False, timeout_s=0)
@@ -74,6 +78,17 @@ def test_a_start_carries_the_log_rules(run_policy: Any, rules: Any) -> None:
 
 def test_a_spare_is_told_so() -> None:
     assert body_of(AssignSpare(pod(1).name, 2), ready(), ready())["spare"] is True
+
+
+@pytest.mark.parametrize(
+    "action",
+    [START, AssignSpare(pod(1).name, 2), PrepareWorkers(pod(1).name)],
+    ids=lambda action: type(action).__name__,
+)
+def test_what_was_said_in_one_generation_is_said_again_in_the_next(action: Action) -> None:
+    said = [call_of(action, ready(), ready(), generation=generation) for generation in (3, 3, 4)]
+    assert said[0].key == said[1].key != said[2].key
+    assert len({one.path for one in said}) == 1
 
 
 def test_workers_are_prepared_for_the_generation_after_the_present_one() -> None:

@@ -277,3 +277,23 @@ async def test_after_close_nothing_is_left_running(agent: FakeAgent) -> None:
 def test_addresses_of_both_kinds_make_urls() -> None:
     assert Address(JOB, "10.0.0.1", 8080).url("/status") == "http://10.0.0.1:8080/status"
     assert Address(JOB, "fd00::1", 8080).url("/stop") == "http://[fd00::1]:8080/stop"
+
+
+@pytest.mark.parametrize("is_long", [True, False], ids=["in a long poll", "between polls"])
+async def test_in_a_long_poll_the_last_sign_of_life_of_the_machine_is_an_answer(
+    statuses: AgentStatusCache, agent: FakeAgent, is_long: bool
+) -> None:
+    """Whoever waits for a change hears nothing of the agent, but its kernel confirms that it is there."""
+    statuses.watch(POD, agent.address)
+    await until(lambda: len(agent.polls) == 2)
+    polled = statuses._polled[POD]
+    assert polled.connection is not None
+    answered = polled.fact.last_answer
+    assert answered is not None
+    polled.is_long = is_long
+    polled.connection.heard_at = lambda: time.monotonic() + 60  # type: ignore[method-assign]
+    heard = statuses.fact(POD).last_answer
+    assert heard is not None
+    assert (heard - answered > timedelta(seconds=30)) is is_long
+    polled.connection.heard_at = lambda: time.monotonic() - 3600  # type: ignore[method-assign]
+    assert statuses.fact(POD).last_answer == answered, "an older sign takes nothing back"

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.unit.core.builders import job
 
 from elastipod_operator.kube.api import Api, as_yaml
 
@@ -28,14 +29,48 @@ def test_what_yaml_cannot_hold_is_written_otherwise(text: str, written: str) -> 
 
 
 class Calls(Api):
-    """Keeps the bodies of calls instead of making them."""
+    """Keeps calls, their bodies and options instead of making them."""
 
     def __init__(self) -> None:
+        self.targets: list[str] = []
         self.bodies: list[Any] = []
+        self.options: list[dict[str, Any]] = []
 
-    async def call(self, method: str, path: str, body: Any = None, **_: Any) -> dict[str, Any]:
+    async def call(self, method: str, path: str, body: Any = None, **options: Any) -> dict[str, Any]:
+        self.targets.append(f"{method} {path}")
         self.bodies.append(body)
+        self.options.append(options)
         return {}
+
+
+JOB_PATH = "/apis/sagemaker.amazonaws.com/v1/namespaces/team/hyperpodpytorchjobs/llm"
+
+
+async def test_a_status_is_applied_whole_and_by_the_operator_alone() -> None:
+    calls = Calls()
+    await calls.apply_status(job(namespace="team", name="llm"), {"a": 1})
+    assert calls.targets == [f"PATCH {JOB_PATH}/status"]
+    body = json.loads(calls.bodies[0])
+    assert (body["kind"], body["status"]) == ("HyperPodPyTorchJob", {"a": 1})
+    assert body["metadata"] == {"name": "llm", "namespace": "team", "uid": "job-uid"}
+    assert calls.options == [
+        {
+            "query": [("fieldManager", "elastipod-operator"), ("force", "true")],
+            "content_type": "application/apply-patch+yaml; charset=utf-8",
+        }
+    ]
+
+
+async def test_annotations_are_written_to_the_version_that_was_read_and_jobs_deleted_by_their_uid() -> None:
+    calls = Calls()
+    await calls.patch_metadata(job(namespace="team", name="llm"), "7", {"annotations": {"a": "b"}})
+    await calls.delete_job(job(namespace="team", name="llm"))
+    assert calls.targets == [f"PATCH {JOB_PATH}", f"DELETE {JOB_PATH}"]
+    assert calls.bodies == [
+        {"metadata": {"annotations": {"a": "b"}, "resourceVersion": "7", "uid": "job-uid"}},
+        {"preconditions": {"uid": "job-uid"}},
+    ]
+    assert calls.options[0] == {"content_type": "application/merge-patch+json"}
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,19 @@ def test_a_gap_is_observed_once_from_the_first_agent_that_knows_it() -> None:
     assert update(running(2, gap=2 * GAP)) == (1, 0.25)
 
 
+def test_a_deleted_job_is_exported_no_more() -> None:
+    jobs = JobMetrics()
+    _, todo = resize()
+
+    def exported() -> set[str]:
+        return {one.labels["job"] for family in metrics.EACH_JOB.collect() for one in family.samples}
+
+    jobs.update(job(todo.record), todo)
+    assert exported() == {job(todo.record).name}
+    jobs.forget("job-uid")
+    assert exported() == set()
+
+
 @pytest.mark.parametrize("is_deleted", [True, False])
 def test_the_gap_of_a_deleted_job_is_not_awaited(is_deleted: bool) -> None:
     jobs = JobMetrics()
