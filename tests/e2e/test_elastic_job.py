@@ -229,7 +229,6 @@ def test_power_loss(job: JobRun, cluster: Cluster) -> None:
 
 
 @pytest.mark.long("power-loss")
-@pytest.mark.timeout(600)
 def test_power_loss_of_a_node_whose_workers_keep_their_state(job: JobRun, cluster: Cluster) -> None:
     """The others go on in their processes. No connection closes, so they are stuck until the operator calls them back."""
     job.apply("--steps=150", "--min-step-time=0.2", "--checkpoint-every=1000", script="train.py", start=4)
