@@ -208,6 +208,20 @@ def test_a_suspended_job_does_not_wait_for_ever_for_the_end_of_pods_that_the_wat
     assert todo.wake_at == NOW + seconds(wait_s)
 
 
+@pytest.mark.parametrize(
+    "ends",
+    [
+        pytest.param({}, id="they have not been told to end"),
+        pytest.param({"kill_at": NOW - seconds(5), "phase": "Succeeded"}, id="they have ended"),
+    ],
+)
+def test_a_suspended_job_waits_for_the_end_of_no_pod_but_those_that_are_deleted_and_live(ends: dict[str, Any]) -> None:
+    stopped = trains(transition=transition(TransitionKind.SUSPEND, began_s=900, deadline=NOW + seconds(60)))
+    pods = [(pod(n, **ends), running()) for n in range(2)]
+    todo = plan(observed(job(stopped, policy(suspend=True)), pods, pods_listed_at=NOW - seconds(900)))
+    assert ListPods() not in todo.actions
+
+
 def test_a_suspended_job_without_pods_rests() -> None:
     stopped = trains(members=(), transition=transition(TransitionKind.SUSPEND, began_s=900))
     assert plan(observed(job(stopped, policy(suspend=True)), [], pods_listed_at=NOW - seconds(900))).wake_at is None
