@@ -29,6 +29,14 @@ def test_no_first_match_in_time_is_a_hang_from_the_deadline_on() -> None:
     assert hanging.message() == "log rule r: no line matched loss: (.*) in the first 120 s of the workers"
 
 
+@pytest.mark.parametrize("first", [0, 1], ids=["before the first match", "after it"])
+def test_a_long_pattern_is_cut_in_the_message(first: int) -> None:
+    for length, shown in ((120, "x" * 120), (121, "x" * 117 + "...")):
+        rule = tracker(expected_start_cutoff_s=1, expected_recurring_s=1, log_pattern="x" * length)
+        rule = rule.add_matches(0.5, matches(count=first)) if first else rule
+        assert f" line matched {shown} " in rule.check_silence(100).message()
+
+
 def test_no_further_match_in_time_is_a_hang_that_shows_the_last_line() -> None:
     rule = tracker(expected_start_cutoff_s=120, expected_recurring_s=30).add_matches(
         50, matches(count=3, line="loss: 1")

@@ -71,6 +71,11 @@ def test_the_four_modes(machine: Machine) -> None:
     assert chosen["core-complex"] == [[0, 1, 4, 5], [2, 3, 6, 7], [0, 1, 4, 5], [24, 25, 28, 29]]
 
 
+def test_as_many_cores_as_devices_are_enough(machine: Machine) -> None:
+    topology = machine.topology({0, 1, 2, 5})
+    assert [sorted(cpus_for("exclusive", device, topology)) for device in range(3)] == [[0], [1, 5], [2]]
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "allowed", [set(range(32)), {0, 1, 2, 3, 6, 9, 20, 24, 25, 28, 31}], ids=["all CPUs", "some CPUs"]

@@ -9,31 +9,81 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod_agent.core.requests import BadBody, parse_start, parse_stop, parse_update
+from elastipod_agent.core.log_rules import parse_log_rules
+from elastipod_agent.core.requests import (
+    BadBody,
+    PrepareRequest,
+    StartRequest,
+    StopRequest,
+    UpdateRequest,
+    parse_prepare,
+    parse_start,
+    parse_stop,
+    parse_update,
+)
 
 BODY: dict[str, Any] = {"rank": 1, "nnodes": 4, "faultCount": 2, "master_addr": "10.0.0.1", "master_port": 10020}
 
 
 def test_the_full_body_of_the_plain_protocol_is_taken() -> None:
-    start = parse_start(
-        BODY
-        | {
-            "master_port": "10020",
-            "log_monitoring_configuration": [{"name": "loss", "logPattern": r"loss (\d+)", "operator": "gt"}],
-            "ipVersion": "ipv4",
-            "rankIps": [{"rank": 0, "ip": "10.0.0.1"}],
-            "worker_data": {"any": 1},
-            "spare": 0,
-            "progress": {"p": {"progressData": "/c", "progressCount": 3}},
-            "a_field_of_tomorrow": 1,
-        }
-    )
-    assert (start.rank, start.nnodes, start.fault_count, start.master_port) == (1, 4, 2, 10020)
-    assert start.log_rules[0].name == "loss"
-    assert start.rank_ips == ({"rank": 0, "ip": "10.0.0.1"},)
-    assert start.is_spare is False
-    assert start.generation is None
+    rules = [{"name": "loss", "logPattern": r"loss (\d+)", "operator": "gt"}]
+    progress = {"p": {"progressData": "/c", "progressCount": 3}}
+    body = BODY | {
+        "master_port": "10020",
+        "log_monitoring_configuration": rules,
+        "ipVersion": "ipv4",
+        "rankIps": [{"rank": 0, "ip": "10.0.0.1"}],
+        "worker_data": {"any": 1},
+        "spare": 0,
+        "progress": progress,
+        "a_field_of_tomorrow": 1,
+    }
+    fields: dict[str, Any] = {
+        "rank": 1, "nnodes": 4, "fault_count": 2, "master_addr": "10.0.0.1", "master_port": 10020, "log_rules": parse_log_rules(rules),
+        "ip_version": "ipv4", "rank_ips": ({"rank": 0, "ip": "10.0.0.1"},), "worker_data": {"any": 1}, "is_spare": False,
+        "generation": None,
+    }  # fmt: skip
+    start = parse_start(body)
+    assert start == StartRequest(**fields, progress=progress)
     assert start.run_generation == 3, "counted from the faults when none is given"
+    assert parse_update(body | {"generation": 5}) == UpdateRequest(**fields | {"generation": 5})
+
+
+def test_preparing_needs_the_number_of_pods_only() -> None:
+    assert parse_prepare({"nnodes": 2}) == PrepareRequest(nnodes=2)
+    assert parse_prepare({"nnodes": 2, "generation": 3}) == PrepareRequest(nnodes=2, generation=3)
+    for body in ({}, {"nnodes": 0}, {"nnodes": None}):
+        with pytest.raises(BadBody) as caught:
+            parse_prepare(body)
+        assert caught.value.field == "nnodes"
+
+
+@pytest.mark.parametrize(
+    ("field", "low", "high"),
+    [
+        ("rank", 0, 1 << 20),
+        ("nnodes", 1, 1 << 20),
+        ("faultCount", 0, 1 << 40),
+        ("master_port", 1, 65535),
+        ("generation", 1, 1 << 40),
+    ],
+)
+def test_numbers_have_bounds_which_are_named(field: str, low: int, high: int) -> None:
+    for number in (low, high):
+        parse_start(BODY | {"spare": True, field: number})
+    for number in (low - 1, high + 1):
+        with pytest.raises(BadBody) as caught:
+            parse_start(BODY | {"spare": True, field: number})
+        assert str(caught.value) == f"{field}: is {number}; it must be between {low} and {high}"
+        assert (caught.value.field, caught.value.problem) == (field, str(caught.value).partition(": ")[2])
+
+
+@pytest.mark.parametrize("read", [parse_start, parse_update, parse_prepare, parse_stop])
+def test_a_body_is_an_object(read: Callable[[object], object]) -> None:
+    for body, kind in (([], "a list"), ("x", "a string"), (1, "a number"), (True, "a boolean")):
+        with pytest.raises(BadBody) as caught:
+            read(body)
+        assert (caught.value.field, str(caught.value)) == ("", f"the body must be a JSON object, not {kind}")
 
 
 def test_optional_fields_may_be_null_or_missing() -> None:
@@ -81,7 +131,7 @@ def test_a_spare_may_have_a_rank_beyond_the_job() -> None:
 
 
 def test_stop() -> None:
-    assert parse_stop(None) == parse_stop({})
+    assert parse_stop(None) == parse_stop({}) == StopRequest()
     assert [parse_stop(body).leaves for body in ({}, {"leaves": None}, {"leaves": False}, {"leaves": True})] == [
         None,
         None,
@@ -89,7 +139,7 @@ def test_stop() -> None:
         True,
     ]
     stop = parse_stop({"restart_mode": "ipr", "is_graceful": True, "timeout": 600, "generation": 3})
-    assert (stop.is_graceful, stop.timeout_s, stop.generation) == (True, 600.0, 3)
+    assert stop == StopRequest(is_graceful=True, timeout_s=600.0, restart_mode="ipr", generation=3)
     for body, field in (
         ({"timeout": []}, "timeout"),
         ({"timeout": True}, "timeout"),
@@ -101,6 +151,7 @@ def test_stop() -> None:
         with pytest.raises(BadBody) as caught:
             parse_stop(body)
         assert caught.value.field == field
+        assert str(caught.value).startswith(f"{field}: must be ")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,9 @@ from elastipod_operator.in_flight import WRITE_PARALLEL
 from elastipod_operator.job_task import Decision, JobTask
 from elastipod_operator.kube.api import ApiError
 from elastipod_operator.kube.applied import encode_applied
+from elastipod_operator.kube.job_keys import JobKeys
+from elastipod_operator.kube.placement import Placement
+from elastipod_operator.kube.pods import pod_manifest
 from elastipod_operator.kube.store import Job
 from elastipod_operator.pod_creation import PodCreation
 from elastipod_operator.pod_deletion import PodDeletion
@@ -86,6 +90,28 @@ async def test_what_is_created_is_known_at_once_and_decided_about_once() -> None
     assert (len(creating.api.made), creating.told.woken) == (2, 1)
     await creating.decide()
     assert creating.told.woken == 0
+
+
+async def test_a_pod_is_made_as_its_decision_and_its_place_say() -> None:
+    order = CreatePod(pid(1), 5, generation=7, avoids=("bad",), workload="w", only_on=("good",))
+    held, placement = Job(job_body(), job(), 1), Placement(node_selector={"pool": "a"})
+
+    async def place(*_: object) -> Any:
+        return [(order, placement)], ""
+
+    creating = Creating()
+    control = replace(creating.control, place=place, keys=JobKeys((b"k" * 32,)))
+    creation = PodCreation(control, JOB_UID)
+    await creation.begin(held, [order])
+    await until(lambda: creation.calls.is_idle)
+    policy, key = held.fact.policy, control.keys.of(held.fact)
+    assert policy is not None
+    assert key is not None
+    (made,) = creating.api.manifests
+    assert made == pod_manifest(
+        held.fact, held.body["spec"], policy, pid(1), 5, key.secret,
+        generation=7, avoids=("bad",), only_on=("good",), placed=placement,
+    )  # fmt: skip
 
 
 async def test_a_refusal_is_told_tried_again_later_and_then_told_no_more(later: Later) -> None:
