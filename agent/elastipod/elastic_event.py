@@ -45,15 +45,26 @@ def elastic_event_detected() -> bool:
     return _detector.call()
 
 
+def is_leaving() -> bool:
+    """Whether `elastic_event_detected()` has been True in this run: an exit with 0 is a drain. Not a collective."""
+    return _detector is not None and _detector.has_detected
+
+
+def has_left_last_run() -> bool:
+    """Whether this process lived through its last run and left it for an event. Not a collective."""
+    return _has_left
+
+
 def reset_elastic_event(*, is_abandoned: bool = False) -> None:
     """Forget the event, in a process that has left one run and waits for the next (in-process restart).
 
     The ranks of the next run agree through a store and a prefix of their own. is_abandoned: other ranks may have died, so this
     one does not wait for them to sign off.
     """
-    global _detector
+    global _detector, _has_left
     if _detector is not None:
         _detector.close(is_abandoned=is_abandoned)
+        _has_left = _detector.has_detected and not is_abandoned
         _detector = None
 
 
@@ -78,6 +89,10 @@ class _Detector:
         self._detected = self._agreement.record_call() if self._agreement else self.is_pending()
         if self._detected and self._worker:
             self._worker.file.acknowledge(self._worker.local_rank)
+        return self._detected
+
+    @property
+    def has_detected(self) -> bool:
         return self._detected
 
     def is_pending(self) -> bool:
@@ -146,6 +161,7 @@ def _coordinated() -> bool:
 
 
 _detector: _Detector | None = None
+_has_left = False
 _abandoned: list[_Detector] = []  # in a forked child: the parent's connections, which must be neither used nor closed
 
 

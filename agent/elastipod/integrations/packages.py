@@ -10,17 +10,23 @@ from elastipod.errors import FrameworkError
 
 
 class Framework(NamedTuple):
-    """oldest: version that the integration works with; tested: version that the tests use; extra: of elastipod."""
+    """oldest: version that the integration works with; tested: version that the tests use; extra: of elastipod.
+
+    also: another package with the same modules, which the extra installs.
+    """
 
     oldest: str
     tested: str
     extra: str
+    also: str = ""
 
 
 TESTED = {
     "transformers": Framework("5.23", "5.23", "transformers"),
     "accelerate": Framework("1.15", "1.15", "accelerate"),
     "lightning": Framework("2.6", "2.6", "lightning"),
+    "mlflow": Framework("3.14", "3.17", "mlflow", also="mlflow-skinny"),
+    "wandb": Framework("0.22", "0.31", "wandb"),
 }
 
 
@@ -28,7 +34,7 @@ def require(package: str) -> None:
     """Raise FrameworkError, in one sentence, when the package is missing or older than the integration needs."""
     framework = TESTED[package]
     remedy = f"pip install '{distribution()}[{framework.extra}]'"
-    found = installed_version(package)
+    found = installed_version(package) or (installed_version(framework.also) if framework.also else None)
     if found is None:
         raise FrameworkError(
             f"elastipod.integrations.{package} needs the package {package} {framework.oldest} or newer, which is not "

@@ -20,7 +20,7 @@ def test_a_missing_package_is_one_sentence(name: str) -> None:
     """The development environment has none of them."""
     with pytest.raises(FrameworkError) as caught:
         importlib.import_module(f"elastipod.integrations.{name}")
-    oldest, _, extra = TESTED[name]
+    oldest, _, extra, _ = TESTED[name]
     assert str(caught.value) == (
         f"elastipod.integrations.{name} needs the package {name} {oldest} or newer, which is not installed; "
         f"pip install 'elastipod[{extra}]'"
@@ -42,9 +42,11 @@ def test_versions_are_compared_by_number(monkeypatch: pytest.MonkeyPatch, found:
 @FRAMEWORKS
 def test_the_tested_versions_are_those_that_the_tests_install_and_the_docs_list(name: str) -> None:
     framework = TESTED[name]
-    pins = (REPOSITORY / "requirements" / "peer-frameworks.txt").read_text()
-    assert f"\n{name}=={framework.tested}." in pins
+    package = framework.also or name
+    files = ("peer-frameworks.txt", "peer-trackers.txt")
+    pins = "".join((REPOSITORY / "requirements" / file).read_text() for file in files)
+    assert f"\n{package}=={framework.tested}." in pins
     extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert f"{name}>={framework.oldest}" in extras[framework.extra]
+    assert f"{package}>={framework.oldest}" in extras[framework.extra]
     page = (REPOSITORY / "docs" / "frameworks.md").read_text()
     assert f"| `elastipod[{framework.extra}]` | {name} {framework.oldest} or newer | {framework.tested} |" in page
