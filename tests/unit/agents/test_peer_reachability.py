@@ -9,16 +9,18 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from tests.unit.agents.fake_agent import JOB, FakeAgent, serving, until
+from yarl import URL
 
 from elastipod_operator.agents import peer_reachability as peers_module
 from elastipod_operator.agents.peer_reachability import MAX_NEVER_ANSWERED, PEERS_ASKED
 from elastipod_operator.agents.polled_agent import Address
 from elastipod_operator.agents.status import InvalidStatus, parse_reachability
 from elastipod_operator.agents.status_cache import AgentStatusCache
-from elastipod_operator.agents.status_requests import open_session
+from elastipod_operator.agents.status_requests import LONG_POLL_S, open_session
 
 SILENT = "silent-pod"
 
@@ -106,6 +108,31 @@ async def test_what_is_sent_is_what_is_signed(statuses: AgentStatusCache) -> Non
         place = peer.asked[0]
         assert peer.targets[0] == f"/status?reach={place}"
         statuses.forget("pod-0")
+
+
+async def test_calls_have_limits_and_follow_no_redirect(
+    statuses: AgentStatusCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent is a pod of a tenant: it must not hold the operator up, nor send it elsewhere."""
+    seen: dict[str, set[Any]] = {}
+    request = aiohttp.ClientSession._request
+
+    async def noting(session: Any, method: str, url: Any, **more: Any) -> Any:
+        parts, limit = [*URL(url).query], more["timeout"]
+        seen.setdefault("+".join(parts), set()).add((limit.total, limit.sock_connect, more["allow_redirects"]))
+        return await request(session, method, url, **more)
+
+    monkeypatch.setattr(aiohttp.ClientSession, "_request", noting)
+    async with AsyncExitStack() as stack:
+        await watched_with(statuses, stack, Peer(False))
+        await until(lambda: statuses.fact(SILENT).peers_asked_at is not None)
+        statuses._polled["pod-0"].needs_http_client = True
+        for connection in [statuses._polled["pod-0"].connection]:
+            assert connection is not None
+            connection.close()
+        await until(lambda: "after+wait" in seen)
+        statuses.forget("pod-0")
+    assert seen == {"": {(3, 2, False)}, "reach": {(4, 2, False)}, "after+wait": {(3 + LONG_POLL_S, 2, False)}}
 
 
 async def test_only_agents_that_can_tell_and_answer_are_asked(statuses: AgentStatusCache) -> None:
