@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
 import ssl
@@ -18,9 +19,10 @@ from tests.agent_client import free_port
 from tests.unit.admission.test_review import good
 from tests.unit.agents.fake_agent import until
 
+from elastipod_operator.admission import authority_bundle
 from elastipod_operator.admission.authority_bundle import refresh_bundle
 from elastipod_operator.admission.certificates import SERVES_FOR, Certificates, Files, SelfMade
-from elastipod_operator.admission.webhook import PATH, Webhook
+from elastipod_operator.admission.webhook import CHECK_AGAIN_S, PATH, Webhook
 from elastipod_operator.kube.api import ApiError
 from elastipod_operator.queueing.workload_control import KUEUE_MISSING
 
@@ -189,3 +191,52 @@ async def test_a_bundle_that_someone_damaged_is_replaced() -> None:
     calls, certificates = Calls(), SelfMade([KEY], "x")
     calls.configuration["webhooks"][0]["clientConfig"]["caBundle"] = "%%%"
     assert await refresh_bundle(calls, "mine", certificates, datetime(2026, 3, 1, tzinfo=UTC))  # type: ignore[arg-type]
+
+
+async def test_a_leader_keeps_the_authority_written_and_says_once_why_it_cannot(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each entry of the story is a look: what the call raised, or None for the standby; and for how long it rests afterwards."""
+    refused = ApiError(403, "forbidden")
+    story: list[Exception | str] = ["standby", refused, refused, OSError("no route"), "works", refused]
+    looks, rests = iter(story), [0.0][:0]
+    current: list[Exception | str] = []
+    now = datetime(2026, 3, 1, tzinfo=UTC)
+
+    async def refresh(*given: Any) -> bool:
+        assert given == (calls, "mine", certificates, now)
+        if isinstance(current[0], Exception):
+            raise current[0]
+        return True
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+
+    def leads() -> bool:
+        current[:] = [next(looks, asyncio.CancelledError())]  # type: ignore[list-item]
+        if isinstance(current[0], asyncio.CancelledError):
+            raise current[0]
+        return current[0] != "standby"
+
+    calls, certificates = Calls(), SelfMade([KEY], "x")
+    monkeypatch.setattr(authority_bundle, "refresh_bundle", refresh)
+    monkeypatch.setattr(asyncio, "sleep", rest)
+    with pytest.raises(asyncio.CancelledError):
+        await authority_bundle.keep_bundle(calls, "mine", certificates, leads, lambda: now)  # type: ignore[arg-type]
+    assert rests == [1.0, *[CHECK_AGAIN_S] * 5]
+    said = "the authority of the admission webhook cannot be written to mine: "
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        f"{said}ApiError forbidden", f"{said}OSError no route", f"{said}ApiError forbidden",
+    ]  # fmt: skip
+
+
+async def test_every_webhook_of_the_configuration_gets_the_authority() -> None:
+    calls, certificates, now = Calls(), SelfMade([KEY], "x"), datetime(2026, 3, 1, tzinfo=UTC)
+    calls.configuration["webhooks"].append({"name": "other", "clientConfig": {}})
+    assert await refresh_bundle(calls, "mine", certificates, now)  # type: ignore[arg-type]
+    written = calls.configuration["webhooks"]
+    assert [each["name"] for each in written] == ["jobs.elastipod.io", "other"]
+    bundles = [base64.b64decode(each["clientConfig"]["caBundle"]) for each in written]
+    assert bundles[0] == bundles[1]
+    assert certificates.is_current(bundles[0], now)
+    assert [call[1] for call in calls.calls] == [f"{authority_bundle.CONFIGURATIONS}/mine"] * 2
