@@ -59,12 +59,16 @@ class RecipeRun:
         return self.agents[0].printed()
 
     def losses(self) -> dict[int, float]:
-        """Give the loss after each step, as rank 0 of the generation that made it logged it."""
-        found: dict[int, float] = {}
-        for path in sorted(self.samples.glob("gen-*-rank-00000.jsonl")):
-            records = [json.loads(line) for line in path.read_text().splitlines()]
-            found |= {record["step"]: float(record["loss"]) for record in records if record["kind"] == "step"}
-        return found
+        return losses_in(self.samples)
+
+
+def losses_in(samples: Path) -> dict[int, float]:
+    """Give the loss after each step, as rank 0 of the generation that made it logged it."""
+    found: dict[int, float] = {}
+    for path in sorted(samples.glob("gen-*-rank-00000.jsonl")):
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        found |= {record["step"]: float(record["loss"]) for record in records if record["kind"] == "step"}
+    return found
 
 
 def rendered(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
