@@ -1,0 +1,360 @@
+"""The worlds of one rank: the order in which it joins one and leaves one, without other ranks."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+from torch import nn
+
+from elastipod import chaos
+from elastipod.data import ElasticBatches
+from elastipod.errors import CheckpointError, ElasticAgreementError
+from elastipod.in_memory import world_life
+from elastipod.in_memory.agent_link import AgentLink, WorldPlace
+from elastipod.in_memory.collective_failure import ASK_AGENT_S
+from elastipod.in_memory.memory_state import WorldLost
+from elastipod.in_memory.offer_wire import RankOffer
+from elastipod.in_memory.offers import Offer
+from elastipod.in_memory.world_life import SINGLE, WorldLife
+
+PLAN = ElasticBatches(dataset_size=48, global_batch=12, seed=1)
+PLACE = WorldPlace(4, 1, 3, "10.0.0.1", 29500)
+
+
+class Rank:
+    """One rank; `calls` are those of all that its world consists of, in order."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        kind: str = "replicated",
+        has_link: bool = True,
+        has_durable: bool = True,
+        wrap: Any = None,
+    ) -> None:
+        self.parts = mock.MagicMock()
+        self.memory, self.groups, self.link = self.parts.memory, self.parts.groups, self.parts.link
+        self.memory.kind = kind
+        self.memory.rank.completed = 6
+        self.memory.exchange_offers.return_value = [RankOffer(Offer(), 0)] * 3
+        self.memory.begin_filling.return_value.step = 7
+        self.memory.donor_of.return_value = 1
+        self.link.park.return_value = PLACE
+        self.link.is_kept = True
+        durable = self.parts.durable if has_durable else None
+        monkeypatch.setattr(AgentLink, "connect", lambda: self.link if has_link else None)
+        self.reached: list[Any] = []
+        monkeypatch.setattr(chaos, "reached", lambda moment, **at: self.reached.append((moment, at)))
+        monkeypatch.setattr(world_life, "text_of", self._text_of)
+        self.life = WorldLife(self.memory, self.parts.limit, self.groups, wrap, durable)
+        self.life.plan = PLAN
+        self.told: list[Any] = []
+
+    def _text_of(self, donor: int, own: str | None) -> str:
+        self.told.append((donor, own))
+        return own or '{"epoch": 0}'
+
+    def names(self) -> list[str]:
+        """Give the calls by name, without those that only look."""
+        return [name for name, _, _ in self.parts.mock_calls if not name.endswith(("__", "resumed"))]
+
+
+class Position:
+    """A plan that was resumed."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def state_dict(self, step: int) -> Any:
+        return {"at": step}
+
+
+def resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ElasticBatches, "state_dict", lambda self, step: {"at": step})
+    monkeypatch.setattr(ElasticBatches, "resumed", lambda self, state: Position(state))
+
+
+def position(rank: Rank) -> Any:
+    found: Any = rank.life.plan
+    return found.state
+
+
+def test_a_rank_joins_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed(monkeypatch)
+    rank = Rank(monkeypatch)
+    before = rank.parts.before
+    rank.life.is_loaded = True
+    rank.life.join(PLAN, before)
+    wanted = [
+        "link.park", "memory.rank.assigned", "memory.move", "link.watch", "limit.paused", "groups.connect",
+        "memory.rank.connected", "memory.move", "memory.exchange_offers", "memory.begin_filling", "groups.opening",
+        "memory.build_mesh", "memory.build", "memory.fill", "memory.donor_of", "memory.finish_filling", "before",
+        "memory.verify", "memory.rank.verified", "memory.move", "groups.begin_training",
+    ]  # fmt: skip
+    assert rank.names() == wanted
+    offers = rank.memory.exchange_offers.return_value
+    resume = rank.memory.begin_filling.return_value
+    assert rank.link.park.mock_calls == [mock.call()]
+    assert rank.memory.rank.assigned.mock_calls == [mock.call(4)]
+    assert rank.link.watch.mock_calls == [mock.call(4, rank.groups.abort)]
+    states = [rank.memory.rank.assigned, rank.memory.rank.connected, rank.memory.rank.verified]
+    assert rank.memory.move.mock_calls == [mock.call(each.return_value) for each in states]
+    assert rank.memory.begin_filling.mock_calls[0] == mock.call(offers, 1)
+    assert rank.memory.build_mesh.mock_calls == [mock.call(3)]
+    assert rank.memory.fill.mock_calls == [mock.call(resume, [Offer()] * 3, rank.parts.limit.progress)]
+    assert rank.memory.verify.mock_calls == [mock.call(1)]
+    assert (rank.life.place, rank.life.donor, rank.life.is_loaded) == (PLACE, 1, False)
+    moments = [chaos.Moment.CONNECTING, chaos.Moment.AGREEING, chaos.Moment.FILLING, chaos.Moment.VERIFYING]
+    assert rank.reached == [(moment, {"rank": 1, "step": 7}) for moment in moments]
+    place, is_over = rank.groups.connect.mock_calls[0].args
+    assert place == PLACE
+    assert rank.groups.connect.mock_calls[0].kwargs == {"arriving": rank.parts.limit.paused.return_value}
+    for over in (True, False):
+        rank.link.is_over = over
+        assert is_over() is over
+    assert rank.told == [(1, '{"at": 7}')], "this rank is the donor"
+    assert position(rank) == {"at": 7}
+
+
+def test_a_rank_that_is_no_donor_takes_the_position_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed(monkeypatch)
+    rank = Rank(monkeypatch)
+    rank.memory.donor_of.return_value = 2
+    rank.life.plan = None
+    rank.life.join(PLAN, rank.parts.before)
+    assert rank.told == [(2, None)]
+    assert position(rank) == {"epoch": 0}
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_where_memory_has_nothing_whole_the_newest_checkpoint_or_a_new_state_is_offered(
+    monkeypatch: pytest.MonkeyPatch, is_loaded: bool
+) -> None:
+    resumed(monkeypatch)
+    rank = Rank(monkeypatch)
+    found = rank.memory.begin_filling.return_value
+    rank.memory.begin_filling.side_effect = [None, found]
+    rank.memory.begin_anew.return_value = [Offer(frozenset({1}), 9), Offer()]
+    resume = mock.Mock(step=9, generation=2, extra={"data": {"at": 9}}) if is_loaded else None
+    rank.parts.durable.load.return_value = resume
+    rank.life.join(PLAN, rank.parts.before)
+    step, origin = (9, 2) if is_loaded else (PLAN.first_step, 0)
+    offers = [RankOffer(Offer(frozenset({1}), 9), origin), RankOffer(Offer(), origin)]
+    assert rank.memory.begin_anew.mock_calls == [mock.call(step, 1, 3, is_loaded=is_loaded)]
+    assert rank.memory.begin_filling.mock_calls[-1] == mock.call(offers, 1)
+    assert rank.memory.fill.mock_calls == [mock.call(found, [each.offer for each in offers], rank.parts.limit.progress)]
+    assert rank.life.is_loaded is is_loaded
+    names = rank.names()
+    assert names.index("memory.build") < names.index("durable.load") < names.index("memory.begin_anew")
+    assert "limit.progress" in names[names.index("memory.begin_anew") :]
+    assert rank.memory.build_mesh.mock_calls == [mock.call(3), mock.call(2)], "as many as there are offers"
+
+
+def test_without_storage_a_new_state_is_that_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed(monkeypatch)
+    rank = Rank(monkeypatch, has_durable=False)
+    rank.memory.begin_filling.side_effect = [None, rank.memory.begin_filling.return_value]
+    rank.memory.begin_anew.return_value = [Offer()]
+    rank.life.join(PLAN, rank.parts.before)
+    assert rank.memory.begin_anew.mock_calls == [mock.call(PLAN.first_step, 1, 3, is_loaded=False)]
+    assert rank.life.is_loaded is False
+
+
+def test_a_sharded_state_is_built_with_the_limits_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed(monkeypatch)
+    rank = Rank(monkeypatch, kind="sharded")
+    rank.life.join(PLAN, rank.parts.before)
+    names = rank.names()
+    assert names.index("groups.begin_training") < names.index("memory.build_mesh")
+    assert rank.groups.begin_training.call_count == 2
+
+
+# ---- places
+
+
+def test_without_a_launcher_a_replicated_state_is_alone_and_needs_no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed(monkeypatch)
+    for name in ("RANK", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    rank = Rank(monkeypatch, has_link=False)
+    rank.memory.donor_of.return_value = 0
+    rank.life.join(PLAN, rank.parts.before)
+    assert rank.life.place is SINGLE
+    assert rank.groups.connect.mock_calls == rank.groups.connect_alone.mock_calls == []
+    assert rank.groups.begin_training.mock_calls == []
+    rank.life.leave(None)
+    rank.life.close(True)
+    assert rank.groups.leave.mock_calls == []
+
+
+def test_a_sharded_one_has_groups_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed(monkeypatch)
+    monkeypatch.delenv("RANK", raising=False)
+    rank = Rank(monkeypatch, kind="sharded", has_link=False)
+    rank.memory.donor_of.return_value = 0
+    rank.life.join(PLAN, rank.parts.before)
+    assert rank.groups.connect_alone.mock_calls == [mock.call()]
+    assert rank.groups.connect.mock_calls == []
+
+
+def test_a_launcher_without_an_agent_gives_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed(monkeypatch)
+    for name, text in {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "1234"}.items():
+        monkeypatch.setenv(name, text)
+    rank = Rank(monkeypatch, has_link=False)
+    rank.life.join(PLAN, rank.parts.before)
+    place, is_over = rank.groups.connect.mock_calls[0].args
+    assert (place.rank, place.world_size, place.address, place.port) == (2, 3, "10.0.0.9", 1234)
+    assert is_over() is False
+
+
+def test_a_script_with_a_process_group_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    with pytest.raises(TypeError, match="a process group exists already"):
+        rank.life.join(PLAN, rank.parts.before)
+    assert rank.groups.connect.mock_calls == []
+
+
+@pytest.mark.parametrize("is_called_back", [True, False])
+def test_a_rank_that_nobody_calls_back_after_a_failure_tells_its_agent(
+    monkeypatch: pytest.MonkeyPatch, is_called_back: bool
+) -> None:
+    resumed(monkeypatch)
+    monkeypatch.setattr(world_life, "TELL_AFTER_S", 3600.0 if is_called_back else 0.0)
+    rank, told = Rank(monkeypatch), threading.Event()
+    rank.life.place = WorldPlace(3, 2, 3, "", 0)
+    rank.life._lost_to = ZeroDivisionError("a peer is gone")
+    rank.link.report_fault.side_effect = lambda *_: told.set()
+    threads: list[bool] = []
+
+    def park(**_: Any) -> WorldPlace:
+        threads.extend(each.daemon for each in threading.enumerate() if isinstance(each, threading.Timer))
+        assert is_called_back or told.wait(60)
+        return PLACE
+
+    rank.link.park.side_effect = park
+    rank.life.join(PLAN, rank.parts.before)
+    assert rank.link.park.mock_calls == [mock.call(after_fault=True)]
+    assert rank.link.report_fault.mock_calls == ([] if is_called_back else [mock.call(2, "a peer is gone")])
+    assert threads == [True] * len(threads), "the timer does not keep the process"
+    assert not [
+        each for each in threading.enumerate() if isinstance(each, threading.Timer) and not each.finished.is_set()
+    ]
+    rank.life.join(PLAN, rank.parts.before)
+    assert rank.link.park.mock_calls[1:] == [mock.call()], "once"
+
+
+# ---- leaving
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_a_rank_leaves_in_one_order(monkeypatch: pytest.MonkeyPatch, is_torn: bool) -> None:
+    resumed(monkeypatch)
+    rank, error = Rank(monkeypatch), ZeroDivisionError()
+    rank.life.join(PLAN, rank.parts.before)
+    rank.parts.reset_mock()
+    rank.life.leave(error, is_torn=is_torn)
+    state = "failed_inside_optimizer" if is_torn else "stopped"
+    assert rank.names() == [
+        f"memory.rank.{state}", "memory.move", "durable.close", "memory.release", "memory.members.zero_grad", "groups.leave",
+        "memory.rank.detached", "memory.move",
+    ]  # fmt: skip
+    moved = [getattr(rank.memory.rank, state).return_value, rank.memory.rank.detached.return_value]
+    assert rank.memory.move.mock_calls == [mock.call(each) for each in moved]
+    assert rank.parts.durable.close.mock_calls == [mock.call(error)]
+    assert rank.life._lost_to is error
+
+
+@pytest.mark.parametrize("has_finished", [True, False])
+def test_the_end_waits_for_a_save_only_when_the_training_has_finished(
+    monkeypatch: pytest.MonkeyPatch, has_finished: bool
+) -> None:
+    resumed(monkeypatch)
+    rank = Rank(monkeypatch)
+    rank.life.join(PLAN, rank.parts.before)
+    rank.parts.reset_mock()
+    rank.life.close(has_finished)
+    assert rank.names() == ["durable.close", "groups.leave", "link.close"]
+    ((why,), _) = rank.parts.durable.close.call_args
+    assert (why is None) if has_finished else (type(why) is WorldLost and str(why) == "the process ends")
+
+
+def test_a_rank_that_never_joined_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, has_durable=False)
+    rank.life.leave(None)
+    rank.life.close(False)
+    assert (rank.groups.leave.mock_calls, rank.link.close.mock_calls) == ([], [mock.call()])
+    Rank(monkeypatch, has_link=False, has_durable=False).life.close(False)
+
+
+# ---- the wrapped model
+
+
+def test_the_model_is_wrapped_anew_in_each_world_and_let_go_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed(monkeypatch)
+    bare, detached = nn.Linear(1, 1), [nn.Linear(1, 1)][:0]
+    made: list[nn.Module] = []
+
+    def wrap(model: nn.Module) -> nn.Module:
+        assert model is bare
+        made.append(nn.Sequential(model))
+        return made[-1]
+
+    monkeypatch.setattr(world_life, "detach_reducer", detached.append)
+    rank = Rank(monkeypatch, wrap=wrap)
+    rank.memory.members.model = bare
+    assert rank.life.model is bare
+    for world in (1, 2):
+        rank.life.join(PLAN, rank.parts.before)
+        assert (len(made), rank.life.model) == (world, made[-1])
+        rank.life.leave(None)
+        assert (rank.life.model, detached) == (bare, made)
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_model_that_cannot_be_wrapped_may_have_lost_a_peer(monkeypatch: pytest.MonkeyPatch, is_lost: bool) -> None:
+    resumed(monkeypatch)
+
+    def wrap(_: nn.Module) -> nn.Module:
+        raise RuntimeError("no reply")
+
+    rank = Rank(monkeypatch, wrap=wrap)
+    monkeypatch.setattr(rank.life, "is_lost_to", lambda _: is_lost)
+    with pytest.raises(WorldLost if is_lost else RuntimeError) as caught:
+        rank.life.join(PLAN, rank.parts.before)
+    assert str(caught.value) == ("the model could not be wrapped: no reply" if is_lost else "no reply")
+
+
+# ---- failures of checkpoints and agreements
+
+
+@pytest.mark.parametrize("error", [CheckpointError("a"), ElasticAgreementError("a"), RuntimeError("a")])
+@pytest.mark.parametrize(("is_kept", "is_over"), [(True, True), (True, False), (False, True)])
+def test_a_collective_of_the_library_fails_for_a_lost_peer_only_where_the_agent_says_so(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, is_kept: bool, is_over: bool
+) -> None:
+    rank = Rank(monkeypatch)
+    rank.link.is_kept, rank.link.wait_until_over.return_value = is_kept, is_over
+    assert rank.life.outlives_generation is is_kept
+    with pytest.raises((WorldLost, type(error))) as caught, rank.life.collective_of_library():
+        raise error
+    assert (type(caught.value) is WorldLost) is (is_kept and is_over)
+    assert str(caught.value) == "a"
+    assert rank.link.wait_until_over.mock_calls == [mock.call(ASK_AGENT_S)] * is_kept
+
+
+def test_mistakes_of_the_script_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch)
+    with pytest.raises(ZeroDivisionError), rank.life.collective_of_library():
+        raise ZeroDivisionError
+    assert rank.link.wait_until_over.mock_calls == []
+    alone = Rank(monkeypatch, has_link=False)
+    assert alone.life.outlives_generation is False
+    with pytest.raises(CheckpointError), alone.life.collective_of_library():
+        raise CheckpointError("a")
