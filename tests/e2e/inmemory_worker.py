@@ -29,13 +29,15 @@ SAMPLES, FEATURES = 96, 8
 @dataclass(frozen=True)
 class Options:
     """What one run trains. is_exact: in a fixed order of sums, so that worlds of all sizes give the same bits.
-    mutant: a mistake of `inmemory_mutants` that is in force in generation 2.
+    mutant: a mistake of `inmemory_mutants` that is in force in generation 2. first_step_s: in the place of step_s in
+    generation 1, where steps must be left when all have agreed on an event.
     """
 
     folder: str
     steps: int = 24
     global_batch: int = 12
     step_s: float = 0.01
+    first_step_s: float | None = None
     checkpoint_every: int = 0
     is_exact: bool = True
     mutant: str = ""
@@ -93,7 +95,8 @@ def train(options: Options) -> None:
                 loss = nn.functional.cross_entropy(state.model(inputs[indices]), targets[indices])
                 (loss * part.weight).backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(state.model.parameters(), 1.0)
-        time.sleep(options.step_s)
+        first_step_s = options.step_s if options.first_step_s is None else options.first_step_s
+        time.sleep(first_step_s if state.generation == 1 else options.step_s)
     final = {key: digest for key, digest in state._members.digests().items()}
     (folder / f"final-{os.environ.get('ELASTIPOD_LOCAL_RANK', 'single')}").write_text(digest_of(final))
     say(f"finished after step {state.completed}")

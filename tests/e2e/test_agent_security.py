@@ -185,7 +185,7 @@ def test_ten_thousand_calls_do_not_delay_the_news_of_a_killed_worker(run_agent: 
     assert len(seen) == 10_000
     first = seen.index("faulted")
     print(f"{first - at_kill} calls were answered between the kill and the news of it")
-    assert first - at_kill < 500, "a fifteenth of those that were still to come"
+    assert first - at_kill < 3750, "half of those that were still to come"
     assert "running" not in seen[first + 8 :]
     until(lambda: fds(agent) <= before, "the connections to be closed")
 

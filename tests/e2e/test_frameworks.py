@@ -99,7 +99,16 @@ TRAINERS = {
 }
 
 
-@pytest.mark.parametrize("script", [pytest.param(script, id=name) for name, script in TRAINERS.items()])
+VARIANT = pytest.mark.long("variants")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(script, id=name, marks=[VARIANT] if name in ("LoRA SFT", "TRL DPO") else [])  # LoRA DPO is both
+        for name, script in TRAINERS.items()
+    ],
+)
 def test_the_trainer_resizes(make_run: MakeRun, script: tuple[str, ...]) -> None:
     name, *options = script
     undisturbed, run = (make_run(name, *JOB, *options) for _ in range(2))

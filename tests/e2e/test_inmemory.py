@@ -103,7 +103,7 @@ def test_a_mistake_of_the_script_ends_its_own_process_alone_with_its_traceback(p
 
 @pytest.mark.parametrize(("mutant", "sentence"), MUTANTS.items(), ids=list(MUTANTS))
 def test_a_mistake_of_a_change_is_seen_before_it_counts(play: Any, mutant: str, sentence: str) -> None:
-    options = {"mutant": mutant, "is_exact": False, "checkpoint_every": 100}
+    options = {"mutant": mutant, "is_exact": False, "checkpoint_every": 100, "first_step_s": 0.1}
     job = play(size=2, resizes=[Resize(5, 3)], options=options)
     told = job.told()
     assert "StateDiffersError" in told, told

@@ -103,7 +103,10 @@ def check_end(job: Job, undisturbed: dict[str, str], *, stay: tuple[int, int]) -
     assert whole_state(job.folder) == undisturbed
 
 
-@pytest.mark.parametrize("mesh", [{"shard": -1}, HSDP], ids=["FSDP2", "HSDP"])
+@pytest.mark.parametrize(
+    "mesh",
+    [pytest.param({"shard": -1}, id="FSDP2", marks=pytest.mark.long("variants")), pytest.param(HSDP, id="HSDP")],
+)
 def test_a_lower_size_takes_the_last_two_after_they_have_given_their_shards_away(
     mesh: dict[str, int],
     begin: Any,

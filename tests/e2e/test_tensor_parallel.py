@@ -41,7 +41,12 @@ def make_run(fork_server: TorchForkServer, tmp_path: Path) -> Iterator[type[Trai
     ("axes", "two_ranks"),
     [
         pytest.param(("--tp=2",), "{'dp': 1, 'tp': 2}, 1 data-parallel", id="TP x DP"),
-        pytest.param(("--tp=1", "--shard=2"), "{'dp': 1, 'shard': 2}, 2 data-parallel", id="HSDP"),
+        pytest.param(
+            ("--tp=1", "--shard=2"),
+            "{'dp': 1, 'shard': 2}, 2 data-parallel",
+            id="HSDP",
+            marks=pytest.mark.long("variants"),
+        ),
     ],
 )
 def test_a_training_of_two_model_groups_goes_on_with_one(

@@ -57,8 +57,11 @@ def undisturbed(make_run: MakeRun) -> dict[int, float]:
 
 @pytest.mark.parametrize(
     "script",
-    [(WITH_STATE,), (LOWER_LEVEL, "--parallel=ddp"), (LOWER_LEVEL, "--parallel=fsdp2")],
-    ids=["State", "ddp", "fsdp2"],
+    [
+        pytest.param((WITH_STATE,), id="State"),
+        pytest.param((LOWER_LEVEL, "--parallel=ddp"), id="ddp", marks=pytest.mark.long("variants")),
+        pytest.param((LOWER_LEVEL, "--parallel=fsdp2"), id="fsdp2"),
+    ],
 )
 def test_resizes_and_a_crash_leave_no_trace_in_the_training(
     make_run: MakeRun, undisturbed: dict[int, float], script: tuple[str, ...]

@@ -16,7 +16,17 @@ def cases() -> Iterator[Cases]:
     running.close()
 
 
-@pytest.mark.parametrize("name", ["loop", "loader", "stateful", "summed", "padded", "padded and summed"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "loop",
+        "loader",
+        "stateful",
+        pytest.param("summed", marks=pytest.mark.long("variants")),
+        pytest.param("padded", marks=pytest.mark.long("variants")),
+        "padded and summed",
+    ],
+)
 def test_a_loop_of_the_guide_gives_the_gradient_of_one_process_on_four_ranks(
     cases: Cases, tmp_path: Path, name: str
 ) -> None:
