@@ -7,10 +7,17 @@ import os
 from elastipod.local_worker import local_worker
 
 
-def report(step: int, samples: int, loss: float | None = None, samples_per_s: float | None = None) -> None:
+def report(
+    step: int,
+    samples: int,
+    loss: float | None = None,
+    samples_per_s: float | None = None,
+    total_steps: int | None = None,
+) -> None:
     """Report this rank's progress. Takes about a microsecond, so call it once per step. Any rank may call it; no collective.
 
     step: completed optimizer steps of the job. samples: consumed by the whole job so far. samples_per_s: of the whole job.
+    total_steps: at which the job is complete, from which the operator says when that will be.
     Does nothing outside a `hyperpodrun` pod. Raises WorkerFileError when the agent's worker file cannot be used.
 
     A rank that has reported and then stays silent counts as hung: its agent dumps all stacks and reports a fault, after 10 times
@@ -28,4 +35,5 @@ def report(step: int, samples: int, loss: float | None = None, samples_per_s: fl
         loss=loss,
         samples_per_s=samples_per_s,
         world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        total_steps=total_steps,
     )

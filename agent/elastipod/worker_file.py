@@ -5,7 +5,7 @@ whose level is authoritative (SIGUSR1 only wakes a worker). Each worker writes o
 Layout, all little-endian (docs/design/contracts.md, 5)::
 
     header, 64 bytes    magic "ELPW" | u32 layout | u32 local ranks | u32 event level | f64 event deadline | u32 leaves
-                        | u32 kept
+                        | u32 kept | u64 steps of the whole job, 0 where they are not known
     slot, 64 bytes each u32 acknowledged | u32 sequence | u64 step | u64 samples | f64 loss | f64 samples/s
                         | u32 world size | u32 signal for stacks | f64 time | u32 in a checkpoint call | u32 asks
 
@@ -35,6 +35,7 @@ _RECORD: Final = 64  # bytes of the header and of each slot
 _WORD_LAYOUT, _WORD_RANKS, _WORD_LEVEL = 1, 2, 3
 _DOUBLE_DEADLINE: Final = 2
 _WORD_LEAVES, _WORD_KEPT = 6, 7
+_LONG_TOTAL: Final = 4
 _SLOT_ACKNOWLEDGED, _SLOT_SEQUENCE = 0, 1
 _SLOT_STEP, _SLOT_SAMPLES, _SLOT_LOSS, _SLOT_RATE = 1, 2, 3, 4
 _SLOT_WORLD_SIZE: Final = 10
@@ -68,7 +69,8 @@ class Event(NamedTuple):
 class Progress:
     """The last report of one worker. ``loss`` and ``samples_per_s`` are None if the worker did not report them.
 
-    step: completed optimizer steps of the job. samples: consumed by the job so far. time: Unix time of the report.
+    step: completed optimizer steps of the job. samples: consumed by the job so far. time: Unix time of the report. total_steps: of
+    the whole job, None if no worker here said so.
     """
 
     step: int
@@ -77,6 +79,7 @@ class Progress:
     samples_per_s: float | None
     world_size: int
     time: float
+    total_steps: int | None = None
 
 
 class WorkerFile:
@@ -219,12 +222,15 @@ class WorkerFile:
         samples_per_s: float | None = None,
         world_size: int = 0,
         time: float | None = None,
+        total_steps: int | None = None,
     ) -> None:
         """Publish this worker's progress. Takes about a microsecond. Called by the worker."""
         offset = self._slot(local_rank)
         word, wide = offset // 4, offset // 8
         sequence: int = self._words[word + _SLOT_SEQUENCE]
         writing = (sequence | 1) & 0xFFFFFFFF  # odd also after a writer that died during a write
+        if total_steps is not None:
+            self._longs[_LONG_TOTAL] = total_steps
         self._words[word + _SLOT_SEQUENCE] = writing
         self._longs[wide + _SLOT_STEP] = step
         self._longs[wide + _SLOT_SAMPLES] = samples
@@ -251,6 +257,7 @@ class WorkerFile:
                 samples_per_s=_number(self._doubles[wide + _SLOT_RATE]),
                 world_size=self._words[word + _SLOT_WORLD_SIZE],
                 time=self._doubles[wide + _SLOT_TIME],
+                total_steps=self._longs[_LONG_TOTAL] or None,
             )
             if self._words[word + _SLOT_SEQUENCE] == before:
                 return found

@@ -133,7 +133,7 @@ def _in_memory_json(status: Status) -> dict[str, Any] | None:
 
 
 def _worker_json(progress: Progress | None) -> dict[str, Any]:
-    names = ("step", "samples", "loss", "samples_per_s", "world_size", "time")
+    names = ("step", "samples", "loss", "samples_per_s", "world_size", "time", "total_steps")
     return {name: _finite(getattr(progress, name, None)) for name in names}
 
 

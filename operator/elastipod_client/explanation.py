@@ -7,9 +7,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from elastipod_operator.core.names import ANNOTATION_CHECKPOINT, ANNOTATION_ETA, ANNOTATION_STEP_AT
+from elastipod_operator.core.progress import read_step
 from elastipod_operator.core.reasons import Reason, Severity
 from elastipod_operator.core.record import TransitionKind
 from elastipod_operator.core.record_codec import format_time
+from elastipod_operator.kube.times import time_or
 
 from .activity import activity
 from .blocker import NOTHING, Blocker, sentence
@@ -17,7 +20,7 @@ from .condition_blockers import auxiliary_blockers, event_blockers, state_blocke
 from .life import goodput_text, life_of
 from .pod_blockers import pod_blockers, pods_left
 from .queue_blockers import queue_blockers, usage_text
-from .situation import JobFacts, Situation, job_facts
+from .situation import UNKNOWN, JobFacts, Situation, job_facts
 from .spans import since_text, time_text
 
 RANK = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2}
@@ -32,6 +35,7 @@ class Explanation:
     does: str
     since: datetime | None
     blockers: tuple[Blocker, ...]
+    progress: str
     last_change: str
     goodput: str
     unread: Mapping[str, str]
@@ -50,6 +54,8 @@ class Explanation:
             parts.append(f"{f'({number}) ' if several else ''}{_blocker_text(blocker, self.now)}")
         if not any(blocker.advice for blocker in self.blockers):
             parts.append(NOTHING)
+        if self.progress:
+            parts.append(f"{self.progress}.")
         if self.last_change:
             parts.append(f"{self.last_change}.")
         if self.goodput:
@@ -73,6 +79,7 @@ class Explanation:
                 }
                 for blocker in self.blockers
             ],
+            "progress": self.progress,
             "lastChange": self.last_change,
             "goodput": self.goodput,
             "notRead": dict(self.unread),
@@ -93,6 +100,7 @@ def explain(situation: Situation) -> Explanation:
         does=does,
         since=doing.since,
         blockers=tuple(_blockers(situation, job)),
+        progress=_progress(job, situation.now),
         last_change=_last_change(job, situation.now),
         goodput=goodput_text(life_of(job, (), situation.now)),
         unread=situation.unread,
@@ -148,6 +156,20 @@ def _blocker_text(blocker: Blocker, now: datetime) -> str:
 
 def _own_sentence(advice: str) -> str:
     return advice[0].lower() + advice[1:] if advice[:1].isupper() and not advice[:2].isupper() else advice
+
+
+def _progress(job: JobFacts, now: datetime) -> str:
+    """Say how far the training is; empty if the workers report no steps."""
+    step = read_step(job.annotations)
+    at, eta = (time_or(job.annotations.get(name), UNKNOWN) for name in (ANNOTATION_STEP_AT, ANNOTATION_ETA))
+    if step is None or job.record is None or at is UNKNOWN:
+        return ""
+    made, total = step
+    text = f"At {time_text(at, now)} it had made {made:,}{f' of {total:,}' if total else ''} steps"
+    if eta is not UNKNOWN:
+        text += f", and at that pace it ends at {time_text(eta, now)}"
+    checkpoint = job.annotations.get(ANNOTATION_CHECKPOINT, "")
+    return text + (f"; the newest durable checkpoint is of step {checkpoint}" if checkpoint.isdecimal() else "")
 
 
 def _last_change(job: JobFacts, now: datetime) -> str:

@@ -62,6 +62,7 @@ class JobFacts:
     target: int
     maximum: int
     queue: str
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def state(self) -> ReportedCondition | None:
@@ -92,6 +93,7 @@ def job_facts(job: Body, now: datetime) -> JobFacts:
         maximum=maximum,
         # A LocalQueue named default adopts jobs without the label; the record says so.
         queue=labels_of(job).get(LABEL_QUEUE, "") or (record.queue if record is not None else ""),
+        annotations=annotations,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from . import metrics
@@ -12,6 +12,7 @@ from .agents.agent_ports import ConnectAgents
 from .agents.command_builder import CommandBuilder
 from .agents.commands import Command
 from .agents.polled_agent import Address
+from .agents.status_cache import checkpoint_step
 from .core.record import Record
 from .core.snapshot import ObservedAgent, ObservedPod
 from .job_task import Decision
@@ -46,6 +47,11 @@ class JobAgents:
     def fact(self, pod_uid: str) -> ObservedAgent:
         """Give what is known of the agent of a pod."""
         return self._statuses.fact(pod_uid)
+
+    def newest_checkpoint(self, pod_uids: Iterable[str]) -> int | None:
+        """Give the step of the newest durable checkpoint that these agents know of; None if they know of none."""
+        newest = max(map(checkpoint_step, self._statuses.progress(pod_uids).values()), default=-1)
+        return newest if newest >= 0 else None
 
     def forget(self, pod_uid: str) -> None:
         """Stop polling the agent of a pod that was deleted."""

@@ -6,8 +6,9 @@ import asyncio
 import copy
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from . import clock, metrics
 from .action_table import Step, has_actions
@@ -15,16 +16,20 @@ from .agents.commands import Command
 from .core.actions import CreatePod, DeletePod, JobEvent, Plan, StopWorkers
 from .core.ending import deletion_notes
 from .core.plan import plan
+from .core.progress import next_progress, progress_changes, progress_interval
 from .core.record import Record
 from .core.snapshot import Snapshot
+from .core.time_order import earliest
 from .job_agents import JobAgents
 from .job_metrics import JobMetrics
 from .job_task import Decision, JobTask, actions_of
 from .job_writes import JobWrites
+from .kube.api import CALL_ERRORS
 from .kube.api_ports import EventSink, JobCalls
 from .kube.changes import is_released, metadata_changes, status_change
+from .kube.reading import annotations_of
 from .kube.store import Job, Store
-from .kube.writes import gather_all, log_fields
+from .kube.writes import gather_all, log_fields, timed_write
 from .queueing import Queues
 from .spare_capacity import SpareCapacityReader
 
@@ -69,9 +74,8 @@ class ReconcilePass:
             self._act(made, calls), self._report_and_supply(job, job_task, made, calls, may_create=may_create)
         )
         self.metrics.update(job.fact, todo, map(self.agents.fact, [pod.uid for pod in job.pods.values()]))
-        if calls:  # a call that failed is repeated soon
-            return min(todo.wake_at or datetime.max.replace(tzinfo=UTC), clock.now() + COMMAND_RETRY)
-        return todo.wake_at
+        retry_at = clock.now() + COMMAND_RETRY if calls else None  # a call that failed is repeated soon
+        return earliest(todo.wake_at, await self._write_progress(job, todo), retry_at)
 
     # -- 1. observe
 
@@ -128,6 +132,8 @@ class ReconcilePass:
         """Write the record, provided that the job still has the version that the decision saw."""
         job, todo = made.job, made.todo
         metadata = metadata_changes(job, todo)
+        if metadata and job.fact.deleting_since is None and not todo.skips_record:
+            metadata["annotations"] = {**metadata.get("annotations", {}), **self._progress(job, todo)}
         # A stop of a generation newer than the record is only right if the record is current: another operator may have taken
         # over. The API server rejects an old resourceVersion even in an empty patch.
         is_doubtful = any(isinstance(a, StopWorkers) and a.generation > todo.record.generation for a in todo.actions)
@@ -145,6 +151,29 @@ class ReconcilePass:
                 extra={**log_fields(job.fact), "generation": entry.generation, "from": entry.from_size, "to": entry.to_size,
                        "cause": entry.cause},
             )  # fmt: skip
+
+    def _progress(self, job: Job, todo: Plan) -> dict[str, str | None]:
+        """Give the annotations of the progress that change."""
+        ids = set(todo.record.members)
+        members = [pod.uid for pod in job.pods.values() if pod.id in ids]
+        checkpoint, agents = self.agents.newest_checkpoint(members), map(self.agents.fact, members)
+        return progress_changes(todo.record, annotations_of(job.body), agents, checkpoint, clock.now())
+
+    async def _write_progress(self, job: Job, todo: Plan) -> datetime | None:
+        """Write the progress by itself if it is due; gives when to look again. A failure is no news: a later pass tries again."""
+        now = clock.now()
+        interval = progress_interval(todo.record, now)
+        if interval is None or todo.skips_record or job.fact.deleting_since is not None:
+            return None
+        due_at = next_progress(todo.record, annotations_of(job.body), now)
+        if now < due_at:
+            return due_at
+        if changes := self._progress(job, todo):
+            version = str(job.body["metadata"]["resourceVersion"])
+            with suppress(*CALL_ERRORS):
+                call = self.api.patch_metadata(job.fact, version, {"annotations": changes})
+                self.store.put_job(await timed_write("progress", call))
+        return now + interval
 
     # -- 4. act
 

@@ -28,7 +28,12 @@ def test_columns(api_server: Cluster, namespace: str) -> None:
     body = job(elasticPolicy=ELASTIC)
     body["metadata"] |= {
         "labels": {"kueue.x-k8s.io/queue-name": "team-a"},
-        "annotations": {"elastipod.io/size": "4/8/16"},
+        "annotations": {
+            "elastipod.io/size": "4/8/16",
+            "elastipod.io/step": "40/100",
+            "elastipod.io/eta": "2026-03-01T12:00:00Z",
+            "elastipod.io/checkpoint": "30",
+        },
     }
     apply(api_server, namespace, body)
     created, running = (
@@ -39,7 +44,8 @@ def test_columns(api_server: Cluster, namespace: str) -> None:
     assert header == ["NAME", "STATE", "SIZE", "RESTARTS", "QUEUE", "AGE"]
     assert row[:5] == ["llm", "Running", "4/8/16", "3", "team-a"]
     header, row = table(api_server, namespace, "-o", "wide")
-    assert (header[-1], row[-1]) == ("REASON", "RunningNow")
+    assert header[-4:] == ["REASON", "STEP", "ETA", "CHECKPOINT"]
+    assert row[-4:] == ["RunningNow", "40/100", "2026-03-01T12:00:00Z", "30"]
 
 
 @pytest.mark.parametrize("kind", ["hpjob", "hyperpodjob", "hyperpodpytorchjob", "hyperpodpytorchjobs"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from random import Random
 from typing import Any
 
@@ -95,6 +96,12 @@ class ObservedPass(ReconcilePass):
         self.shell.checker.decided(made.job.fact, made.todo, clock.now())
         return made
 
+    def _progress(self, job: Job, todo: Plan) -> dict[str, str | None]:
+        return super()._progress(job, todo) if self.shell.writes_progress else {}
+
+    async def _write_progress(self, job: Job, todo: Plan) -> datetime | None:
+        return await super()._write_progress(job, todo) if self.shell.writes_progress else None
+
     def observe(self, job: Job, job_task: JobTask) -> Snapshot:
         self.shell.looks += 1
         return super().observe(job, job_task)
@@ -113,6 +120,8 @@ class Shell:
         self.alive = True
         self.last_plan: Plan | None = None
         self.passes = 0
+        self.writes_progress = False
+        """Without it nothing is written, and nobody wakes, while nothing happens but steps: then a forgotten time is found."""
         self.looks = 0
         """How often the decision that is under way was made."""
         self.die_after: int | None = None

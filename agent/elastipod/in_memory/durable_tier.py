@@ -59,10 +59,6 @@ class DurableTier:
         }
         LiveObjects.of(**self._live)  # refuses now what could not be saved later
 
-    def let_go(self) -> None:
-        """Hold no members any more, until others are built."""
-        self._live = {}
-
     def generation(self) -> int:
         """Give this run's generation in the directory. Collective at its first use."""
         return self._opened(continues=True).claim()

@@ -212,7 +212,8 @@ class State:
         if self._log_of_generation is not None:
             self._log_of_generation.done(batch.step, step.loss)
         samples_per_s = batch.global_size / max(1e-9, time.monotonic() - self._started)
-        report(batch.step, batch.samples_seen, step.loss, samples_per_s)
+        assert self._world.plan is not None
+        report(batch.step, batch.samples_seen, step.loss, samples_per_s, self._world.plan.total_steps)
 
     def _run_apply(self) -> None:
         (self._apply or _apply_to_members)(self)

@@ -173,7 +173,7 @@ class _Job:
     def step_done(self, batch: Batch, loss: float | None) -> None:
         if self._log:
             self._log.step(batch, loss)
-        report(batch.step, batch.samples_seen, loss)
+        report(batch.step, batch.samples_seen, loss, total_steps=self.plan.total_steps)
 
     def save(self, step: int) -> None:
         extra = {"data": self.plan.state_dict(step)}

@@ -103,7 +103,8 @@ class ElasticRun:
         if self._log:
             self._log.step(batch, loss)
         now = time.monotonic()
-        report(step, batch.samples_seen, self._loss, batch.global_size / max(now - self._before, 1e-9))
+        rate = batch.global_size / max(now - self._before, 1e-9)
+        report(step, batch.samples_seen, self._loss, rate, self.plan.total_steps)
         self._before = now
         self.is_leaving = elastic_event_detected()
         return self.is_leaving

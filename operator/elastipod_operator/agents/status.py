@@ -41,6 +41,7 @@ class FailureBody(BaseModel):
 class WorkerBody(BaseModel):
     model_config = ConfigDict(extra="ignore")
     step: Number | None = None
+    total_steps: Number | None = None
 
 
 class InMemoryBody(BaseModel):
@@ -145,6 +146,7 @@ def parse_status(body: Any, before: ObservedAgent, now: datetime) -> AgentStatus
         no_drain_handler=answer.unanswered,
         failure=_failure(answer.failure),
         step=step,
+        total_steps=answer.worker.total_steps if answer.worker else None,
         step_at=now if moved else before.step_at if step is not None else None,  # no step of this generation yet
         step_pace=_pace(before, step, now) if moved else before.step_pace,
         trying_since=before.trying_since,

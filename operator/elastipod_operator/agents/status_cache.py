@@ -53,6 +53,7 @@ QUICK_S, QUICK_ANSWERS = 0.05, 10
 # Interval of passes over jobs with silent agents.
 SILENCE_WAKE_S = 1.0
 MAX_PREFIXES = 64
+LARGEST_STEP = 2**53
 # Bytes of progress and worker data that are kept; a /start of our agents may have 8 MiB, with the addresses.
 MAX_JOB_DATA, MAX_DATA, FREE_DATA = 6 << 20, 48 << 20, 256 * 1024
 # Bytes of failure messages that are kept in full; further ones are cut.
@@ -63,6 +64,7 @@ MAX_JOB_PARTS, MAX_PARTS, FREE_PARTS = 4 << 20, 48 << 20, 1 << 20
 _VOLATILE = {
     "message",
     "step",
+    "total_steps",
     "step_at",
     "step_pace",
     "trying_since",
@@ -154,7 +156,7 @@ class AgentStatusCache:
             polled = self._polled.get(uid)
             told = json.loads(polled.progress) if polled is not None and polled.progress else {}
             for prefix, entry in told.items():
-                is_better = prefix not in newest or _count(entry) > _count(newest[prefix])
+                is_better = prefix not in newest or checkpoint_step(entry) > checkpoint_step(newest[prefix])
                 if is_better and (prefix in newest or len(newest) < MAX_PREFIXES):
                     newest[prefix] = entry
         return newest
@@ -301,6 +303,7 @@ def _was_silent(before: ObservedAgent, after: ObservedAgent) -> bool:
     return after.last_answer - before.last_answer >= SILENCE_LIMIT
 
 
-def _count(entry: Any) -> int:
+def checkpoint_step(entry: Any) -> int:
+    """Give the step of a checkpoint that an agent reports; -1 for what is none."""
     count = entry.get("progressCount") if isinstance(entry, dict) else None
-    return count if isinstance(count, int) else -1
+    return count if isinstance(count, int) and count < LARGEST_STEP else -1

@@ -65,6 +65,20 @@ _PRINTER_COLUMNS: tuple[Schema, ...] = (
         "jsonPath": ".status.conditions[-1:].reason",
         "priority": 1,
     },
+    *(
+        {
+            "name": name,
+            "type": "string",
+            "description": text,
+            "jsonPath": rf".metadata.annotations.elastipod\.io/{name.lower()}",
+            "priority": 1,
+        }
+        for name, text in (
+            ("Step", "Completed steps, and all steps of the job where they are known; up to ten minutes old."),
+            ("ETA", "When the last step will be made at the present pace."),
+            ("Checkpoint", "The step of the newest durable checkpoint."),
+        )
+    ),
 )
 
 # The scale subresource needs the paths of a number and of a selector under status, without lists on the way, and clients

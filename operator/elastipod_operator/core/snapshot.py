@@ -257,7 +257,8 @@ class ObservedAgent:
 
     state and most other fields come from its last answer. generation: None for agents that do not report it. last_answer: None
     until it has answered. trying_since: when the first call was made. step_at: when its newest step was first seen here.
-    step_pace: time of one step. answering_since: the first answer after the last silence.
+    total_steps: of the whole job, if the workers report it. step_pace: time of one step. answering_since: the first answer after
+    the last silence.
     """
 
     state: AgentState | None = None
@@ -268,6 +269,7 @@ class ObservedAgent:
     terminating: bool = False
     failure: Failure | None = None
     step: int | None = None
+    total_steps: int | None = None
     step_at: datetime | None = None
     step_pace: timedelta | None = None
     trying_since: datetime | None = None

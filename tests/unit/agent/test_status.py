@@ -52,7 +52,7 @@ async def test_optional_fields_appear_with_their_values() -> None:
     assert {"drained", "terminating", "boot_id", "worker"} <= fields
     assert not {"reason", "message", "assigned_rank", "spare", "progress", "worker_data"} & fields
     one.set(assigned_rank=2, is_spare=False, reason="Drained", worker_data=[1])
-    seen = one.as_json(Progress(3, 96, float("inf"), None, 4, 9.0))
+    seen = one.as_json(Progress(3, 96, float("inf"), None, 4, 9.0, 500))
     assert (seen["assigned_rank"], seen["spare"], seen["reason"], seen["worker_data"]) == ("2", "False", "Drained", [1])
     assert seen["worker"] == {
         "step": 3,
@@ -60,5 +60,6 @@ async def test_optional_fields_appear_with_their_values() -> None:
         "loss": None,
         "samples_per_s": None,
         "world_size": 4,
+        "total_steps": 500,
         "time": 9.0,
     }

@@ -24,10 +24,11 @@ def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
         page.set_event(EventLevel.DRAIN, 123.5, leaves=True)
         page.acknowledge(1)
         page.set_in_checkpoint(1, True)
-        page.report(1, step=3, samples=96, loss=0.25, samples_per_s=8.0, world_size=4, time=1000.0)
+        page.report(1, step=3, samples=96, loss=0.25, samples_per_s=8.0, world_size=4, time=1000.0, total_steps=500)
     data = path.read_bytes()
     assert len(data) == 64 * 3
     assert HEADER.unpack_from(data) == (b"ELPW", 1, 2, 1, 123.5, 2)
+    assert struct.unpack_from("<Q", data, 32) == (500,)
     assert SLOT.unpack_from(data, 64) == (0,) * 10
     assert SLOT.unpack_from(data, 128) == (1, 2, 3, 96, 0.25, 8.0, 4, 0, 1000.0, 1)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -51,8 +52,16 @@ def test_what_one_side_writes_the_other_reads(tmp_path: Path) -> None:
         worker.report(0, step=1)
         seen = agent.progress(0)
         assert seen is not None
-        assert (seen.step, seen.loss, seen.samples_per_s) == (1, None, None)
+        assert (seen.step, seen.loss, seen.samples_per_s, seen.total_steps) == (1, None, None, None)
         assert seen.time > 0
+        worker.report(1, step=1, total_steps=7)
+        worker.report(0, step=2)
+        assert (seen := agent.progress(0)) is not None
+        assert (seen.step, seen.total_steps) == (2, 7), "it is the job's, whichever worker said it, and stays"
+        with pytest.raises(ValueError, match="format"):
+            worker.report(0, step=3, total_steps=-1)
+        assert (seen := agent.progress(0)) is not None
+        assert seen.step == 2, "a report that cannot be made hides none"
 
 
 numbers = st.floats(allow_nan=False, width=64)

@@ -88,7 +88,8 @@ def test_a_new_step_is_dated_and_an_old_one_keeps_its_time() -> None:
     first = parse_status(OURS, ObservedAgent(), NOW).fact
     same = parse_status(OURS, first, NOW + seconds(5)).fact
     assert (same.step_at, same.step_pace) == (NOW, None)
-    later = parse_status({**OURS, "worker": {"step": 7}}, same, NOW + seconds(10)).fact
+    later = parse_status({**OURS, "worker": {"step": 7, "total_steps": 9}}, same, NOW + seconds(10)).fact
+    assert (first.total_steps, later.total_steps) == (None, 9)
     assert (later.step, later.step_at, later.step_pace) == (7, NOW + seconds(10), seconds(5))
     assert parse_status({**OURS, "worker": None}, later, NOW + seconds(11)).fact.step is None
 

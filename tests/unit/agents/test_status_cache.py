@@ -18,7 +18,7 @@ from elastipod_operator.agents import status_cache as status_cache
 from elastipod_operator.agents.authentication import Credentials
 from elastipod_operator.agents.polled_agent import Address
 from elastipod_operator.agents.status import MAX_RESPONSE_BYTES
-from elastipod_operator.agents.status_cache import AgentStatusCache
+from elastipod_operator.agents.status_cache import AgentStatusCache, checkpoint_step
 from elastipod_operator.agents.status_requests import LONG_POLL_S, open_session
 from elastipod_operator.core.snapshot import AgentState
 
@@ -229,6 +229,8 @@ async def test_the_newest_checkpoint_of_all_agents_is_handed_on(statuses: AgentS
         found = statuses.progress([POD, "other", "unknown"])
         statuses.forget("other")
     assert found == {"a": {"progressCount": 7, "data": "new"}, "b": {"progressCount": 1}, "c": "nonsense"}
+    assert [checkpoint_step(found[name]) for name in "abc"] == [7, 1, -1]
+    assert checkpoint_step({"progressCount": 10**30}) == -1, "beyond all counting"
 
 
 def shown(agent: FakeAgent, token: str) -> Address:

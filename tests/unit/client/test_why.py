@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import yaml
 from tests.unit.client.fake_kubectl import FakeKubectl
+from tests.unit.core.builders import trains
 
 from elastipod import cli
+from elastipod_operator.core.record_codec import encode
 
 JOBS = "hyperpodpytorchjobs.sagemaker.amazonaws.com"
 UID = "uid-1"
@@ -43,6 +46,49 @@ def test_a_job_that_trains(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[s
     kubectl.answer(answers(job()))
     assert cli.main(["why", "llm"]) == 0
     assert capsys.readouterr().out == "Job team/llm runs. There is nothing to do.\n"
+
+
+def progress(**annotations: str) -> dict[str, Any]:
+    """A job that trains, with such annotations, whose record is its own."""
+    found = job()
+    state = encode(replace(trains(generation=3), owner=UID))
+    found["metadata"]["annotations"] = {
+        "elastipod.io/state": state,
+        **{f"elastipod.io/{k}": v for k, v in annotations.items()},
+    }
+    return found
+
+
+AT = {"step-at": "2026-03-01T09:00:00.000Z"}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "sentence"),
+    [
+        ({"step": "4200", **AT}, "At 2026-03-01 09:00 UTC it had made 4,200 steps"),
+        (
+            {"step": "4200/10000", "eta": "2026-03-02T10:00:00Z", "checkpoint": "4000", **AT},
+            "At 2026-03-01 09:00 UTC it had made 4,200 of 10,000 steps, and at that pace it ends at 2026-03-02 10:00 UTC; the newest "
+            "durable checkpoint is of step 4000",
+        ),
+        ({"step": "many", **AT}, ""),
+        ({"step": "4200", "step-at": "yesterday"}, ""),
+        ({"step": "4200"}, ""),
+    ],
+)
+def test_how_far_the_training_is(
+    kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str], annotations: dict[str, str], sentence: str
+) -> None:
+    kubectl.answer(answers(progress(**annotations)))
+    cli.main(["why", "llm", "-o", "json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["progress"] == sentence
+    assert sentence in told["text"]
+    foreign = progress(**annotations)
+    foreign["metadata"]["uid"] = "uid-of-a-copy"
+    kubectl.answer(answers(foreign))
+    cli.main(["why", "llm", "-o", "json"])
+    assert json.loads(capsys.readouterr().out)["progress"] == "", "it is that of another job"
 
 
 def test_a_job_that_needs_attention(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]) -> None:
