@@ -14,11 +14,13 @@ from elastipod_agent.core.inprocess_restart import (
     ranks_to_replace,
     run_state,
 )
-from elastipod_agent.generation.faults import LATE_DRAIN, GenerationEnd
+from elastipod_agent.generation.faults import LATE_CALLED_BACK, GenerationEnd
 from elastipod_agent.generation.generation_run import GenerationRun
 from elastipod_agent.inprocess.worker_pool import WorkerPool
 from elastipod_agent.ipc.run_coordinator import RunCoordinator
 from elastipod_agent.settings import Settings
+
+LATE_RETURN_S = 30.0  # for workers that a drain has given its time already
 
 
 class PooledWorkers:
@@ -107,16 +109,19 @@ class PooledWorkers:
         self._pool.left.set()
 
     async def _gather(self, outcome: Outcome) -> GenerationEnd:
-        """Wait until every rank is at the barrier again; those that the stop or a fault names get a new process."""
+        """Wait until every rank is at the barrier again; those that the stop or a fault names get a new process.
+
+        A script that does not know of elastic events listens for faults: when a drain runs out of time it is called back as by one.
+        """
         run, pool = self._run, self._pool
         is_late = self.is_late
-        mode = RestartMode.PROCESS_LEVEL_RESTART if is_late else parse_restart_mode(run.restart_mode)
+        mode = parse_restart_mode(run.restart_mode)
         replace = ranks_to_replace(mode, len(self._local_ranks), self._requested_replacement())
         run.drop_deadline()
-        pool.recall(replace, is_faulty=not self._has_ended)
+        pool.recall(replace, is_faulty=not self._has_ended, within_s=LATE_RETURN_S if is_late else None)
         while not pool.is_gathered and not pool.is_closing:
             await run.wait_for_change()
-        return self._end(outcome, is_late=is_late, note=LATE_DRAIN if is_late else "")
+        return self._end(outcome, is_late=is_late, note=LATE_CALLED_BACK if is_late else "")
 
     def _end(self, outcome: Outcome, *, is_late: bool = False, note: str = "") -> GenerationEnd:
         return GenerationEnd(outcome=outcome, is_late=is_late, note=note, stuck=tuple(self._pool.stuck))

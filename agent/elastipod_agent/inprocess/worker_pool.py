@@ -84,7 +84,7 @@ class WorkerPool:
         self._coordinator = coordinator
         self._directory = directory
         self._start = start
-        self._return_limit_s = return_limit_s
+        self._return_limit_s = self._limit_s = return_limit_s
         self._is_standing = is_standing
         self._starter = ProcessStarter(runtime, group, lambda: self.is_closing)
         has_none = is_standing or is_preparing
@@ -164,10 +164,10 @@ class WorkerPool:
         self.group.begin_run(start)
         self._coordinator.begin_run(start, progress=start.progress, is_fresh=False)
 
-    def recall(self, replace: frozenset[int], *, is_faulty: bool) -> None:
+    def recall(self, replace: frozenset[int], *, is_faulty: bool, within_s: float | None = None) -> None:
         """End the run: bring all ranks back to the barrier, those in ``replace`` with a new process. May be called again.
 
-        is_faulty: ranks that are still in the run must leave it.
+        is_faulty: ranks that are still in the run must leave it. within_s: the time for that, where it is shorter than usual.
         """
         self._coordinator.end_run(is_faulty=is_faulty)
         self._clears_data = len(replace) == len(self._ranks)
@@ -181,7 +181,8 @@ class WorkerPool:
                 self._ranks[worker.local_rank].is_renewed = True
         self.fault = None
         self._is_gathering, self._is_gathered = True, False
-        self._restart_deadlines(self._return_limit_s)
+        self._limit_s = self._return_limit_s if within_s is None else min(within_s, self._return_limit_s)
+        self._restart_deadlines(self._limit_s)
         self._wake.set()
 
     async def end_culprits(self, local_ranks: frozenset[int]) -> None:
@@ -303,7 +304,7 @@ class WorkerPool:
         for local_rank in late:
             self._ranks[local_rank].num_failures += 1
         is_back_late = all(not self._ranks[local_rank].is_renewed for local_rank in late)
-        limit_s = self._return_limit_s if is_back_late else self._settings.inprocess_timeout_s
+        limit_s = self._limit_s if is_back_late else self._settings.inprocess_timeout_s
         what = f"local rank {', '.join(map(str, sorted(late)))} did not reach the barrier within {limit_s:g} s"
         self._last_fault = Fault("WorkerUnhealthy", failure_without_worker(what))
 

@@ -12,6 +12,8 @@ from tests.agent_client import until
 from tests.agent_scenarios import ASK_THE_WORKER_FILE, restart_loop
 from tests.unit.agent.agent_in_process import AgentInProcess
 
+from elastipod_agent.inprocess import pooled_workers
+
 LOOP = restart_loop(ASK_THE_WORKER_FILE)
 
 
@@ -148,15 +150,35 @@ def test_a_crash_during_a_drain_is_reported_and_calls_the_others_back(job: Job) 
     job.run(scenario, script_args=("deaf",))
 
 
-def test_a_drain_that_takes_too_long_ends_in_new_processes(job: Job) -> None:
+def test_workers_that_a_drain_does_not_reach_are_called_back(job: Job) -> None:
+    """A script that never asks for elastic events still listens for faults."""
+
     def scenario() -> None:
         before = job.start(1)
         job.agent.drain(1, timeout=0.2)
         seen = job.agent.until("ready")
         assert (seen["drained"], seen["reason"]) == (False, "DrainTimedOut")
-        assert not set(before.values()) & set(job.start(2).values())
+        assert seen["message"].endswith("were called back to the barrier")
+        assert job.agent.printed().count("called back") == 2
+        assert job.start(2) == before
 
     job.run(scenario, script_args=("deaf",))
+
+
+def test_a_drain_that_a_rank_hangs_in_ends_in_new_processes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pooled_workers, "LATE_RETURN_S", 0.5)
+
+    def scenario() -> None:
+        before = job.start(1)
+        job.order(1, "stuck")
+        until(lambda: not (job.agent.folder / "order-1").exists(), "the order to be taken")
+        job.agent.drain(1, timeout=0.2)
+        seen = job.agent.until("ready")
+        assert (seen["drained"], seen["reason"]) == (False, "DrainTimedOut")
+        assert "local rank 1 did not reach the barrier within 0.5 s" in job.agent.printed()
+        assert not set(before.values()) & set(job.start(2).values())
+
+    job.run(scenario)
 
 
 def test_a_training_that_ends_is_completed_and_can_be_run_again(job: Job) -> None:
