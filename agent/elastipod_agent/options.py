@@ -177,10 +177,10 @@ OWN_OPTIONS = (
     ),
     Option(
         ("--inprocess-timeout",),
-        600,
+        None,
         int,
         metavar="SECONDS",
-        help="time for all workers to reach that barrier before they are restarted (default: 600)",
+        help="time for all workers to reach that barrier before they are restarted (default: $INPROCESS_RESTART_TIMEOUT or 600)",
     ),
     Option(
         ("--no-warm-workers",),

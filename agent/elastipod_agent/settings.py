@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import re
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from elastipod_agent.arguments import BadUsage as BadUsage
 from elastipod_agent.arguments import CommandLine
+from elastipod_agent.core.checkpointless_env import BadVariable, check_variables, timeout_of
 from elastipod_agent.core.nccl_env import nccl_warnings
 from elastipod_agent.core.numa import NoBinding, cpus_for
 from elastipod_agent.core.worker_env import Layout
@@ -81,6 +83,7 @@ def read_settings(command_line: CommandLine, environ: Mapping[str, str]) -> tupl
     cpus, unbound = _cpus(values.numa_binding, nproc, environ)
     job = environ.get("ELASTIPOD_JOB", "")
     run_id = values.rdzv_id if values.rdzv_id != "none" else job or "none"
+    inprocess_timeout_s, inprocess_warnings = _inprocess(values, nproc, environ)
     settings = Settings(
         host=values.server_host,
         port=_port(values.server_port, environ),
@@ -106,13 +109,14 @@ def read_settings(command_line: CommandLine, environ: Mapping[str, str]) -> tupl
         is_warm=not values.no_warm_workers,
         preload=_preload(values.preload),
         is_inprocess=values.inprocess_restart,
-        inprocess_timeout_s=_not_negative("--inprocess-timeout", values.inprocess_timeout),
+        inprocess_timeout_s=inprocess_timeout_s,
         hang_timeout_s=_hang_timeout(values.hang_timeout),
         metrics_port=_metrics_port(values.metrics_port),
         cpus=cpus,
     )
     _check_nnodes(values.nnodes)
-    warnings = _warnings(command_line) + unbound + nccl_warnings(environ, keeps_processes=values.inprocess_restart)
+    warnings = _warnings(command_line) + unbound + inprocess_warnings
+    warnings += nccl_warnings(environ, keeps_processes=values.inprocess_restart)
     if settings.logs.directory is not None and not values.log_dir:
         warnings.append(f"log files of the workers go to {settings.logs.directory}, because --log-dir is not given")
     return settings, warnings
@@ -143,6 +147,18 @@ def _own_devices(nproc: int, environ: Mapping[str, str]) -> tuple[dict[str, str]
     try:
         return own_devices(nproc, environ)
     except BadWorkerCount as error:
+        raise BadUsage(str(error)) from error
+
+
+def _inprocess(values: argparse.Namespace, nproc: int, environ: Mapping[str, str]) -> tuple[int, list[str]]:
+    """Give the seconds that workers have to reach the barrier, and warnings about variables of checkpointless training."""
+    given = values.inprocess_timeout
+    if given is not None:
+        _not_negative("--inprocess-timeout", given)
+    try:
+        warnings = check_variables(environ, nproc=nproc, is_inprocess=values.inprocess_restart, timeout_given=given)
+        return timeout_of(environ if values.inprocess_restart else {}, given), warnings
+    except BadVariable as error:
         raise BadUsage(str(error)) from error
 
 

@@ -77,7 +77,7 @@ EXPECTED = {
     "checkpointless-lora": _fixed("llama-lora", "2-nodes", 2),
     "checkpointless-pretrain": _fixed("llama-pretrain", "16-nodes", 16),
     "checkpointless-gpt-lora": _fixed("gpt-lora", "2-nodes", 2),
-    "checkpointless-gpt-full": _fixed("gpt-full", "16-nodes", 16),
+    "checkpointless-gpt-full": _fixed("gpt-full", "16-node", 16),
     "baseline-lora": _fixed("llama-lora-base", "2-nodes", 2),
     "baseline-pretrain": _fixed("llama-pretrain-base", "16-node", 16),
     "baseline-gpt-lora": _fixed("gpt-lora-base", "2-nodes", 2),

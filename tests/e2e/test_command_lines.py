@@ -20,7 +20,7 @@ from tests.api.compat_jobs import EXPECTED
 from tests.e2e.agent_process import PACKAGES, AgentProcess
 from tests.long_runs import LongRun
 from tests.patience import PATIENCE_S
-from tests.unit.compat.test_command_lines import INPROCESS, container_of
+from tests.unit.compat.test_command_lines import INPROCESS, OF_THE_IMAGE, container_of
 
 from elastipod_agent.authentication import Credentials
 
@@ -49,6 +49,7 @@ os.environ.update(InProcessRestartSocketClient().hyperpod_barrier()[1]["worker_e
 SCRIPTS = (
     *("train.py", "lora.py", "pretrain.py", "gpt.py", "my_package/train.py", "workspace/train.py", "opt/train/sft.py"),
     *("opt/train/pretrain.py", "fsdp/train.py", "app/sft.py"),
+    *(f"opt/amazon/examples/{name}.py" for name in ("llama3/lora", "llama3/pretrain", "gpt_oss/lora", "gpt_oss/full")),
 )
 SILENT = {"smoke"}  # its command is `true`
 # What an operator says though the pod was made for another size.
@@ -89,6 +90,7 @@ def fill(folder: Path, script: str) -> None:
     files = dict.fromkeys(SCRIPTS, script) | {
         "bin/hyperpodrun": f'{program} -m elastipod_agent --server-host=127.0.0.1 --no-warm-workers "$@"\n',
         "opt/train/start.sh": f'{program} {folder}/train.py "$@"\n',
+        **{f"bin/{name}": f"#!/bin/sh\n{OF_THE_IMAGE[name]}\n" for name in ("ip", "sysctl", "ln")},
     }
     for name, text in files.items():
         path = folder / name

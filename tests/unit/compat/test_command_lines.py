@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,15 @@ with open(os.environ["WRITTEN"], "w") as file:
     json.dump([sys.argv[1:], dict(os.environ)], file)
 """
 INPROCESS = {m for m in EXPECTED if m.startswith("checkpointless-")}
+# What the shells of these manifests call beside hyperpodrun, and what would change this machine.
+OF_THE_IMAGE = {
+    "tee": "exec cat",
+    "ip": 'case "$*" in *route*) echo "default via 10.0.0.1 dev eth7" ;; esac',
+    "sysctl": "echo $2",
+    "mkdir": "",
+    "ln": "",
+}
+REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
 
 def container_of(manifest: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -36,12 +46,16 @@ def container_of(manifest: str) -> tuple[dict[str, Any], dict[str, str]]:
     spec = body["spec"]["replicaSpecs"][0]["name"]
     pod = pod_manifest(fact, body["spec"], fact.policy, PodId(spec, 0, 0), fact.policy.sizes.start)
     container = pod["spec"]["containers"][0]
-    return container, {e["name"]: e["value"] for e in container["env"] if "value" in e}
+    environ: dict[str, str] = {}
+    for entry in container["env"]:
+        if "value" in entry:  # as kubelet: $(NAME) is a variable above it, or stays as it is
+            environ[entry["name"]] = REFERENCE.sub(lambda name: environ.get(name[1], name[0]), entry["value"])
+    return container, environ
 
 
 def run_container(words: list[str], environ: dict[str, str], folder: Path) -> tuple[list[str], dict[str, str]]:
     """Run a container's command with a hyperpodrun that only notes its arguments and environment."""
-    for name, text in (("hyperpodrun", WRITE_DOWN), ("tee", "#!/bin/sh\nexec cat\n")):
+    for name, text in (("hyperpodrun", WRITE_DOWN), *((n, f"#!/bin/sh\n{t}\n") for n, t in OF_THE_IMAGE.items())):
         path = folder / name
         path.write_text(text, encoding="utf-8")
         path.chmod(0o755)
@@ -69,13 +83,16 @@ def test_command_line(manifest: str, tmp_path: Path) -> None:
 
 
 def test_details_of_command_lines(tmp_path: Path) -> None:
-    """Spellings whose effect is easily lost: an abbreviation, a time-out, nodes that the pod's environment names."""
+    """What is easily lost: an abbreviation, a time-out in a variable, nodes that the pod's environment names, a shell's exports."""
     container, environ = container_of("checkpointless-pretrain")
     arguments, seen = run_container([*container["command"], *container["args"]], environ, tmp_path)
-    settings, _ = read_settings(parse(arguments, seen), seen)
+    settings, warnings = read_settings(parse(arguments, seen), seen)
     assert settings.inprocess_timeout_s == 1800
     assert settings.server_log_level == "warning"
     assert (settings.logs.redirects.of(0), settings.logs.tee.of(0)) == (3, 3)
-    assert str(settings.logs.directory).startswith("/tmp/hyperpod")
-    assert "--trainer.num_nodes=16" in settings.command
-    assert seen["MASTER_ADDR"] == "localhost"  # the script's own fallback: the pod has none
+    logs = "/data/trainer/output/logs/llama-pretrain/checkpointless"
+    assert str(settings.logs.directory).startswith(logs)
+    assert "trainer.num_nodes=16" in settings.command
+    assert seen["CHECKPOINT_DIR"] == "/data/$(user)/checkpoints/llama_pretrain/llama-pretrain"
+    assert (seen["GLOO_SOCKET_IFNAME"], seen["MASTER_ADDR"]) == ("eth7", ""), "the pod has no address of a master"
+    assert [warning.split()[0] for warning in warnings] == ["HPCT_USE_ROOTLESS"]
