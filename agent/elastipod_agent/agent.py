@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elastipod.ipc.protocol import SOCKET_ENV, RestartMode
+from elastipod.ipc.protocol import SOCKET_ENV, WORKER_KEY_ENV, RestartMode
 from elastipod_agent import __version__
 from elastipod_agent.clock import utc_now
 from elastipod_agent.core.exits import Outcome, StopMode, agent_exit_code, signal_name
@@ -60,11 +60,18 @@ T = TypeVar("T")
 class Agent:
     """Everything between the control API and the processes. All methods belong to the event loop's thread.
 
-    root: a private folder for the files of generations, each removed with its generation.
+    root: a private folder for the files of generations, each removed with its generation. worker_key: under which workers of the job
+    know each other, "" for none.
     """
 
     def __init__(
-        self, settings: Settings, environ: Mapping[str, str], root: Path, pump: OutputPump, log: EventLog
+        self,
+        settings: Settings,
+        environ: Mapping[str, str],
+        root: Path,
+        pump: OutputPump,
+        log: EventLog,
+        worker_key: str = "",
     ) -> None:
         self.status = StatusStore(utc_now)
         self.log = log
@@ -77,6 +84,8 @@ class Agent:
         self._fork_server = ForkServerManager(settings, environ, self._reaper, pump, log)
         self._link = WorkerLink(settings.layout, environ, root, self.status, self._on_reported_fault)
         self._coordinator = self._link.coordinator
+        if worker_key:
+            self._coordinator.keep_env[WORKER_KEY_ENV] = worker_key
         usual = RestartMode.IN_PROCESS_RESTART if settings.is_inprocess else RestartMode.PROCESS_LEVEL_RESTART
         self._usual_mode = usual
         self._reporter = StatusReporter(self.status, log, usual, self._link.reported)
@@ -164,6 +173,7 @@ class Agent:
         decision = decide_prepare(self._fence_state(), request.generation, has_workers=has_workers)
         self._log_unless_acted("prepare", decision, request.generation)
         if decision.verdict is CallVerdict.ACT:
+            self._coordinator.followed_store = request.store
             self._kept.prepare(before_generation(request.nnodes, request.generation or 0))
         return decision
 

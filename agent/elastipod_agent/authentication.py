@@ -79,6 +79,14 @@ def signed(credentials: Credentials, challenge: str, method: str, target: str, b
     return {"Authorization": f"{SCHEME} challenge={challenge}, nonce={nonce}, body={body_digest}, mac={mac}"}
 
 
+def worker_key(credentials: Credentials) -> str:
+    """Give the key under which workers of a job know each other; nobody can compute the job's own key from it.
+
+    "" where there is only a token. Without credentials, where the agent admits every caller, it is no secret.
+    """
+    return "" if credentials.token and not credentials.key else _mac(credentials.key, b"elastipod-workers-v1")
+
+
 def bearer(token: str) -> dict[str, str]:
     """Give the header with a token; no header for ""."""
     return {"Authorization": f"Bearer {token}"} if token else {}

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory, gettempdir
 from elastipod_agent import endpoint_file, torchrun
 from elastipod_agent.agent import Agent
 from elastipod_agent.arguments import PROG, CommandLine, UnknownOption, parse
-from elastipod_agent.authentication import Credentials, admission_of, take_credentials
+from elastipod_agent.authentication import Credentials, admission_of, take_credentials, worker_key
 from elastipod_agent.log import EventLog
 from elastipod_agent.metrics import METRICS, MetricsPage, Sources, count_changes
 from elastipod_agent.server.api import ControlApi, body_limit
@@ -107,7 +107,7 @@ async def _serve(
     pump: OutputPump,
     log: EventLog,
 ) -> int:
-    agent = Agent(settings, dict(environ), root, pump, log)
+    agent = Agent(settings, dict(environ), root, pump, log, worker_key(credentials))
     calls = CallLog(log, settings.server_log_level, METRICS)
     control = ControlApi(agent, calls.answered, lambda: _details(settings, environ))
     server = HttpServer(control.handle, body_limit, calls.refused, admit=admission_of(credentials))

@@ -38,9 +38,10 @@ class Client:
         }
         self._call("POST", "/start", body | self._fence(generation), CALL_TIMEOUT_S)
 
-    def prepare(self, generation: int, nnodes: int, within_s: float) -> None:
+    def prepare(self, generation: int, nnodes: int, master_port: int, within_s: float) -> None:
         """POST /prepare, and wait until the workers are at the barrier. Raises OSError and Failed."""
-        self._call("POST", "/prepare", {"nnodes": nnodes, "generation": generation}, CALL_TIMEOUT_S)
+        body = {"nnodes": nnodes, "generation": generation, "master_addr": "127.0.0.1", "master_port": master_port}
+        self._call("POST", "/prepare", body, CALL_TIMEOUT_S)
         deadline = time.monotonic() + within_s
         while (seen := self.status())["preparation"] != "ready":
             if time.monotonic() >= deadline or seen["preparation"] == "failed":

@@ -13,6 +13,7 @@ from bench.launchers.client import Client
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("train.py")
 MEMORY_SCRIPT = Path(__file__).with_name("train_in_memory.py")
+SIZED_SCRIPT = Path(__file__).with_name("train_sized.py")
 UP_WITHIN_S = 90.0
 STORE = """
 import sys, time, datetime
@@ -34,6 +35,7 @@ class Launcher:
     name: str
     python: Path
     options: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()  # of the script
     is_warm: bool = False
     is_ours: bool = False
     script: Path = SCRIPT
@@ -64,6 +66,7 @@ class AgentNodes:
             f"--server-port={port}",
             *self.launcher.options,
             str(self.launcher.script),
+            *self.launcher.arguments,
         ]
         env = worker_environment(self.folder) | {"NNODES": "1"}
         if self.launcher.is_ours:
@@ -135,6 +138,13 @@ def worker_environment(folder: Path) -> dict[str, str]:
     kept: Mapping[str, str] = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
     own = {"HOME": str(folder), "BENCH_FOLDER": str(folder), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     return {**kept, **own, "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def sized(plain: Path, megabytes: float) -> Launcher:
+    """Give our agent with a training that keeps a state of this size in memory."""
+    keeps = "in_process_restart"
+    script = {"script": SIZED_SCRIPT, "arguments": (f"{megabytes:g}",)}
+    return Launcher(f"{megabytes:g} MB", plain, is_warm=True, is_ours=True, restart_mode=keeps, **script)  # type: ignore[arg-type]
 
 
 def launchers(plain: Path, original: Path) -> dict[str, Launcher]:

@@ -33,6 +33,7 @@ class SmallOperator:
     def __init__(self, restart_mode: str = "") -> None:
         """restart_mode: what a recovery asks agents to keep, in the words of /stop; empty: they are not asked."""
         self.generation = 0
+        self._port = 0  # at which the present members meet
         self._restart_mode = restart_mode
         self.members: list[Client] = []
         self._over = threading.Event()  # of the last watch, and of everything at the end
@@ -47,7 +48,8 @@ class SmallOperator:
         """/start the next generation on these agents; gives the moment of the first call."""
         self.generation += 1
         self.members = list(members)
-        master_port, at = free_port(), time.monotonic()
+        self._port = master_port = free_port()
+        at = time.monotonic()
         self._all(
             members,
             lambda rank, agent: agent.start(self.generation, rank, nnodes=len(members), master_port=master_port),
@@ -58,7 +60,10 @@ class SmallOperator:
         """Before a planned change that keeps workers: have the newcomers start theirs while the others train."""
         if self._restart_mode:
             newcomers = [agent for agent in members if agent not in self.members]
-            self._all(newcomers, lambda _, agent: agent.prepare(self.generation, len(self.members), READY_WITHIN_S))
+            self._all(
+                newcomers,
+                lambda _, agent: agent.prepare(self.generation, len(self.members), self._port, READY_WITHIN_S),
+            )
 
     def resize(self, members: Sequence[Client]) -> float:
         """A planned change: drain all, wait until they are READY, start the new members."""

@@ -49,7 +49,8 @@ class OptimizerWatch:
         self.has_run, self.rank, self.step = False, rank, step
 
     def _note(self, *_: Any) -> None:
-        self.has_run = True
+        self.has_run = self.step > 0  # before the first step of its own, a newcomer repeats those of others
 
     def _after(self, *_: Any) -> None:
-        reached(Moment.APPLY, rank=self.rank, step=self.step)
+        if self.step:
+            reached(Moment.APPLY, rank=self.rank, step=self.step)

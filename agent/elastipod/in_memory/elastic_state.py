@@ -99,7 +99,7 @@ class State:
         durable = DurableTier(checkpoints, self._members, keep) if checkpoints is not None else None
         self._limit = PhaseLimit()
         self._memory = (
-            MemoryState(self._members, self._limit)
+            MemoryState(self._members, self._limit, can_be_followed=apply is None)
             if mesh is None
             else ShardedMemory(self._members, self._limit, build, MeshPlan.of(mesh), copies)
         )

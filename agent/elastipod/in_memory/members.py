@@ -19,6 +19,8 @@ from elastipod.torch_compat import DTensor
 
 MODEL = "model"
 _LATER = object()
+_WEIGHTS = torch.randint(1, 1 << 62, (1024,), generator=torch.Generator().manual_seed(1)) * 2 + 1
+_ROW_BYTES = _WEIGHTS.nbytes
 NOT_BUILT = "a sharded state is built when its first world begins; use it inside of the loop over its steps"
 
 
@@ -132,9 +134,10 @@ class Members:
         """Give the keys of the tensors of which this rank holds a part."""
         return frozenset(key for key, tensor in self.content().tensors.items() if isinstance(tensor, DTensor))
 
-    def digests(self) -> dict[str, str]:
+    def digests(self, known: Mapping[str, str] | None = None) -> dict[str, str]:
         """Give a checksum of every tensor and of all values that replicas have in common, by key.
 
+        known: of tensors that need not be read again.
         Buffers are left out: DDP lets them differ between replicas. So are members of other kinds than those of torch, since
         a loader's state may be its rank's own.
         """
@@ -150,13 +153,28 @@ class Members:
                 tensors |= {f"{name}.{key}": value.detach() for key, value in member.named_parameters()}
         for key, tensor in tensors.items():
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            found[key] = f"{checksum(as_bytes(local)):016x}"
+            found[key] = (known or {}).get(key) or digest_of_tensor(local)
         return found
 
 
 def digest_of(digests: Mapping[str, str]) -> str:
     """Give one digest of many."""
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+def digest_of_tensor(tensor: torch.Tensor) -> str:
+    """Give a digest at the speed of memory.
+
+    It is made of many sums, of words that are far from each other, each with a weight: roundings that differ by one bit in opposite
+    directions would often cancel in a single sum.
+    """
+    raw = as_bytes(tensor)
+    end = raw.numel() // _ROW_BYTES * _ROW_BYTES
+    found = checksum(raw[end:])
+    if end:
+        sums = raw[:end].view(torch.int64).view(-1, len(_WEIGHTS)).sum(0)
+        found += int((sums * _WEIGHTS.to(sums.device)).sum().item())
+    return f"{found % (1 << 64):016x}"
 
 
 def _digest_of_values(text: str) -> str:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,9 @@ import torch.distributed as dist
 
 from elastipod.errors import ElastipodError, StateDiffersError
 from elastipod.in_memory.agent_link import Fate, Kind
+from elastipod.in_memory.digests_at_rest import DigestsAtRest
 from elastipod.in_memory.exchange import all_texts, text_of
+from elastipod.in_memory.following import Following
 from elastipod.in_memory.members import Content, Members, digest_of
 from elastipod.in_memory.offer_wire import RankOffer, decode_offer, encode_offer
 from elastipod.in_memory.offers import Offer, ResumePlan
@@ -49,12 +51,14 @@ class MemoryState:
 
     kind: Kind = "replicated"
 
-    def __init__(self, members: Members, limit: PhaseLimit) -> None:
+    def __init__(self, members: Members, limit: PhaseLimit, *, can_be_followed: bool = True) -> None:
         self.members = members
         self.rank = RankState()
         self.origin = 0
         self._limit = limit
         self._images: dict[int, Content] = {}
+        self.following = Following(members, is_possible=can_be_followed and self.kind == "replicated")
+        self._at_rest = DigestsAtRest(members)
 
     @property
     def completed(self) -> int:
@@ -71,9 +75,12 @@ class MemoryState:
 
     def prepare(self, apply: Callable[[], None]) -> None:
         """The gradients are there and good; ``apply`` is about to run. Every replica's are the same, so each commits on its own."""
+        self.following.at_step()
 
     def commit(self) -> None:
         """The gradients were good and have been applied."""
+        self._at_rest.forget()
+        self.following.at_step(self.completed + 1)
         # Nothing is waited for between the two moves, so the clock needs to know of neither.
         self.rank = self.rank.reduced().committed()
         if self._images:
@@ -82,6 +89,12 @@ class MemoryState:
 
     def copy(self) -> None:
         """Copy what this rank alone holds; nothing where every rank holds all of the state."""
+
+    def finish_following(self) -> None:
+        """The next generation begins: the state stands still."""
+        self.following.finish()
+        if self.following.step is not None:
+            self._at_rest.begin()
 
     def exchange_offers(self) -> list[RankOffer]:
         """Give the offers of all ranks, by rank. Collective. Raises WorldLost, BadOffer."""
@@ -111,7 +124,12 @@ class MemoryState:
     def begin_anew(self, step: int, rank: int, world_size: int, *, is_loaded: bool) -> list[Offer]:
         """Give the offers of ranks that have loaded a checkpoint, or of which the first gives what it has built."""
         holders = range(world_size if is_loaded else 1)
+        self._at_rest.forget()
         if rank in holders:
+            if self.following.has_changed_state and not is_loaded:
+                raise ElastipodError(
+                    "all who trained are gone, and this rank has followed them: a new process begins anew"
+                )
             self.rank = replace(self.rank, parts=WHOLE, completed=step)
         return [Offer(WHOLE, step) if each in holders else Offer() for each in range(world_size)]
 
@@ -120,10 +138,12 @@ class MemoryState:
         donors = resume.donors[0]
         receivers = [rank for rank in range(len(offers)) if rank not in donors]
         if self.rank.completed is None and resume.step in self._images:
+            self._at_rest.forget()
             self.members.load(self._images[resume.step].copied())
         if receivers:
+            has_followed = self.following.step == resume.step
             with lost_world("the state could not be transferred"):
-                content = transfer(self.members, donors, receivers, progress)
+                content = transfer(self.members, donors, receivers, progress, self._at_rest, has_followed=has_followed)
             if content is not None:
                 self.members.load(content)
 
@@ -137,7 +157,7 @@ class MemoryState:
 
     def compare(self, reference: int, when: str) -> None:
         """Compare the digests of all replicas with those of one rank. Collective. Raises as `verify`."""
-        compare_replicas(self.members, reference, when)
+        compare_replicas(self._at_rest.digests(), reference, when)
 
     def donor_of(self, resume: ResumePlan) -> int:
         """Give a rank that has what the agreed step is known by, such as its position in the data."""
@@ -152,14 +172,16 @@ class MemoryState:
 
     def release(self) -> None:
         """The world ends: hold nothing that needs it. Members outlive it here."""
+        self.following.close()
+        if self.rank.completed is not None:
+            self._at_rest.begin()
 
 
-def compare_replicas(members: Members, reference: int, when: str) -> None:
-    """Compare the digests of all replicas with those of one rank. Collective.
+def compare_replicas(own: Mapping[str, str], reference: int, when: str) -> None:
+    """Compare the digests of all replicas with those of one rank. own: this rank's. Collective.
 
     Raises StateDiffersError, which names ranks and tensors, on ranks that differ, and WorldLost on the others.
     """
-    own = members.digests()
     with lost_world("the digests could not be exchanged"):
         digests = all_texts(digest_of(own))
         differing = [rank for rank, digest in enumerate(digests) if digest != digests[reference]]

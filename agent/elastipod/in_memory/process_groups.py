@@ -93,6 +93,12 @@ class ProcessGroups:
         """Give collectives the time that the script's own may take; until now they had the limits of the regroup."""
         set_group_timeout(self._timeout)
 
+    def publish(self, key: str, value: str) -> None:
+        """Tell something to whoever asks the store of this generation. Does nothing when that is gone."""
+        with suppress(RuntimeError):
+            if self._store is not None:
+                self._store.set(key, value)
+
     @contextmanager
     def opening(self) -> Iterator[None]:
         """Let `abort` shut down what is connected inside as well: the groups of a mesh of this world."""

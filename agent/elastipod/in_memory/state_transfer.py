@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 
 import torch
 import torch.distributed as dist
 
 from elastipod.errors import ElastipodError
-from elastipod.in_memory.exchange import text_of
+from elastipod.in_memory.digests_at_rest import DigestsAtRest
+from elastipod.in_memory.exchange import MAX_MANIFEST_BYTES, all_texts, text_of
 from elastipod.in_memory.members import Content, Members, TensorShape, as_bytes, empty_like_shape
 
 PIECE_BYTES = 4 << 20
@@ -56,38 +58,65 @@ def pieces(shapes: Sequence[TensorShape], donors: Sequence[int], size: int = PIE
 
 
 def transfer(
-    members: Members, donors: Sequence[int], receivers: Sequence[int], progress: Callable[[], None]
+    members: Members,
+    donors: Sequence[int],
+    receivers: Sequence[int],
+    progress: Callable[[], None],
+    at_rest: DigestsAtRest | None = None,
+    *,
+    has_followed: bool = False,
 ) -> Content | None:
     """Give receivers the donors' state, as content to load; None on the other ranks. Collective over the default group.
 
-    The tensors of the result are this rank's own where they have the right form, filled in place. Raises RuntimeError when a peer
-    is gone, BadManifest.
+    The tensors of the result are this rank's own where they have the right form, filled in place. at_rest: this rank's digests;
+    a receiver that has followed gets those only whose digests differ from the first donor's. Raises RuntimeError when a peer is
+    gone, BadManifest.
     """
     rank = dist.get_rank()
     content = members.content()
     first = donors[0]
-    manifest = text_of(first, _manifest(content) if rank == first else None)
-    shapes, values = _read_manifest(manifest)
-    dealt = list(pieces(shapes, donors))
+    at_rest = at_rest or DigestsAtRest(members)
+    is_compared = "1" in all_texts("1" if has_followed else "0")
+    manifest = text_of(first, _manifest(content, at_rest.digests() if is_compared else {}) if rank == first else None)
+    shapes, values, expected = _read_manifest(manifest)
+    lacks: list[list[TensorShape]] = [shapes for _ in range(dist.get_world_size())]
+    if is_compared:
+        own = at_rest.digests() if has_followed else {}
+        same = [at for at, each in enumerate(shapes) if _is_held(content, each, own, expected)]
+        told = all_texts(json.dumps(same), MAX_MANIFEST_BYTES)
+        lacks = [[each for at, each in enumerate(shapes) if at not in held] for held in map(_numbers, told)]
+    dealt = {receiver: list(pieces(lacks[receiver], donors)) for receiver in receivers}
     if rank in receivers:
+        at_rest.forget({shape.key for shape in lacks[rank]})
         target = Content({shape.key: _room(content, shape, members) for shape in shapes}, values)
-        _receive(target, dealt, progress)
+        _receive(target, dealt[rank], progress)
         return target
     if rank in donors:
         if [(each.key, each.num_bytes) for each in content.shapes()] != [(each.key, each.num_bytes) for each in shapes]:
             raise BadManifest(f"rank {rank} holds another set of tensors than rank {first}; was the script changed?")
-        _send(content, [piece for piece in dealt if piece.donor == rank], receivers, progress)
+        _send(content, {to: [each for each in all_ if each.donor == rank] for to, all_ in dealt.items()}, progress)
     return None
 
 
-def _send(content: Content, own: Sequence[Piece], receivers: Sequence[int], progress: Callable[[], None]) -> None:
+def _is_held(content: Content, shape: TensorShape, own: Mapping[str, str], expected: Mapping[str, str]) -> bool:
+    """Whether a receiver holds a tensor as the donor does. Those without a digest, such as buffers, always travel."""
+    tensor = content.tensors.get(shape.key)
+    is_alike = tensor is not None and tuple(tensor.shape) == shape.sizes
+    return is_alike and shape.key in expected and own.get(shape.key) == expected[shape.key]
+
+
+def _send(content: Content, own: Mapping[int, Sequence[Piece]], progress: Callable[[], None]) -> None:
+    """Send each receiver its pieces, by turns."""
     raws = {key: as_bytes(tensor) for key, tensor in content.tensors.items()}
     sent: deque[tuple[dist.Work | None, torch.Tensor]] = deque()
-    for piece in own:
-        views = [raws[span.key][span.start : span.stop] for span in piece.spans]
-        data = views[0] if len(views) == 1 else torch.cat(views)
-        for receiver in receivers:
-            sent.append((dist.isend(data, dst=receiver), data))
+    former: tuple[Piece | None, torch.Tensor] = (None, torch.empty(0))
+    by_turns = zip_longest(*([(receiver, piece) for piece in own[receiver]] for receiver in own))
+    for receiver, piece in filter(None, chain.from_iterable(by_turns)):
+        if piece != former[0]:  # receivers that lack the same get the same
+            views = [raws[span.key][span.start : span.stop] for span in piece.spans]
+            former = (piece, views[0] if len(views) == 1 else torch.cat(views))
+        data = former[1]
+        sent.append((dist.isend(data, dst=receiver), data))
         while len(sent) > MAX_IN_FLIGHT:
             _wait(sent.popleft()[0])
             progress()
@@ -146,12 +175,12 @@ def _room(content: Content, shape: TensorShape, members: Members) -> torch.Tenso
     return empty_like_shape(shape, device)
 
 
-def _manifest(content: Content) -> str:
+def _manifest(content: Content, digests: Mapping[str, str]) -> str:
     shapes = [[each.key, each.dtype, list(each.sizes)] for each in content.shapes()]
-    return json.dumps({"v": 1, "tensors": shapes, "values": content.values})
+    return json.dumps({"v": 1, "tensors": shapes, "values": content.values, "digests": dict(digests)})
 
 
-def _read_manifest(text: str) -> tuple[list[TensorShape], str]:
+def _read_manifest(text: str) -> tuple[list[TensorShape], str, Mapping[str, str]]:
     try:
         found = json.loads(text)
         if found["v"] != 1:
@@ -159,9 +188,16 @@ def _read_manifest(text: str) -> tuple[list[TensorShape], str]:
         shapes = [
             TensorShape(str(key), _dtype(dtype), tuple(map(int, sizes))) for key, dtype, sizes in found["tensors"]
         ]
-        return shapes, str(found["values"])
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        return shapes, str(found["values"]), {str(key): str(value) for key, value in found["digests"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise BadManifest(f"a donor's description of its state cannot be read: {error!r}") from error
+
+
+def _numbers(text: str) -> set[int]:
+    try:
+        return set(map(int, json.loads(text)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadManifest(f"a receiver does not say what it lacks: {error!r}") from error
 
 
 def _dtype(name: object) -> str:

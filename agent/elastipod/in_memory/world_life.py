@@ -23,7 +23,7 @@ from elastipod.in_memory.memory_state import MemoryState, WorldLost, lost_world
 from elastipod.in_memory.offer_wire import RankOffer
 from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.process_groups import ProcessGroups
-from elastipod.torch_compat import detach_reducer
+from elastipod.torch_compat import detach_reducer, wrapped_as_it_is
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,8 @@ class WorldLife:
         memory.move(memory.rank.verified())
         if self._has_groups:
             self._groups.begin_training()
+            if self.outlives_generation:
+                memory.following.listen(self.place, self._groups.publish)
 
     def leave(self, error: BaseException | None, *, is_torn: bool = False) -> None:
         """Take all groups down. error: what ended the world, None for a planned end. is_torn: the optimizer has run half-way."""
@@ -151,7 +153,11 @@ class WorldLife:
             return WorldPlace.from_env() or SINGLE
         error, self._lost_to = self._lost_to, None
         if error is None:
-            return self.link.park()
+            self.memory.following.begin()
+            try:
+                return self.link.park()
+            finally:
+                self.memory.finish_following()
         tell = threading.Timer(TELL_AFTER_S, self.link.report_fault, (self.place.rank, str(error)))
         tell.daemon = True
         tell.start()
@@ -218,7 +224,7 @@ class WorldLife:
         if self._wrap is None or not self._has_groups:
             return
         try:
-            self._wrapped = self._wrap(members.model)
+            self._wrapped = wrapped_as_it_is(self._wrap, members.model)
         except RuntimeError as error:
             if not self.is_lost_to(error):
                 raise

@@ -55,10 +55,14 @@ class StartRequest(UpdateRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareRequest:
-    """A request to start the workers ahead of the next generation. nnodes, generation: of the present one."""
+    """A request to start the workers ahead of the next generation. nnodes, generation: of the present one.
+
+    store: host:port where the present workers meet, whose state the new ones may follow; "" if the operator does not say.
+    """
 
     nnodes: int
     generation: int | None = None
+    store: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +94,9 @@ def parse_start(body: object) -> StartRequest:
 def parse_prepare(body: object) -> PrepareRequest:
     """Read the body of /prepare. Raises BadBody."""
     fields = _object(body)
-    return PrepareRequest(nnodes=_integer(fields, "nnodes", 1, _MAX_RANK), generation=_generation(fields))
+    address = _text(fields, "master_addr")
+    store = f"{address}:{_integer(fields, 'master_port', 1, 65535)}" if address else ""
+    return PrepareRequest(nnodes=_integer(fields, "nnodes", 1, _MAX_RANK), generation=_generation(fields), store=store)
 
 
 def parse_update(body: object) -> UpdateRequest:

@@ -72,6 +72,7 @@ class RunCoordinator:
     on_fault: called at once when a worker of the current run reports a fault. on_position_change: called when the position of a rank may
     have changed. on_report: called when worker data, labels or checkpoints changed. on_keep: called when a worker announced that its
     process can live through several runs. keep_env: the variables that such a worker sets before it builds a process group.
+    followed_store: where those meet who train already, until this pod does.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class RunCoordinator:
         self.on_position_change = on_position_change
         self.on_keep: Callable[[], None] = lambda: None
         self.keep_env = dict(keep_env or {})
+        self.followed_store = ""
         self.run = 0
         self.nproc = layout.nproc
         self.is_running = False
@@ -108,6 +110,7 @@ class RunCoordinator:
         """Release the barrier into a new run. is_fresh: processes are started for this run alone, and have not started yet."""
         self.run += 1
         self.is_running = True
+        self.followed_store = ""
         self._group_rank = start.rank
         self._restart_count = start.fault_count
         self._start = self._rank_info_of(start, progress)

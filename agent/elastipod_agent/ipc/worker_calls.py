@@ -6,7 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from elastipod.ipc.protocol import MAX_WAIT_S, PROTOCOL, CheckpointType, RestartMode
+from elastipod.ipc.protocol import FOLLOWED_STORE_ENV, MAX_WAIT_S, PROTOCOL, CheckpointType, RestartMode
 from elastipod_agent.core.inprocess_restart import StateKind
 from elastipod_agent.ipc.run_coordinator import RunCoordinator
 
@@ -85,7 +85,8 @@ class WorkerCalls:
         except ValueError as error:
             raise BadCall(f"kind must be {' or '.join(kind.value for kind in StateKind)}") from error
         self._coordinator.announce(local_rank, kind)
-        return {"env": self._coordinator.keep_env}
+        store = self._coordinator.followed_store
+        return {"env": self._coordinator.keep_env | ({FOLLOWED_STORE_ENV: store} if store else {})}
 
     def _data(self, local_rank: int, call: Fields) -> Fields | None:
         if _integer(call, "run") != self._coordinator.run:

@@ -32,7 +32,8 @@ def preparation(agent: AgentInProcess, now: str) -> dict[str, Any]:
 
 
 def prepare(agent: AgentInProcess, generation: int = 3) -> tuple[int, Any]:
-    return agent.call("POST", "/prepare", {"nnodes": 2, "generation": generation})
+    store = {"master_addr": "10.0.0.9", "master_port": 4321}
+    return agent.call("POST", "/prepare", {"nnodes": 2, "generation": generation, **store})
 
 
 def test_prepared_workers_wait_at_the_barrier_and_are_those_of_the_next_start(job: Job) -> None:
@@ -44,6 +45,7 @@ def test_prepared_workers_wait_at_the_barrier_and_are_those_of_the_next_start(jo
         assert (seen["status"], seen["generation"]) == ("ready", 0)
         assert seen["in_memory"] == {"kind": "replicated", "kept": None}
         assert job.agent.printed().count("env {") == 2, "both have built what comes before the barrier"
+        assert job.agent.printed().count("'ELASTIPOD_FOLLOWED_STORE': '10.0.0.9:4321'") == 2, "and know whom to follow"
         assert prepare(job.agent) == (200, None), "a repetition"
         assert job.agent.start(3, rank=2, nnodes=3, spare=True) == (200, None), "a spare keeps them"
         assert job.agent.status()["preparation"] == "ready"
@@ -59,6 +61,10 @@ def test_prepared_workers_wait_at_the_barrier_and_are_those_of_the_next_start(jo
 
     job.run(scenario)
     assert job.agent.printed().count("env {") == 3
+    assert job.agent.printed().count("ELASTIPOD_WORKER_KEY") == 3
+    assert job.agent.printed().count("ELASTIPOD_FOLLOWED_STORE") == 2, (
+        "one that is started in a generation follows nobody"
+    )
 
 
 def test_a_start_waits_for_prepared_workers_that_are_on_their_way(job: Job) -> None:
@@ -187,10 +193,11 @@ def test_an_agent_whose_workers_start_before_any_run_prepares_nothing(job: Job) 
         ({"generation": 3}, "nnodes"),
         ({"nnodes": 0, "generation": 3}, "nnodes"),
         ({"nnodes": 2, "generation": 0}, "generation"),
+        ({"nnodes": 2, "generation": 3, "master_addr": "10.0.0.1", "master_port": 0}, "master_port"),
     ],
 )
 def test_a_prepare_that_cannot_be_used_names_its_field(
-    agent: AgentInProcess, body: dict[str, int], problem: str
+    agent: AgentInProcess, body: dict[str, int | str], problem: str
 ) -> None:
     def scenario() -> None:
         status, answer = agent.call("POST", "/prepare", body)

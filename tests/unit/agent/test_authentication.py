@@ -22,6 +22,7 @@ from elastipod_agent.authentication import (
     digest,
     signed,
     take_credentials,
+    worker_key,
 )
 from elastipod_agent.server.http import Admission
 from elastipod_agent.server.http_messages import Head, RequestRefused
@@ -90,6 +91,13 @@ def test_a_mac_of_anybody_else_is_refused_in_the_same_words(held: Credentials) -
         said.add((str(response.body), *response.headers.values()))
     assert len(said) == 1
     assert HELD.key not in str(said)
+
+
+def test_workers_of_one_job_get_one_key_from_which_that_of_the_job_cannot_be_computed() -> None:
+    keys = {worker_key(Credentials(key=key, pod=pod)) for key in ("a", "b") for pod in ("pod-1", "pod-2")}
+    assert len(keys) == 2
+    assert worker_key(Credentials(key="a")) in keys
+    assert worker_key(Credentials(token="t")) == "", "one that all pods of earlier versions could compute is none"
 
 
 def test_a_request_signed_for_the_agent_before_a_restart_is_refused() -> None:

@@ -19,7 +19,7 @@ from elastipod_operator.core.actions import (
     StartWorkers,
     StopWorkers,
 )
-from elastipod_operator.core.names import PodId
+from elastipod_operator.core.names import PodId, master_port
 from elastipod_operator.core.record import RestartMode
 from elastipod_operator.core.snapshot import ObservedAgent
 
@@ -92,7 +92,9 @@ def test_what_was_said_in_one_generation_is_said_again_in_the_next(action: Actio
 
 
 def test_workers_are_prepared_for_the_generation_after_the_present_one() -> None:
-    assert body_of(PrepareWorkers(pod(1).name), ready(), ready()) == {"nnodes": 2, "generation": 3}
+    found = body_of(PrepareWorkers(pod(1).name), ready(), ready())
+    met = {"master_addr": body_of(START, ready(), ready())["master_addr"], "master_port": master_port(3)}
+    assert found == {"nnodes": 2, "generation": 3, **met}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from elastipod.errors import CheckpointError
 from elastipod.in_memory.durable_tier import DurableTier
-from elastipod.in_memory.members import Content, Members, as_bytes, digest_of
+from elastipod.in_memory.members import Content, Members, as_bytes, digest_of, digest_of_tensor
 
 
 @pytest.mark.parametrize("steps_of_receiver", [0, 2])
@@ -131,3 +131,14 @@ def test_a_generation_that_resumed_from_memory_may_save_below_its_own_checkpoint
     first.save(9, {}, None, waits=True)  # of the next generation, which never loaded
     first.close(None)
     assert caplog.messages == []
+
+
+def test_a_digest_sees_errors_of_opposite_sign_in_one_tensor() -> None:
+    words = torch.arange(5000, dtype=torch.int64)
+    moved = words.clone()
+    moved[7] += 1
+    moved[4000] -= 1
+    assert moved.sum() == words.sum()
+    found = {digest_of_tensor(each) for each in (words, moved, words[:4999], words.flip(0))}
+    assert len(found) == 4
+    assert digest_of_tensor(words) == digest_of_tensor(words.clone())

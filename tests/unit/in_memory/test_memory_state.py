@@ -154,7 +154,7 @@ def test_replicas_that_differ_are_named_with_their_tensors_on_the_rank_that_diff
         if rank == 3:
             train(members, 1)
         with world(rank, 4, port):
-            return raised_by(lambda: compare_replicas(members, 2, "after step 2"))
+            return raised_by(lambda: compare_replicas(members.digests(), 2, "after step 2"))
 
     found = run_ranks(4, body)
     said = "after step 2 the state of ranks 1,3 differs from that of rank 2"
@@ -173,7 +173,7 @@ def test_replicas_that_are_equal_pass() -> None:
 
     def body(rank: int) -> Any:
         with world(rank, 2, port):
-            compare_replicas(trained(2), 0, "now")
+            compare_replicas(trained(2).digests(), 0, "now")
         return "equal"
 
     assert run_ranks(2, body) == ["equal"] * 2

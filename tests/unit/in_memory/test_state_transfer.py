@@ -104,14 +104,15 @@ def test_donors_of_different_tensors_say_so() -> None:
     assert run_ranks(2, body) == [[], ["BadManifest", text]]
 
 
-GOOD = {"v": 1, "tensors": [["model.weight", "float32", [2, 3]]], "values": "{}"}
+GOOD = {"v": 1, "tensors": [["model.weight", "float32", [2, 3]]], "values": "{}", "digests": {}}
 
 
 def test_a_description_is_read_as_it_was_written() -> None:
-    shapes, values = state_transfer._read_manifest(json.dumps(GOOD))
-    assert (shapes, values) == ([TensorShape("model.weight", "float32", (2, 3))], "{}")
+    shapes = [TensorShape("model.weight", "float32", (2, 3))]
+    assert state_transfer._read_manifest(json.dumps(GOOD)) == (shapes, "{}", {})
     content = Content({"a": torch.zeros(2, dtype=torch.bfloat16), "b": torch.tensor(1)}, "[1]")
-    assert state_transfer._read_manifest(state_transfer._manifest(content)) == (content.shapes(), "[1]")
+    told = state_transfer._manifest(content, {"a": "00ff"})
+    assert state_transfer._read_manifest(told) == (content.shapes(), "[1]", {"a": "00ff"})
 
 
 @pytest.mark.parametrize(

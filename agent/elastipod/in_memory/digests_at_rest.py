@@ -1,0 +1,47 @@
+"""Digests of a state that stands still: computed while this rank waits for others, so that a comparison need not wait for them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection
+
+from elastipod.in_memory.members import Members
+
+log = logging.getLogger(__name__)
+
+
+class DigestsAtRest:
+    """The digests of one rank's members. Whoever changes a tensor calls `forget` first."""
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self._known: dict[str, str] = {}
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """The state stands still from now on: compute its digests in a thread."""
+        self.forget()
+        self._thread = threading.Thread(target=self._compute, name="elastipod-digests", daemon=True)
+        self._thread.start()
+
+    def forget(self, keys: Collection[str] | None = None) -> None:
+        """These tensors are about to change; all of them without keys."""
+        self._join()
+        self._known = {} if keys is None else {key: each for key, each in self._known.items() if key not in keys}
+
+    def digests(self) -> dict[str, str]:
+        """Give the digests of now."""
+        self._join()
+        return self._members.digests(self._known)
+
+    def _join(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+
+    def _compute(self) -> None:
+        try:
+            self._known = self._members.digests()
+        except Exception:  # whoever needs them computes them, and raises
+            log.debug("the digests were not computed ahead", exc_info=True)

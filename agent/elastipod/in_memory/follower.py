@@ -1,0 +1,120 @@
+"""The newcomer's side of following: it holds the state of the ranks that train before it is one of them."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from datetime import timedelta
+from typing import Any, BinaryIO
+
+import torch
+import torch.distributed as dist
+
+from elastipod.in_memory.follow_wire import (
+    HANDSHAKE_S,
+    FollowingEnded,
+    receive,
+    receive_tensor,
+    shake_hands,
+    shut_down,
+)
+from elastipod.in_memory.followed_state import FollowedState
+from elastipod.in_memory.members import Members
+from elastipod.local_worker import store_generation
+from elastipod.store_wait import wait_until_listening
+
+log = logging.getLogger(__name__)
+
+MAX_DONORS = 4  # ranks of a world that can be followed
+WHOLE_S = 60.0  # a newcomer comes to the barrier with all of the state, or after this time without
+QUIET_S = 15.0  # between two steps of those who train; who hears nothing for longer follows no longer
+FOLLOWS_S = 120.0  # a newcomer that nobody takes costs those who train no longer than this
+LAST_STEPS_S = 5.0  # what donors had under way when they stopped
+
+
+class Follower:
+    """Follows one rank from a thread.
+
+    step: that the tensors have completed; None while they are in between, or torn. has_begun: whether they have been changed.
+    """
+
+    def __init__(self, members: Members, key: str, store: str) -> None:
+        """Begin to follow a rank of the world whose store has this address; return with all of the state, or at a limit."""
+        self.step: int | None = None
+        self.has_begun = False
+        self._members, self._key = members, key
+        self._is_whole = self._is_over = False
+        self._settled = threading.Event()  # all of the state is here, or will not come
+        self._peer: socket.socket | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(store, store_generation()), name="elastipod-follower", daemon=True
+        )
+        self._thread.start()
+        self._settled.wait(WHOLE_S)
+
+    def finish(self) -> int | None:
+        """Follow to the end and not beyond a limit; give the step that all of the state is at, None where some is missing.
+
+        Nothing changes the state afterwards.
+        """
+        self._thread.join(LAST_STEPS_S)
+        self._is_over = True
+        if self._peer is not None:
+            shut_down(self._peer)
+        self._thread.join()  # a thread without a connection ends
+        return self.step if self._is_whole else None
+
+    def _run(self, store: str, generation: int) -> None:
+        try:
+            self._follow(FollowedState(self._members), donor_address(store, generation))
+        except FollowingEnded as error:
+            log.info("this rank is filled when it joins: %s", error)
+        except (OSError, RuntimeError, KeyError, IndexError, TypeError, ValueError) as error:
+            log.info("this rank is filled when it joins; following ended: %r", error)
+        finally:
+            self._settled.set()
+
+    def _follow(self, state: FollowedState, donor: tuple[str, int]) -> None:
+        with socket.create_connection(donor, timeout=HANDSHAKE_S) as peer, peer.makefile("rb") as file:
+            self._peer = peer
+            shake_hands(peer, file, self._key, state.layout, is_donor=False)
+            peer.settimeout(QUIET_S)
+            until = float("inf")
+            while not self._is_over and "end" not in (head := receive(file)):
+                self._take(file, state, head)
+                if self._is_whole:
+                    self._settled.set()
+                    until = min(until, time.monotonic() + FOLLOWS_S)
+                if time.monotonic() > until:
+                    raise FollowingEnded(f"nobody has taken this rank for {FOLLOWS_S:g} s")
+
+    def _take(self, file: BinaryIO, state: FollowedState, head: dict[str, Any]) -> None:
+        """Repeat one step with what is here already, and take over more of the state."""
+        self.step, self.has_begun = None, True
+        shapes = [(slot, state.parameters[slot]) for slot in head["of"]]
+        with torch.no_grad():
+            state.step(
+                head["options"], {slot: receive_tensor(file, torch.empty_like(each).detach()) for slot, each in shapes}
+            )
+            for told in head["slots"]:
+                for tensor in state.places(told):
+                    receive_tensor(file, tensor)
+        self.step, self._is_whole = int(head["step"]), bool(head["is_whole"])
+
+
+def donor_address(store: str, generation: int) -> tuple[str, int]:
+    """Ask the store of the ranks that train for one that can be followed; newcomers are dealt out. Raises FollowingEnded, RuntimeError."""
+    host, _, port = store.rpartition(":")
+    if not wait_until_listening(host, int(port), HANDSHAKE_S, 1):
+        raise FollowingEnded(f"nobody listens at {store}")
+    client = dist.TCPStore(  # type: ignore[attr-defined]  # public, though torch does not mark it so
+        host, int(port), is_master=False, timeout=timedelta(seconds=HANDSHAKE_S), wait_for_workers=False
+    )
+    keys = dist.PrefixStore(f"elastipod/world/{generation}", client)  # type: ignore[attr-defined]
+    if not keys.check(["donors"]):
+        raise FollowingEnded("no rank can be followed")
+    number = (keys.add("followers", 1) - 1) % int(keys.get("donors"))
+    donor_host, _, donor_port = keys.get(f"donor/{number}").decode().rpartition(":")
+    return donor_host, int(donor_port)

@@ -1,0 +1,75 @@
+"""A session of resizes in memory with a state of a given size: how long the world pauses, what for, and what travels."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import pairwise
+from statistics import median
+
+from bench.common.processes import Processes
+from bench.launchers import steplog
+from bench.launchers.nodes import AgentNodes
+from bench.launchers.session import Session
+from bench.launchers.small_operator import SmallOperator
+from bench.launchers.steplog import Worker
+
+GROW, SHRINK = "grow 2->4", "shrink 4->2"
+PHASES = ("leave", "connect", "offers", "fill", "wrap", "compare")
+
+
+class ResizeSession(Session):
+    """From 2 to 4 ranks and back. pause: the gap less a usual step of the new world, which a change cannot do without."""
+
+    def run_agents(self, processes: Processes) -> None:
+        """Start, grow, shrink."""
+        nodes = AgentNodes(self.launcher, processes, self.folder)
+        operator = SmallOperator(self.launcher.restart_mode)
+        try:
+            with self._event("start 2"):
+                four = [nodes.begin(number) for number in range(4)]
+                self.job.agents = [node.process for node in four]
+                for node in four:
+                    nodes.until_ready(node)
+                self._start(operator, [node.client for node in four[:2]])
+            for name, size in ((GROW, 4), (SHRINK, 2)):
+                with self._event(name):
+                    self._change(operator, name, [node.client for node in four[:size]])
+        finally:
+            operator.close()
+
+    def _change(self, operator: SmallOperator, name: str, agents: list[object]) -> None:
+        before = self.job.world
+        began = time.monotonic()
+        operator.prepare(agents)  # type: ignore[arg-type]
+        prepared = time.monotonic()
+        old = self.job.world
+        since = operator.resize(agents)  # type: ignore[arg-type]
+        self._add_gap(name, old, self.job.new_world(len(agents), since))
+        gap = self._samples.values[(self.launcher.name, name)][-1]
+        first = [worker.name for worker in self.job.world]
+        self.job.train()
+        step_s = _usual_step(self.job.world)
+        self._add(f"step after {name}", step_s)
+        self._add(f"pause, {name}", gap - step_s)
+        self._add_phases(name, first)
+        if name == GROW:
+            trained = [steplog.read_one(self.folder, worker.name) for worker in before]
+            alone, beside = _usual_step(trained, until=began), _usual_step(trained, since=began, until=prepared)
+            self._add("step while newcomers are prepared, ratio", beside / alone)
+
+    def _add_phases(self, name: str, first: list[str]) -> None:
+        """Add the time of the slowest rank in each phase, and the bytes of all."""
+        told = [json.loads((self.folder / f"{each}.phases").read_text()) for each in first]
+        for phase in PHASES:
+            self._add(f"{name}, {phase}", max(each.get(phase, 0.0) for each in told))
+        self._add(f"{name}, sent", sum(each.get("sent_bytes", 0) for each in told))
+
+
+def _usual_step(world: list[Worker], since: float = 0.0, until: float = float("inf")) -> float:
+    """Give the median time of a step between two moments; the first of a world counts not, it has more to do."""
+    found: list[float] = []
+    for worker in world:
+        steps = worker.steps[1:]
+        found += [after.at - before.at for before, after in pairwise(steps) if before.at >= since and after.at <= until]
+    return median(found) if found else float("nan")

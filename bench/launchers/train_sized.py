@@ -1,0 +1,114 @@
+"""A training with `elastipod.State` whose state has a given size, for the benchmark of resizes: `train_sized.py MEGABYTES`.
+
+Each process writes `<log dir>/<pid>-<generation>.log` for each world, with the lines of train.py, and `<pid>-<generation>.phases`, a
+JSON object of seconds and bytes: what this rank did between two worlds.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from elastipod import ElasticBatches, State
+from elastipod.in_memory.memory_state import MemoryState
+from elastipod.in_memory.process_groups import ProcessGroups
+from elastipod.in_memory.world_life import WorldLife
+
+IS_WARM = True  # the row needs a mark; a prepared or kept process has torch loaded in any case
+STEP_S = 0.05
+LAST_STEP = 1_000_000
+GLOBAL_BATCH = 128
+LAYER = 1 << 20  # elements of a parameter: 4 MiB
+COPIES = 3  # of every weight, AdamW's moments included
+
+spent: dict[str, float] = {}
+
+
+class Sized(nn.Module):
+    """A small model, and as many further weights as the state needs for its size; all get a gradient in every step."""
+
+    def __init__(self, megabytes: float) -> None:
+        super().__init__()
+        self.small = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+        left = max(1, int(megabytes * 1e6 / 4 / COPIES) - sum(each.numel() for each in self.small.parameters()))
+        sizes = [LAYER] * (left // LAYER) + [left % LAYER] * bool(left % LAYER)
+        self.large = nn.ParameterList(torch.randn(size) for size in sizes)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.small(batch) + 1e-6 * torch.stack([each.sum() for each in self.large]).sum()
+        return found
+
+
+def build() -> dict[str, object]:
+    torch.manual_seed(0)
+    model = Sized(float(sys.argv[1]))
+    return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-3)}
+
+
+def time_phases() -> None:
+    """Note how long each part of a change takes, and what it sends."""
+    parts = {
+        "leave": (WorldLife, "leave"),
+        "connect": (ProcessGroups, "connect"),
+        "offers": (MemoryState, "exchange_offers"),
+        "fill": (MemoryState, "fill"),
+        "wrap": (WorldLife, "_wrap_model"),
+        "compare": (MemoryState, "compare"),
+    }
+    for name, (owner, method) in parts.items():
+        setattr(owner, method, _timed(name, getattr(owner, method)))
+    send = getattr(dist, "isend")  # noqa: B009 as below
+
+    def counted(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        spent["sent_bytes"] = spent.get("sent_bytes", 0) + tensor.numel() * tensor.element_size()
+        return send(tensor, *args, **options)
+
+    setattr(dist, "isend", counted)  # noqa: B010 a plain assignment is refused by the type of the module
+
+
+def _timed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **options: Any) -> Any:
+        began = time.monotonic()
+        try:
+            return method(*args, **options)
+        finally:
+            spent[name] = spent.get(name, 0.0) + time.monotonic() - began
+
+    return call
+
+
+def main() -> None:
+    folder = Path(os.environ["BENCH_FOLDER"])
+    torch.set_num_threads(1)
+    time_phases()
+    plan = ElasticBatches(LAST_STEP * GLOBAL_BATCH, GLOBAL_BATCH)
+    state = State(build, wrap=DistributedDataParallel)
+    generation, log = -1, None
+    for step in state.steps(plan):
+        if is_new := state.generation != generation:
+            generation = state.generation
+            log = open(folder / f"{os.getpid()}-{generation}.log", "a", buffering=1)  # noqa: SIM115 as long as its world
+            now = time.monotonic()
+            log.write(f"begin {now:.6f} {int(IS_WARM)}\nimported {now:.6f}\n")
+            log.write(f"grouped {now:.6f} {state.rank} {state.world_size}\n")
+        with step as batch:
+            time.sleep(STEP_S)
+            logits = state.model(torch.randn(len(batch.indices), 64))
+            nn.functional.cross_entropy(logits, torch.randint(10, (len(batch.indices),))).backward()  # type: ignore[no-untyped-call]
+        if step.is_done and log is not None:
+            log.write(f"step {time.monotonic():.6f} {batch.step} {state.rank} {state.world_size}\n")
+            if is_new:
+                (folder / f"{os.getpid()}-{generation}.phases").write_text(json.dumps(spent))
+                spent.clear()
+
+
+if __name__ == "__main__":
+    main()

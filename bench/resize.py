@@ -1,0 +1,112 @@
+"""How the pause of a resize in memory grows with the size of the state.
+
+python -m bench.resize [--sizes 1,10,100,400] [--repeat 3]. Writes .run/bench/resize.json, and every single measurement, those of
+the phases included, into resize-runs.json. A choice of sizes goes to resize-part.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+import sys
+from pathlib import Path
+from statistics import linear_regression, median
+
+from bench.common.machine import busy_share, describe, wait_for_quiet
+from bench.common.processes import Failed, Processes
+from bench.common.report import Reach, Row, Spread, conclude, report, rounded, table, write_json
+from bench.common.samples import Samples
+from bench.launchers.nodes import sized
+from bench.launchers.resizing import GROW, SHRINK, ResizeSession
+from tests.peers import peer_python
+
+RUN = Path(__file__).resolve().parents[1] / ".run" / "bench"
+SIZES = [1.0, 10.0, 100.0, 400.0]  # MB of weights and moments
+NOISY = 0.05
+NUM_NEWCOMERS = 2
+REACH_SLOPE, REACH_BYTES = 0.2, 1.2
+
+
+def main() -> int:
+    """Give 0 when every row was measured and reached what it is to reach."""
+    options = _options()
+    load_1m, noise = os.getloadavg()[0], [busy_share(2.0)]
+    python = peer_python("torch211")
+    samples = Samples()
+    shutil.rmtree(RUN / "resize", ignore_errors=True)
+    for repetition in range(1, options.repeat + 1):
+        for size in options.sizes:
+            print(f"resize {repetition}/{options.repeat}: {size:g} MB", flush=True)
+            noise.append(wait_for_quiet(NOISY, options.wait_for_quiet))
+            _run(ResizeSession(sized(python, size), RUN / "resize" / f"{repetition}-{size:g}", samples))
+    rows = _rows(samples, options.sizes)
+    name = "resize" if options.sizes == SIZES else "resize-part"
+    machine = f"{describe()}; before a run others used {median(noise):.1%} of it, at most {max(noise):.1%}"
+    write_json(RUN / f"{name}.json", report(name, rows, machine=machine, load_1m=rounded(load_1m), versions={}))
+    write_json(RUN / f"{name}-runs.json", samples.as_json())
+    print(f"\n{table(rows)}\n\n{machine}; {RUN / name}.json")
+    return conclude(rows)
+
+
+def _run(session: ResizeSession) -> None:
+    session.folder.mkdir(parents=True)
+    with Processes() as processes:
+        try:
+            session.run_agents(processes)
+        except Failed as error:
+            print(f"    FAILED: {error}", flush=True)
+
+
+def _rows(samples: Samples, sizes: list[float]) -> list[Row]:
+    gap = "last step of the old world to the first of the new one"
+    rows: list[Row] = []
+    for name in (GROW, SHRINK):
+        pause = f"pause, {name}"
+        for size in sizes:
+            found = samples.spread(f"{size:g} MB", pause)
+            rows.append(Row(metric=f"{pause}, {size:g} MB", unit="s", ours=found, how=f"{gap}, less a usual step"))
+        for metric in (name, pause):
+            reach = Reach.median(REACH_SLOPE) if metric == f"pause, {GROW}" else None
+            how = "least squares over log(size), log(time) of each repetition"
+            rows.append(
+                Row(metric=f"slope, {metric}", unit="", ours=_slopes(samples, sizes, metric), reach=reach, how=how)
+            )
+    for size in sizes:
+        sent = samples.values.get((f"{size:g} MB", f"{GROW}, sent"))
+        shares = Spread.of([each / (NUM_NEWCOMERS * size * 1e6) for each in sent]) if sent else None
+        how = "bytes sent to fill newcomers, over one state for each of them"
+        reach = Reach.worst(REACH_BYTES)
+        rows.append(Row(metric=f"bytes moved in the pause, {size:g} MB", unit="x", ours=shares, reach=reach, how=how))
+        metric = "step while newcomers are prepared, ratio"
+        how = "median step of the old world, from /prepare to the end of its work, over that before"
+        rows.append(
+            Row(metric=f"{metric}, {size:g} MB", unit="x", ours=samples.spread(f"{size:g} MB", metric), how=how)
+        )
+    return rows
+
+
+def _slopes(samples: Samples, sizes: list[float], metric: str) -> Spread | None:
+    """Give the slope of log time over log size, of each repetition; None where one failed or there is one size only."""
+    values = [samples.values.get((f"{size:g} MB", metric), []) for size in sizes]
+    if len(sizes) < 2 or len({len(each) for each in values}) != 1:
+        return None
+    logs = [math.log(size) for size in sizes]
+    found = [
+        linear_regression(logs, [math.log(max(each, 1e-3)) for each in times]).slope
+        for times in zip(*values, strict=True)
+    ]
+    return Spread.of(found) if found else None
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.resize", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--sizes", type=lambda text: [float(each) for each in text.split(",")], default=SIZES)
+    parser.add_argument("--repeat", type=int, default=3, help="runs of every size (default: 3)")
+    parser.add_argument("--wait-for-quiet", type=float, default=30.0, help="maximum seconds to wait before each run")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""A newcomer that follows those who train, over a real connection; donor and follower are threads of one process here."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tests.patience import PATIENCE_S
+from tests.unit.in_memory.models import build
+from torch import nn
+
+from elastipod.in_memory import donor as donor_module
+from elastipod.in_memory import follower as follower_module
+from elastipod.in_memory.apply_step import apply_gradients
+from elastipod.in_memory.donor import Donor
+from elastipod.in_memory.follow_wire import FollowingEnded, send, shake_hands
+from elastipod.in_memory.followed_state import FollowedState
+from elastipod.in_memory.follower import Follower
+from elastipod.in_memory.members import Members
+
+KEY = "0f" * 32
+
+
+class Training:
+    """Trains members as a rank does, with a donor at its side."""
+
+    def __init__(self, members: Members) -> None:
+        self.members, self.step = members, 0
+        self.donor = Donor(members, KEY, "127.0.0.1")
+
+    def train(self, steps: int = 1) -> None:
+        for _ in range(steps):
+            self.step += 1
+            self.members.zero_grad()
+            inputs = torch.full((4, 3), float(self.step)) + torch.eye(4, 3)
+            self.members.model(inputs).square().sum().backward()
+            self.donor.before_step()
+            apply_gradients(self.members)
+            self.donor.after_step(self.step)
+
+    def wait_for_followers(self, number: int) -> None:
+        _until(lambda: sum(each.is_ready for each in self.donor.followers) == number)
+
+
+@pytest.fixture
+def training() -> Iterator[Training]:
+    training = Training(Members(build(1)))
+    training.train(2)
+    yield training
+    training.donor.close()
+
+
+@pytest.fixture(autouse=True)
+def one_parameter_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(donor_module, "COPIED_BYTES", 1)
+
+
+def begin(training: Training, members: Members, monkeypatch: pytest.MonkeyPatch, key: str = KEY) -> Follower:
+    """Have members follow a training; return once its donor has taken them."""
+    address = ("127.0.0.1", training.donor.port)
+    monkeypatch.setattr(follower_module, "donor_address", lambda store, generation: address)
+    monkeypatch.setattr(follower_module, "WHOLE_S", 0.0)
+    return Follower(members, key, "a store")
+
+
+def same_keys(one: Members, other: Members) -> set[str]:
+    ours, theirs = one.digests(), other.digests()
+    return {key for key in ours if ours[key] == theirs.get(key)}
+
+
+def test_a_newcomer_that_follows_holds_every_parameter_with_its_moments(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parameters arrive in different steps, and are stepped with the gradients of each step after that."""
+    newcomer = Members(build(9))
+    follower = begin(training, newcomer, monkeypatch)
+    training.wait_for_followers(1)
+    training.train(12)
+    training.donor.close()
+    assert follower.finish() == 14
+    parameters = {f"model.{name}" for name, _ in newcomer.model.named_parameters()}
+    moments = {key for key in training.members.content().tensors if key.startswith("optimizer.")}
+    assert len(parameters) == 6
+    assert len(moments) == 18
+    assert same_keys(newcomer, training.members) >= parameters | moments
+
+
+def test_two_newcomers_follow_one_rank_from_different_steps_on(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newcomers = [Members(build(seed)) for seed in (8, 9)]
+    followers = []
+    for number, members in enumerate(newcomers, start=1):
+        followers.append(begin(training, members, monkeypatch))
+        training.wait_for_followers(number)
+        training.train(3)
+    training.train(6)
+    training.donor.close()
+    assert [each.finish() for each in followers] == [14, 14]
+    assert "model.0.weight" in same_keys(newcomers[0], training.members) & same_keys(newcomers[1], training.members)
+
+
+def test_a_newcomer_that_lacks_a_part_when_the_world_ends_says_so(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = begin(training, Members(build(9)), monkeypatch)
+    training.wait_for_followers(1)
+    training.train(5)
+    training.donor.close()
+    assert follower.finish() is None
+    assert follower.has_begun
+
+
+def test_nobody_waits_for_a_donor_that_is_silent(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower_module, "LAST_STEPS_S", 0.05)
+    follower = begin(training, Members(build(9)), monkeypatch)
+    training.wait_for_followers(1)
+    assert follower.finish() is None
+    assert not follower.has_begun
+
+    def is_dropped() -> bool:
+        training.train()
+        return not training.donor.followers
+
+    _until(is_dropped)
+
+
+def test_a_follower_that_falls_behind_is_dropped_and_the_training_goes_on(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(donor_module, "MAX_WAITING_BYTES", 100)
+    held = threading.Event()
+
+    def send_late(peer: socket.socket, *given: Any) -> None:
+        held.wait(PATIENCE_S)
+        send(peer, *given)
+
+    monkeypatch.setattr(donor_module, "send", send_late)
+    follower = begin(training, Members(build(9)), monkeypatch)
+    training.wait_for_followers(1)
+    training.train(12)
+    held.set()
+    assert follower.finish() is None
+    assert "a newcomer follows this rank no longer and will be filled when it joins: it is" in caplog.text
+    assert not training.donor.followers
+
+
+@pytest.mark.parametrize("key", ["another", ""])
+def test_a_caller_without_the_key_gets_nothing(training: Training, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    follower = begin(training, Members(build(9)), monkeypatch, key)
+    assert follower.finish() is None
+    assert not follower.has_begun
+    _until(lambda: [each.is_over and not each.is_ready for each in training.donor.followers] == [True])
+
+
+def test_a_caller_that_says_nonsense_is_refused_and_the_next_is_taken(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for said in (b"x" * 512, b"[1]\n", b"{}\n{}\n", b"\n"):
+        with socket.create_connection(("127.0.0.1", training.donor.port), timeout=PATIENCE_S) as peer:
+            peer.sendall(said)
+            while peer.recv(1000):
+                pass
+        training.train()
+    begin(training, Members(build(9)), monkeypatch)
+    training.wait_for_followers(1)
+
+
+def test_a_newcomer_that_has_built_another_model_does_not_follow(training: Training) -> None:
+    other = nn.Linear(2, 2)
+    state = FollowedState(Members((other, torch.optim.AdamW(other.parameters()))))
+    address = ("127.0.0.1", training.donor.port)
+    refused = pytest.raises(FollowingEnded, match="has built another model")
+    with socket.create_connection(address, timeout=PATIENCE_S) as peer, peer.makefile("rb") as file, refused:
+        shake_hands(peer, file, KEY, state.layout, is_donor=False)
+
+
+def _scaled() -> dict[str, Any]:
+    return {**build(), "scaler": torch.amp.GradScaler("cpu")}
+
+
+@pytest.mark.parametrize("built", [_scaled(), {"model": nn.Linear(1, 1)}], ids=["GradScaler", "no optimizer"])
+def test_steps_that_gradients_alone_do_not_repeat_are_not_followed(built: dict[str, Any]) -> None:
+    with pytest.raises(FollowingEnded):
+        Donor(Members(built), KEY, "127.0.0.1")
+
+
+def test_gradients_in_a_bucket_are_copied_because_the_next_step_overwrites_them() -> None:
+    weights = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    bucket = torch.ones(2)
+    weights[0].grad, weights[1].grad = bucket.view(2), torch.ones(2)
+    held = donor_module._held(weights)
+    bucket += 1
+    assert held[0].tolist() == [1.0, 1.0]
+    assert held[1].data_ptr() == weights[1].grad.data_ptr()
+
+
+def _until(is_so: Any) -> None:
+    limit = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < limit
+        time.sleep(0.005)
