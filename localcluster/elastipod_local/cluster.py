@@ -1,6 +1,6 @@
 """A cluster: start it, inspect it, change its nodes, take it down. The command line, the demo and tests use this."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from elastipod_local import binaries, network, versions
 from elastipod_local.addressing import Addressing
 from elastipod_local.api import ApiServer
 from elastipod_local.cgroups import NodeGroup, machine_layout
-from elastipod_local.controlplane import KUEUE, ControlPlane
+from elastipod_local.controlplane import API_SERVER_FLAGS, KUEUE, ControlPlane
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.host import (
     Progress,
@@ -116,12 +116,14 @@ class Cluster:
         run_dir: Path | None = None,
         options: NodeOptions = DEFAULT_OPTIONS,
         kueue: KueueOptions | None = None,
+        api_server_flags: Iterable[str] = (),
         progress: Progress = quiet,
     ) -> "Cluster":
         """Bring a cluster up and return when all its nodes are Ready. What a crashed run left is removed first.
 
         nodes: 0 gives a control plane alone, which needs no root (and without it listens on loopback). run_dir: folder
-        of this one cluster. kueue: install Kueue as well. On any failure everything that was created is taken down again.
+        of this one cluster. kueue: install Kueue as well. api_server_flags: beyond those that each cluster has. On any failure
+        everything that was created is taken down again.
         Raises LocalClusterError when the cluster is up already, UnsupportedError where this machine or user cannot
         have one.
         """
@@ -139,6 +141,7 @@ class Cluster:
             delete_tree(cluster.folder / "logs")
             # The long part comes first: nothing of the cluster exists while it builds.
             images = prepare(_program_names(nodes, kueue), with_images=bool(nodes), progress=progress)
+            (cluster.folder / API_SERVER_FLAGS).write_text("\n".join(api_server_flags))
             try:
                 cluster._bring_up(nodes, images, options, kueue)
             except BaseException:

@@ -13,6 +13,7 @@ from elastipod_local.processes import ProcessId, spawn
 
 READY_DEADLINE_S = 180
 KUEUE = "kueue"
+API_SERVER_FLAGS = "kube-apiserver.flags"  # what the cluster was brought up with, one a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,7 @@ class ControlPlane:
             *([] if where.block is not None else ["--endpoint-reconciler-type=none"]),
             "--allow-privileged=true",
             "--profiling=false",
+            *(more.read_text().splitlines() if (more := self.folder / API_SERVER_FLAGS).exists() else ()),
         ]
 
     def wait_serving(self, api_server: ProcessId) -> None:

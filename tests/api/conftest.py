@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from kubernetes.aio import client, config
 from tests.api.kueue_objects import FAIR_KUEUE
+from tests.api.rights import audit_flags
 from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
@@ -66,8 +67,9 @@ async def api(api_server: Cluster) -> AsyncIterator[Api]:
 @pytest.fixture(scope="session")
 def kueue_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A control plane of its own with Kueue, its webhooks and our CRD."""
-    folder = tmp_path_factory.mktemp("kueue") / "cluster"
-    with Cluster.up("api-kueue", nodes=0, run_dir=folder, kueue=KueueOptions()) as cluster:
+    folder = tmp_path_factory.mktemp("kueue")
+    where, flags = folder / "cluster", audit_flags(folder)
+    with Cluster.up("api-kueue", nodes=0, run_dir=where, kueue=KueueOptions(), api_server_flags=flags) as cluster:
         serve_jobs(cluster)
         yield cluster
 

@@ -44,7 +44,8 @@ class Team:
             }
             # Without a queue there is no flavor that says where they run.
             pod = {"containers": [container], **({} if wanted else {"nodeSelector": FLAVOR_LABELS})}
-            one["template"] = {"metadata": one["template"].get("metadata", {}), "spec": pod}
+            own = one["template"].get("spec", {})
+            one["template"] = {"metadata": one["template"].get("metadata", {}), "spec": {**pod, **own}}
         apply(self.cluster, self.namespace, body)
 
     def state(self, name: str) -> Body:

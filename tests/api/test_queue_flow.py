@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.api import rights
 from tests.api.compat_lives import operator
 from tests.api.compat_nodes import PlayedNodes
 from tests.api.jobs import get
@@ -52,7 +53,7 @@ def running(kueue_server: Cluster, played: PlayedNodes, tmp_path_factory: pytest
     access["users"][0]["user"] = {"token": token}
     (folder / "kubeconfig").write_text(json.dumps(access))
     (folder / "kubeconfig").chmod(0o600)
-    more = {"KUBECONFIG": str(folder / "kubeconfig"), "POD_NAMESPACE": RELEASE}
+    more = {"KUBECONFIG": str(folder / "kubeconfig"), "POD_NAMESPACE": RELEASE, "POD_NAME": "elastipod-0"}
     with operator(kueue_server, folder, (), more) as log:
         yield log
 
@@ -441,6 +442,30 @@ def test_kueue_places_pods_in_one_domain(team: Team, played: PlayedNodes) -> Non
     assert every(pod_set["topologyRequest"]["required"] == rack for pod_set in asked.values())
     assert [asked[number]["template"]["spec"]["nodeSelector"].get(rack) for number in (1, 2)] == [domain, domain]
     assert "nodeSelector" not in asked[0]["template"]["spec"]
+
+
+def test_each_right_of_the_operator_is_used(team: Team, played: PlayedNodes) -> None:
+    """A life that needs nearly all of them; docs/reference/permissions.md names the test of each other one."""
+    log = team.cluster.folder.parent / "audit.log"
+    unused = {right for right, test in rights.told().items() if not test}
+    team.submit("free", queue="", elasticPolicy=None, runPolicy={"ttlSecondsAfterFinished": 1})
+    team.submit("ranked", labels=HIGH, elasticPolicy=None)
+    pod = {"priorityClassName": "system-node-critical"}
+    team.submit(
+        "critical", elasticPolicy=None, replicaSpecs=[{"name": "pods", "replicas": 2, "template": {"spec": pod}}]
+    )
+    for name in ("free", "ranked", "critical"):
+        team.trains(name, 2)
+    played.complete({"free"})
+    team.cluster.kubectl("-n", team.namespace, "label", "hpjob", "ranked", f"{CLASS}=higher", "--overwrite")
+    team.patch("critical", runPolicy={"suspend": True})
+    team.submit("plain", elasticPolicy=None)
+
+    def all_used() -> bool:
+        unused.difference_update(rights.used(log))
+        return not unused
+
+    team.until(all_used, "the use of each right", "plain")
 
 
 def test_the_rights_of_the_chart_are_enough(team: Team, running: Path) -> None:

@@ -15,7 +15,10 @@ CHART = Path(__file__).resolve().parents[2] / "charts" / "elastipod"
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A control plane without nodes: what is installed is checked and stored, but no pod runs."""
-    with Cluster.up("chart-tests", nodes=0, run_dir=tmp_path_factory.mktemp("chart") / "cluster") as cluster:
+    # Who names an owner that waits for the object needs the right to keep that owner, as on OpenShift.
+    flags = ["--enable-admission-plugins=OwnerReferencesPermissionEnforcement"]
+    where = tmp_path_factory.mktemp("chart") / "cluster"
+    with Cluster.up("chart-tests", nodes=0, run_dir=where, api_server_flags=flags) as cluster:
         yield cluster
 
 

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
+from elastipod_local.errors import CommandError
 from elastipod_local.host import wait_until
 from elastipod_operator.api import crd
 
@@ -76,6 +78,35 @@ def test_the_operator_may_do_what_it_needs_and_no_more(installed: Cluster) -> No
         what="the roles to be in force",
     )
     assert allowed(installed, OPERATOR, RIGHTS) == RIGHTS
+
+
+def test_pods_of_a_job_need_the_right_on_its_finalizers(installed: Cluster) -> None:
+    """The API server asks for it when a pod is created that its owner waits for."""
+    rules = json.loads(installed.kubectl("get", "clusterrole", "aws-hyperpod-elastipod", "-o", "json"))["rules"]
+    fewer = [rule for rule in rules if "hyperpodpytorchjobs/finalizers" not in rule["resources"]]
+    assert len(fewer) == len(rules) - 1
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "fewer"}}
+    installed.kubectl("create", "-f", "-", input=json.dumps({**role, "rules": fewer}))
+    installed.kubectl("create", "clusterrolebinding", "fewer", "--clusterrole=fewer", "--user=fewer")
+    wait_until(
+        lambda: installed.kubectl("auth", "can-i", "create", "pods", "--as=fewer", check=False) == "yes\n",
+        deadline_s=PATIENCE_S,
+        what="the role to be in force",
+    )
+    owner = {"apiVersion": "sagemaker.amazonaws.com/v1", "kind": "HyperPodPyTorchJob", "name": "llm", "uid": "u-1"}
+    owners = [{**owner, "controller": True, "blockOwnerDeletion": True}]
+    pod = {"containers": [{"name": "trainer", "image": "train:1"}]}
+    meta = {"name": "llm-0", "namespace": "default", "ownerReferences": owners}
+    body = json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod})
+    create = ("create", "--dry-run=server", "-f", "-")
+    wait_until(
+        lambda: "llm-0 created" in installed.kubectl(*create, f"--as={OPERATOR}", input=body, check=False),
+        deadline_s=PATIENCE_S,
+        what="the API server to know the kind, for which it looks every half minute",
+        every_s=1,
+    )
+    with pytest.raises(CommandError, match="you can't set finalizers on"):
+        installed.kubectl(*create, "--as=fewer", input=body)
 
 
 def test_restricted_namespaces_admit_the_pod(installed: Cluster) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.api.rights import told
 from tests.chart.rendered import Objects, container, deployment, helm, render
 
 from elastipod_operator.api import crd
@@ -175,6 +176,19 @@ def test_rights_are_those_that_the_operator_needs() -> None:
     leader = granted(render(), "Role", "aws-hyperpod", "elastipod-leader")
     assert {resource for _, resource, _ in leader} == {"leases", "pods"}
     assert {verb for _, resource, verb in leader if resource == "pods"} == {"patch"}
+
+
+@pytest.mark.parametrize("values", [{}, {"watchNamespaces": ["team-a"], "spareCapacity": {"readAllPods": True}}])
+def test_the_page_about_rights_has_them_all(values: dict[str, Any]) -> None:
+    objects = render({**values, "webhook": {"enabled": True}})
+    account = "elastipod"
+    bound = [
+        (body["roleRef"]["kind"], namespace if body["roleRef"]["kind"] == "Role" else "", body["roleRef"]["name"])
+        for (kind, namespace, _), body in objects.items()
+        if kind.endswith("RoleBinding") and {s["name"] for s in body["subjects"]} == {account}
+    ]
+    assert len(bound) == (3 if values else 2)
+    assert set().union(*(granted(objects, *role) for role in bound)) == set(told())
 
 
 def test_with_a_list_of_namespaces_rights_end_there() -> None:
