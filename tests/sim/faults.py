@@ -125,5 +125,6 @@ FAULTS: dict[str, tuple[float, Fault]] = {
     "wipe_state": (0.7, user_edits.wipe_state),
     "delete_job": (1, user_edits.delete_job),
     "drain_and_delete_job": (1, user_edits.drain_and_delete_job),
+    "spot_notice": (0, node_faults.spot_notice),  # of a length that clouds give; what is drawn has any
 }
 """Weight and deed of each fault."""

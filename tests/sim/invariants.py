@@ -376,6 +376,16 @@ class InvariantChecker:
         if record.generation == generation and record.transition is None and not record.outcome:
             raise Violation(f"generation {generation} has ended and nobody has noticed")
 
+    def must_have_let_go(self, generation: int) -> None:
+        """A node with workers of this generation is taken back: the others may not go on waiting for it."""
+        transition = self.record.transition
+        if (
+            self.record.generation == generation
+            and (transition is None or transition.graceful)
+            and not self.record.outcome
+        ):
+            raise Violation(f"generation {generation} still trains or drains when the time of a notice is over")
+
     def must_have_recovered(self, generation: int) -> None:
         """Nothing else was inflicted since a fault ended a generation: a later one trains by now, or the job has ended."""
         record = self.record

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from tests.sim.events import Event
 from tests.sim.fault_targets import Fault, a_node, expect_notice, expect_start, hide, touch_node
 
+from elastipod_operator.kube.observed_node import NOTICES
+
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
@@ -131,6 +133,24 @@ def taint_node(sim: Simulation, event: Event) -> str:
     node.tainted = not node.tainted
     sim.cluster.node_changed(node)
     return f"{node.name}: {node.tainted}"
+
+
+def spot_notice(sim: Simulation, event: Event) -> str:
+    """A Spot machine is taken back so many seconds after its notice. By then nobody waits for its workers any more."""
+    node = a_node(sim, event)
+    if node is None:
+        return ""
+    generation = sim.checker.record.generation
+    node.notice = next(key for key, lead in NOTICES.items() if lead.total_seconds() == event.seconds)
+    sim.cluster.node_changed(node)
+
+    def take_back() -> None:
+        sim.checker.must_have_let_go(generation)
+        touch_node(sim, node, event)
+        sim.cluster.delete_node(node)
+
+    sim.kernel.after(event.seconds, take_back)
+    return f"{node.name} in {event.seconds:g} s"
 
 
 def mark_out_of_service(sim: Simulation, event: Event) -> str:

@@ -33,6 +33,8 @@ class SimNode:
     cordoned: bool = False
     cordoned_at: float = 0.0
     tainted: bool = False
+    notice: str = ""
+    """The taint by which its end is announced."""
     out_of_service: bool = False
     frozen_until: float = 0.0
     cut_until: float = 0.0
@@ -47,6 +49,8 @@ class SimNode:
 
     def body(self) -> Body:
         taints = [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}] if self.tainted else []
+        if self.notice:
+            taints.append({"key": self.notice, "effect": "NoSchedule"})
         if self.out_of_service:
             taints.append({"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"})
         return {

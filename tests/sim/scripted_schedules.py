@@ -70,6 +70,19 @@ IN_SHARDS: tuple[tuple[str, tuple[Event, ...], dict[str, Any]], ...] = (
     ),
 )  # fmt: skip
 
+# A machine of Spot is taken back.
+SPOT: tuple[tuple[str, tuple[Event, ...], Make], ...] = (
+    ("a notice of 120 s", (Event(100, "spot_notice", 0, 120),), Make.OURS),
+    ("a notice of 30 s", (Event(100, "spot_notice", 0, 30),), Make.OURS),
+    ("a notice of 30 s, and workers that keep their state", (Event(100, "spot_notice", 0, 30),), Make.KEEPING),
+    ("two notices of 30 s", (Event(100, "spot_notice", 0, 30), Event(101.5, "spot_notice", 1, 30)), Make.KEEPING),
+    (
+        "a notice of 30 s while two nodes do not reach each other",
+        (Event(100, "part_nodes", 0, 60), Event(100.5, "spot_notice", 0, 30)),
+        Make.OURS,
+    ),
+)
+
 GROWS = (Event(60, "add_node"),)
 # Troubles of workers that start ahead of the growth that takes them: a node comes at 60, its pod's agent answers soon after.
 PREPARED: tuple[tuple[str, tuple[Event, ...], Preparing], ...] = (
@@ -288,6 +301,10 @@ SCHEDULES: dict[str, Schedule] = {
     **{
         f"workers keep shards of the state in memory: {what}": _schedule(*events, make=Make.SHARDING, **{"step": 2, **more})
         for what, events, more in IN_SHARDS
+    },
+    **{
+        f"Spot: {what}": _schedule(*events, make=make, low=1)
+        for what, events, make in SPOT
     },
     **{
         f"workers start ahead of a growth: {what}": _schedule(*events, make=Make.KEEPING, preparing=how, nodes=2)

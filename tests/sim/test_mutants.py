@@ -406,6 +406,11 @@ def keep_the_shards_of_those_who_leave(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(stopping, "told_to_leave", lambda *_: False)
 
 
+def forget_when_nodes_leave(patch: pytest.MonkeyPatch) -> None:
+    for module in (planned_change, transition):
+        patch.setattr(module, "drain_limit", lambda *_: None)
+
+
 def wait_for_prepared_workers_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(preparation, "PREPARATION_LIMIT", timedelta(days=999))
 
@@ -471,6 +476,7 @@ MUTANTS: dict[Mutant, str | None] = {
     forget_the_last_good_spec: "a tenant edits a template and log rules without end, and a node goes meanwhile",
     take_the_record_of_another_job: "a manifest brings the annotations of a job that was training",
     choose_who_leaves_when_all_have_stopped: "workers keep shards of the state in memory: the user scales down and up",
+    forget_when_nodes_leave: "Spot: a notice of 30 s while two nodes do not reach each other",
     keep_the_shards_of_those_who_leave: "workers keep shards of the state in memory: a node is tainted",
     forget_who_was_told_to_stay: "workers keep shards of the state in memory: a node is tainted 2 s after a shrink began",
     stop_workers_that_begin_with_shards: "workers keep shards of the state in memory: a node is tainted 2 s after a shrink began",

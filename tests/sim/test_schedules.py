@@ -126,6 +126,24 @@ def test_those_who_leave_hand_their_shards_over_first(what: str) -> None:
     assert met["in memory: a generation goes on from it"] == 3, "the first growth, the shrink, and the growth after it"
 
 
+@pytest.mark.parametrize(
+    "what",
+    [
+        "a notice of 120 s",
+        "a notice of 30 s",
+        "a notice of 30 s, and workers that keep their state",
+        "two notices of 30 s",
+    ],
+)
+def test_a_notice_of_spot_costs_the_survivors_no_step(what: str) -> None:
+    """By report of the generation that follows: the first one is that of the growth before the notice."""
+    simulation = Simulation(SCHEDULES[f"Spot: {what}"]).run()
+    at = next(number for number, line in enumerate(simulation.log) if "spot_notice" in line)
+    following = next(line for line in simulation.log[at:] if "trains from step" in line)
+    assert following.endswith("(0 repeated)")
+    assert not following.endswith("trains from step 0 (0 repeated)")
+
+
 @pytest.mark.parametrize("make", [Make.KEEPING, Make.SHARDING], ids=["replicated", "sharded"])
 @pytest.mark.parametrize("first", range(0, KEEPING_SCHEDULES, SEEDS_OF_A_TEST))
 def test_every_schedule_of_workers_that_keep_their_state_ends_well(first: int, make: Make) -> None:

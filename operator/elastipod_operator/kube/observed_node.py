@@ -38,8 +38,11 @@ DISRUPTION_TAINTS = frozenset(
         "sagemaker.amazonaws.com/node-health-status",
     }
 )
-# Notices with a known lead time: a Spot instance is terminated two minutes after its notice.
-NOTICES = {"aws-node-termination-handler/spot-itn": timedelta(seconds=120)}
+# Notices with a known lead time, by which a Spot machine is taken back: two minutes at AWS, half a minute at Google.
+NOTICES = {
+    "aws-node-termination-handler/spot-itn": timedelta(seconds=120),
+    "cloud.google.com/impending-node-termination": timedelta(seconds=30),
+}
 
 
 def observe_node(body: Mapping[str, Any], before: ObservedNode | None, now: datetime) -> ObservedNode:
