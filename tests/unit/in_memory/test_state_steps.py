@@ -108,7 +108,7 @@ def test_a_step_is_applied_once_and_committed_in_one_order(
     if compared:
         assert played.memory.compare.mock_calls == [mock.call(1, "after step 3, the first of this world,")]
     assert played.log.mock_calls == [mock.call.done(3, 0.5)]
-    assert played.reports == [(3, 40, 0.5, 4.0)]
+    assert played.reports == [(3, 40, 0.5, 4.0, 3)]
     assert (played.state._is_first_step, played.state._optimizers.has_run) == (False, False)
     ((apply,), _) = played.memory.prepare.call_args
     apply()
@@ -119,7 +119,7 @@ def test_a_step_without_any_time_has_a_speed_and_one_without_a_log_is_reported(m
     played = Played(monkeypatch, _log_of_generation=None)
     played.state.begin_step(batch_of())
     played.state.commit_step(mock.Mock(batch=batch_of(), loss=None))
-    assert played.reports == [(3, 40, None, 8 / 1e-9)]
+    assert played.reports == [(3, 40, None, 8 / 1e-9, 3)]
 
 
 def test_the_scripts_own_apply_gets_the_state(monkeypatch: pytest.MonkeyPatch) -> None:

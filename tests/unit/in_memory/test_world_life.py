@@ -91,12 +91,13 @@ def test_a_rank_joins_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     rank.life.is_loaded = True
     rank.life.join(PLAN, before)
     wanted = [
-        "link.park", "memory.rank.assigned", "memory.move", "link.watch", "limit.paused", "groups.connect",
-        "memory.rank.connected", "memory.move", "memory.exchange_offers", "memory.begin_filling", "groups.opening",
-        "memory.build_mesh", "memory.build", "memory.fill", "memory.donor_of", "memory.finish_filling", "before",
-        "memory.verify", "memory.rank.verified", "memory.move", "groups.begin_training",
+        "memory.following.begin", "link.park", "memory.finish_following", "memory.rank.assigned", "memory.move", "link.watch",
+        "limit.paused", "groups.connect", "memory.rank.connected", "memory.move", "memory.exchange_offers", "memory.begin_filling",
+        "groups.opening", "memory.build_mesh", "memory.build", "memory.fill", "memory.donor_of", "memory.finish_filling", "before",
+        "memory.verify", "memory.rank.verified", "memory.move", "groups.begin_training", "memory.following.listen",
     ]  # fmt: skip
     assert rank.names() == wanted
+    assert rank.memory.following.listen.mock_calls == [mock.call(PLACE, rank.groups.publish)]
     offers = rank.memory.exchange_offers.return_value
     resume = rank.memory.begin_filling.return_value
     assert rank.link.park.mock_calls == [mock.call()]
@@ -250,6 +251,26 @@ def test_a_rank_that_nobody_calls_back_after_a_failure_tells_its_agent(
     assert rank.link.park.mock_calls[1:] == [mock.call()], "once"
 
 
+@pytest.mark.parametrize("error", [None, ZeroDivisionError()])
+def test_a_rank_follows_those_that_train_while_it_waits_in_peace(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    """It stops to, whatever becomes of the waiting; only a rank whose process is kept has followers of its own."""
+    resumed(monkeypatch)
+    rank = Rank(monkeypatch)
+    rank.life._lost_to = error
+    rank.link.park.side_effect = EOFError()
+    with pytest.raises(EOFError):
+        rank.life.join(PLAN, rank.parts.before)
+    assert rank.names() == (
+        ["memory.following.begin", "link.park", "memory.finish_following"] if error is None else ["link.park"]
+    )
+    rank.link.park.side_effect = None
+    rank.link.is_kept = False
+    rank.life.join(PLAN, rank.parts.before)
+    assert rank.memory.following.listen.mock_calls == []
+
+
 # ---- leaving
 
 
@@ -325,6 +346,7 @@ def test_a_model_that_cannot_be_wrapped_may_have_lost_a_peer(monkeypatch: pytest
         raise RuntimeError("no reply")
 
     rank = Rank(monkeypatch, wrap=wrap)
+    rank.memory.members.model = nn.Linear(1, 1)
     monkeypatch.setattr(rank.life, "is_lost_to", lambda _: is_lost)
     with pytest.raises(WorldLost if is_lost else RuntimeError) as caught:
         rank.life.join(PLAN, rank.parts.before)
