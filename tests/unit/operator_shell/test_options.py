@@ -33,10 +33,9 @@ OF_THE_POD = {
     "release": ("RELEASE_NAME", "rel"),
 }
 DEFAULTS = {
-    "namespaces": (), "metrics_port": 8081, "log_level": "info", "pod_name": f"{socket.gethostname()}-{os.getpid()}",
-    "pod_namespace": "default", "is_pod": False, "install_key_file": "", "webhook_port": 0, "webhook_name": "127.0.0.1",
-    "webhook_certificates": "", "webhook_configuration": "", "release": "", "controller": "elastipod", "only_named": False,
-    "takes_over": False,
+    "namespaces": (), "metrics_port": 8081, "log_level": "info", "pod_name": "outside of a pod", "pod_namespace": "default",
+    "is_pod": False, "install_key_file": "", "webhook_port": 0, "webhook_name": "127.0.0.1", "webhook_certificates": "",
+    "webhook_configuration": "", "release": "", "controller": "elastipod", "only_named": False, "takes_over": False,
 }  # fmt: skip
 
 
@@ -47,7 +46,10 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(*argv: str) -> dict[str, Any]:
-    return asdict(parse([*argv]))
+    found = asdict(parse([*argv]))
+    if found["pod_name"] == f"{socket.gethostname()}-{os.getpid()}":
+        found["pod_name"] = DEFAULTS["pod_name"]
+    return found
 
 
 def test_every_field_has_a_default_and_a_source() -> None:
