@@ -22,7 +22,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Failed(Exception):
-    """A measurement did not come about; the text says what was waited for, how long, and what was seen."""
+    """A measurement failed; the text says what it waited for, how long, and what it saw."""
 
 
 def until(

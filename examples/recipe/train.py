@@ -32,7 +32,7 @@ from elastipod import (
 
 
 def train(options: argparse.Namespace) -> None:
-    file = present_config(options.config_path)  # chosen anew at each start
+    file = present_config(options.config_path)  # chosen again at each start
     config = yaml.safe_load(file.read_text())
     arguments = config["training_config"]["training_args"]
     rank, world_size = dist.get_rank(), dist.get_world_size()

@@ -1,4 +1,4 @@
-"""Python packages put into a folder, by uv where it is at hand and by pip otherwise."""
+"""Python packages put into a folder, by uv if it is installed and by pip otherwise."""
 
 import importlib.util
 import os
@@ -32,7 +32,7 @@ def install_into(folder: Path, requirements: Sequence[str | Path], *, python_ver
             wheels = f"manylinux_2_28_{platform.machine()}"
             command += ["--python-version", python_version, "--platform", wheels, "--only-binary", ":all:"]
     else:
-        raise LocalClusterError("neither uv nor pip is at hand; `python3 -m ensurepip` brings pip")
+        raise LocalClusterError("neither uv nor pip is installed; `python3 -m ensurepip` brings pip")
     run(
         [*command, "--target", folder, *requirements],
         env=settings(os.environ, Path.home()),

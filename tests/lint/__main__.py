@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import sys
 
-from tests.lint import bounds, code, glossary, references, vacuous
+from tests.lint import bounds, code, glossary, phrases, references, vacuous
 from tests.lint.sources import read_repository
+
+GATES = (bounds, code, glossary, phrases, references, vacuous)
 
 
 def main() -> int:
     """Run every gate on the repository; give the exit status."""
     repository = read_repository()
-    findings = sorted(
-        {finding for gate in (glossary, code, bounds, references, vacuous) for finding in gate.check(repository)}
-    )
+    findings = sorted({finding for gate in GATES for finding in gate.check(repository)})
     for finding in findings:
         print(finding)
     return 1 if findings else 0

@@ -22,6 +22,11 @@ INSTEAD: Mapping[str, str] = {
     r"\blook(?:s|ed)? after\b": "reconcile, manage",
     r"\ball or nothing of\b": "atomic",
     r"\bappears? whole\b": "atomic",
+    r"\bas ever\b": "as before, as always",
+    r"\b(?:is|are|was|were|be) at hand\b": "available",
+    r"\bcom(?:e|es|ing) about\b": "happen",
+    r"\btrain(?:s|ing)? on(?=[.,;:)]| (?:and|while|with|from|in|at|without|until|when)\b)": "continue training",
+    r"\bin no time\b": "at once",
     r"(?<![\d.])\b1 (?:replicas|pods|agents|workers|nodes|restarts)\b": "the singular",
 }
 RULES = tuple((re.compile(pattern, re.IGNORECASE), instead) for pattern, instead in INSTEAD.items())

@@ -1,4 +1,4 @@
-"""Data by global position: which samples each rank trains on at each step, for any number of ranks.
+"""Data by global position: which samples each rank uses at each step, for any number of ranks.
 
 Each epoch has one canonical order. The position of a job in its data is one number, the samples that it has trained on, which
 follows from its optimizer steps. So a resize needs no bookkeeping: every rank computes its part of the next global batch from

@@ -40,7 +40,7 @@ class PeerConnections:
         self._opened |= {number: name for number, name in open_sockets().items() if name not in known}
 
     def shut_down(self) -> int:
-        """Shut the connections down, and give their number. From any thread; the group closes the sockets itself, as ever."""
+        """Shut the connections down, and give their number. From any thread; the group still closes the sockets itself."""
         # All are held before any is shut down: gloo closes the others at once, and their numbers may be somebody else's then.
         held = list(self._held())
         for one in held:

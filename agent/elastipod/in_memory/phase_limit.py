@@ -56,7 +56,7 @@ class PhaseLimit:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Run what has limits of its own, or is the script's and takes as long as it takes; this phase's limit starts anew after it."""
+        """Suspend this phase's limit for code that has its own limits or belongs to the script. The limit restarts from zero afterwards."""
         with self._changed:
             self._until = None
         try:

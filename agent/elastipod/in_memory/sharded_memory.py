@@ -1,8 +1,8 @@
 """One rank's part of a sharded training state in memory, over generations (FSDP2, HSDP).
 
-The modules of a world hold its process groups, and torch has no public way to give them others. So when a world ends, what this rank
-holds is kept as plain tensors in host memory and the modules are let go; in the next one the script builds them anew, and their
-memory is filled from the parts that this rank and its peers have kept.
+The modules of a world hold its process groups, and torch has no public way to replace them. When a world ends, this rank therefore
+keeps its shards as plain tensors in host memory and drops the modules. In the next world the script builds the modules again, and
+they are filled from the parts that this rank and its peers have kept.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Lightning keeps its loop, its strategies and its checkpoint format. The samples of every step come from `ElasticBatches`; every
 rank asks for the elastic event once per step; checkpoints are Lightning's, in folders that are marked when they are complete.
-Lightning counts passes where it counts progress, so its counts are set anew from the steps when a checkpoint is loaded at
-another world size. Design: docs/frameworks.md.
+Lightning measures progress in passes, so its counters are recomputed from the steps when a checkpoint is loaded at another world
+size. Design: docs/frameworks.md.
 """
 
 from __future__ import annotations

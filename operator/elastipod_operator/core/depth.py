@@ -101,7 +101,7 @@ def _after_repeated_failures(record: Record, policy: Policy, fault: Fault) -> De
 
 
 def count_failures_in_place(record: Record, replicas: Replicas, fault: Fault, *, has_progressed: bool) -> int:
-    """Count the faults in a row that the same replica has had without a new step. A lost pod or node is nobody's failure."""
+    """Count the faults in a row that the same replica has had without a new step. A lost pod or node does not count."""
     before = record.failures_in_place
     if not (before or any(r.agent.memory_state for r in _members(record, replicas))):
         return 0

@@ -1,7 +1,7 @@
 """Who leaves in a planned change of size.
 
-It is decided before the workers stop, and is in the state record before the first /stop. So workers whose state is sharded know to
-whom they can hand over what they hold, and whoever begins the next generation takes those who were told that they stay.
+The choice is made before the workers stop, and it is in the state record before the first /stop. Workers with sharded state therefore
+know the ranks to which they can hand over their shards, and the next generation consists of the replicas that were told to stay.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def _whole_groups(sizes: Allowed, request: SizeRequest, warnings: list[str]) -> 
         raise SizeError(
             f"no size of the job can train: {groups.why_not(sizes[0])}; sizes that fit: {groups.near(sizes[0])}"
         )
-    # Without values and step, sizes between two whole groups are nobody's wish.
+    # Without values and step, the user has not asked for sizes between two whole groups.
     is_wished = bool(request.values) or request.step is not None
     if len(whole) < len(sizes) and (is_wished or whole[0] != sizes[0] or whole[-1] != sizes[-1]):
         left_out = next(size for size in sizes if size % groups.replicas)

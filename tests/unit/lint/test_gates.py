@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 from tests.lint import bounds, code, glossary, phrases, references
+from tests.lint.__main__ import GATES
 from tests.lint.sources import ROOT, Finding, Repository, Source
 
 GLOSSARY = """
@@ -22,6 +25,11 @@ def texts(findings: object) -> list[str]:
 
 def python(text: str, path: str = "operator/elastipod_operator/core/one.py") -> Source:
     return Source(path, text)
+
+
+def test_make_lint_runs_every_gate() -> None:
+    modules = [importlib.import_module(f"tests.lint.{path.stem}") for path in (ROOT / "tests/lint").glob("[a-z]*.py")]
+    assert {module for module in modules if hasattr(module, "check")} == set(GATES)
 
 
 @pytest.mark.parametrize(

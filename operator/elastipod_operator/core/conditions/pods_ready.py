@@ -54,7 +54,7 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
                 return ConditionDraft("PodsReady", False, pod.problem_reason, pod.problem), earliest(*wakes)
             wakes.append(due)
     # Without a problem there is no condition: auxiliary conditions are never True while a job runs, because clients take the
-    # last True one for its state, and False would alarm whoever reads it.
+    # last True one for its state, and False would alarm its readers.
     return None, earliest(*wakes)
 
 
