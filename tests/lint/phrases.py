@@ -18,7 +18,7 @@ INSTEAD: Mapping[str, str] = {
     r"\bjust so\b": "in this way",
     r"\ban own\b": "its own",
     r"\bnobody's\b": "no other ...'s",
-    r"\bcalled back\b": "evicted",
+    r"\bcalled back\b": "evicted, returned to the barrier",
     r"\blook(?:s|ed)? after\b": "reconcile, manage",
     r"\ball or nothing of\b": "atomic",
     r"\bappears? whole\b": "atomic",

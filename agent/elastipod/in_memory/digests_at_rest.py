@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class DigestsAtRest:
-    """The digests of one rank's members. Whoever changes a tensor calls `forget` first."""
+    """The digests of one rank's members. Code that changes a tensor calls `forget` first."""
 
     def __init__(self, members: Members) -> None:
         self._members = members
@@ -43,5 +43,5 @@ class DigestsAtRest:
     def _compute(self) -> None:
         try:
             self._known = self._members.digests()
-        except Exception:  # whoever needs them computes them, and raises
+        except Exception:  # the code that needs them computes them, and raises
             log.debug("the digests were not computed ahead", exc_info=True)

@@ -72,7 +72,7 @@ def receive_tensor(file: BinaryIO, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def shut_down(peer: socket.socket) -> None:
-    """Free whoever waits for this connection, in any thread."""
+    """Wake every thread that waits for this connection."""
     with suppress(OSError):
         peer.shutdown(socket.SHUT_RDWR)
 

@@ -128,7 +128,7 @@ class MemoryState:
         if rank in holders:
             if self.following.has_changed_state and not is_loaded:
                 raise ElastipodError(
-                    "all who trained are gone, and this rank has followed them: a new process begins anew"
+                    "all ranks that trained are gone, and this rank had only followed them: a new process starts from the beginning"
                 )
             self.rank = replace(self.rank, parts=WHOLE, completed=step)
         return [Offer(WHOLE, step) if each in holders else Offer() for each in range(world_size)]

@@ -94,7 +94,7 @@ class ProcessGroups:
         set_group_timeout(self._timeout)
 
     def publish(self, key: str, value: str) -> None:
-        """Tell something to whoever asks the store of this generation. Does nothing when that is gone."""
+        """Write a key to the store of this generation, for any process that asks. Does nothing when the store is gone."""
         with suppress(RuntimeError):
             if self._store is not None:
                 self._store.set(key, value)

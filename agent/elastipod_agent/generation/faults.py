@@ -37,7 +37,7 @@ class GenerationEnd:
 
 
 LATE_DRAIN = "the workers did not drain in the time that the stop gave them and were killed"
-LATE_CALLED_BACK = "the workers did not drain in the time that the stop gave them and were called back to the barrier"
+LATE_CALLED_BACK = "the workers did not drain in the time that the stop gave them and were returned to the barrier"
 
 
 async def describe_worker_failure(group: WorkerGroup, worker: WorkerProcess) -> Failure:
