@@ -111,7 +111,7 @@ class PooledWorkers:
     async def _gather(self, outcome: Outcome) -> GenerationEnd:
         """Wait until every rank is at the barrier again; those that the stop or a fault names get a new process.
 
-        A script that does not know of elastic events listens for faults: when a drain runs out of time, it is returned to the barrier as by a fault.
+        A script that does not know of elastic events listens for faults: a drain that runs out of time returns it to the barrier as one.
         """
         run, pool = self._run, self._pool
         is_late = self.is_late

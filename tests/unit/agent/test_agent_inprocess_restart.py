@@ -158,7 +158,7 @@ def test_workers_that_a_drain_does_not_reach_are_called_back(job: Job) -> None:
         job.agent.drain(1, timeout=0.2)
         seen = job.agent.until("ready")
         assert (seen["drained"], seen["reason"]) == (False, "DrainTimedOut")
-        assert seen["message"].endswith("were called back to the barrier")
+        assert seen["message"].endswith("were returned to the barrier")
         assert job.agent.printed().count("called back") == 2
         assert job.start(2) == before
 
