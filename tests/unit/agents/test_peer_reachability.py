@@ -135,6 +135,14 @@ async def test_calls_have_limits_and_follow_no_redirect(
     assert seen == {"": {(3, 2, False)}, "reach": {(4, 2, False)}, "after+wait": {(3 + LONG_POLL_S, 2, False)}}
 
 
+async def test_the_session_of_calls_keeps_no_cookie_unpacks_nothing_and_has_room_for_all() -> None:
+    async with open_session() as session:
+        assert isinstance(session.cookie_jar, aiohttp.DummyCookieJar)
+        assert (session.auto_decompress, session.headers["Accept-Encoding"]) == (False, "identity")
+        assert session.connector is not None
+        assert session.connector.limit == 0
+
+
 async def test_only_agents_that_can_tell_and_answer_are_asked(statuses: AgentStatusCache) -> None:
     async with AsyncExitStack() as stack:
         older = Peer(False)

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from aiohttp import web
 from tests.unit.agents.fake_agent import JOB, FakeAgent, serving, until
 
-from elastipod_operator.agents.polls import ConnectFailed, PollConnection, TooLarge, UnsupportedResponse
+from elastipod_operator.agents.polls import (
+    KEPT_HEADERS,
+    LAST_DATA_AND_ACK,
+    ConnectFailed,
+    PollConnection,
+    TooLarge,
+    UnsupportedResponse,
+    _read_head,
+)
 from elastipod_operator.agents.status_cache import AgentStatusCache
 from elastipod_operator.agents.status_requests import open_session
 
@@ -213,3 +223,77 @@ async def test_what_came_of_an_answer_is_counted_until_it_is_whole_and_bounded()
         held.pop()  # the one that was refused
         assert sum(h for h in held if h > 0) <= 80
         assert server.requests
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ([b"content-length: 7"], (200, 7, True, {})),
+        ([b"Content-Length:7", b"Connection: keep-alive"], (200, 7, True, {})),
+        ([b"Content-Length: 0", b"CONNECTION: Close "], (200, 0, False, {})),
+        ([b"X-Other: a:b", b"Content-Length: 7", b"Date: now"], (200, 7, True, {})),
+    ],
+)
+def test_the_head_of_an_answer(lines: list[bytes], found: tuple[int, int, bool, dict[str, str]]) -> None:
+    assert _read_head(b"\r\n".join([b"HTTP/1.1 200 OK", *lines])) == found
+
+
+def test_headers_that_are_kept_come_with_their_names_in_small_letters() -> None:
+    names = sorted(KEPT_HEADERS)
+    lines = [name.upper() + b":  caf\xe9 " for name in names]
+    head = b"\r\n".join([b"HTTP/1.1 503 Busy", b"Content-Length: 1", *lines])
+    assert _read_head(head) == (503, 1, True, {name.decode(): "café" for name in names})
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 1", "the response is not HTTP/1.1"),
+        (b"HTTP/1.1 200 OK", "the response has no Content-Length"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 1",
+            "Content-Length is not a number, or there are two",
+        ),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: +1", "Content-Length is not a number, or there are two"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked", "the response has transfer-encoding"),
+    ],
+)
+def test_a_head_that_is_not_understood_says_why(head: bytes, said: str) -> None:
+    with pytest.raises(UnsupportedResponse) as caught:
+        _read_head(head)
+    assert str(caught.value) == said
+
+
+class Kernel:
+    """What a connection asks its socket. told: milliseconds since data and since an acknowledgement; None: it cannot be asked."""
+
+    def __init__(self, told: tuple[int, int] | None) -> None:
+        self.told = told
+
+    def get_extra_info(self, name: str) -> Kernel:
+        assert name == "socket"
+        return self
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        assert (level, option, size) == (socket.IPPROTO_TCP, socket.TCP_INFO, LAST_DATA_AND_ACK.size)
+        if self.told is None:
+            raise OSError("closed")
+        return LAST_DATA_AND_ACK.pack(*self.told)
+
+    def abort(self) -> None:
+        """Be closed."""
+
+
+async def test_the_last_sign_of_the_machine_is_known_until_a_newer_one() -> None:
+    connection = PollConnection("127.0.0.1", 1, max_bytes=100)
+    assert connection.heard_at() is None
+    for told, ago_s in (((9000, 4000), 4.0), ((2000, 7000), 2.0)):
+        kernel: Any = Kernel(told)
+        connection._transport = kernel
+        heard = connection.heard_at()
+        assert heard is not None
+        assert asyncio.get_running_loop().time() - heard == pytest.approx(ago_s, abs=0.5)
+    kernel.told = None
+    assert connection.heard_at() == heard
+    connection.close()
+    assert connection.heard_at() == heard

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
+from prometheus_client.registry import Collector
 from tests.unit.core.builders import LONG_AGO, job, observed, pod, ready, running, trains, transition
 
 from elastipod_operator import metrics
 from elastipod_operator.core.actions import Plan
+from elastipod_operator.core.phase_accounting import phase_times_since
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Depth, Record
+from elastipod_operator.core.record import Depth, PhaseTimes, Record
 from elastipod_operator.core.snapshot import ObservedAgent
+from elastipod_operator.job_collector import OTHER_REASON, JobFigures
 from elastipod_operator.job_metrics import JobMetrics
 
 GAP = timedelta(seconds=0.25)
@@ -75,3 +80,78 @@ def test_the_gap_of_a_deleted_job_is_not_awaited(is_deleted: bool) -> None:
     count, _ = observed_gaps(Depth.MEMORY)
     jobs.update(job(todo.record), todo, [running(2, gap=GAP, answering_since=LONG_AGO)])
     assert observed_gaps(Depth.MEMORY)[0] - count == (0 if is_deleted else 1)
+
+
+def sampled(family: Collector, name: str, **labels: str) -> float:
+    found = [
+        one.value
+        for each in family.collect()
+        for one in each.samples
+        if one.name == name and labels.items() <= one.labels.items()
+    ]
+    return sum(found)
+
+
+def test_what_is_known_of_a_job_is_what_its_last_pass_found() -> None:
+    jobs = JobMetrics()
+    _, todo = resize()
+    state = todo.conditions[-1]
+    reason_of_kueue: Any = "EvictedByKueue"
+    evicted = replace(state, type="Suspended", reason=reason_of_kueue)
+    other = replace(todo, conditions=(*todo.conditions[:-1], evicted))
+    for one, reason in ((todo, str(state.reason)), (other, OTHER_REASON)):
+        one = replace(one, record=replace(one.record, restarts=7))
+        jobs.update(job(one.record, namespace="team", name="llm"), one)
+        record, last = one.record, one.conditions[-1]
+        figures = JobFigures("team", "llm", one.size, 7, record.phase_times, last.type, reason)
+        assert jobs._figures == {"job-uid": figures}
+
+
+def test_jobs_are_counted_by_state_and_phase_once_each() -> None:
+    def counted(state: str) -> float:
+        return sampled(metrics.JOBS, "elastipod_jobs", state=state)
+
+    def in_phase(phase: str) -> float:
+        return sampled(metrics.JOBS_IN_PHASE, "elastipod_jobs_in_phase", phase=phase)
+
+    jobs = JobMetrics()
+    _, todo = resize()
+    state, phase = todo.conditions[-1].type, str(todo.record.phase_times.phase)
+    before = counted(state), in_phase(phase), counted("Completed"), in_phase("training")
+    for _ in range(2):
+        jobs.update(job(todo.record), todo)
+        assert (counted(state), in_phase(phase)) == (before[0] + 1, before[1] + 1)
+    done = replace(
+        todo,
+        conditions=(replace(todo.conditions[-1], type="Completed"),),
+        record=replace(todo.record, phase_times=PhaseTimes()),
+    )
+    jobs.update(job(done.record), done)
+    assert (counted(state), in_phase(phase), counted("Completed")) == (before[0], before[1], before[2] + 1)
+    jobs.forget("job-uid")
+    jobs.forget("job-uid")
+    assert (counted("Completed"), in_phase("training")) == before[2:]
+
+
+def test_a_change_is_counted_by_its_kind_and_depth_and_its_phases_by_their_time() -> None:
+    jobs = JobMetrics()
+    before, todo = resize()
+    entry = todo.history[-1]
+    assert entry.depth is not None
+    kinds = {"kind": entry.kind.value}
+
+    def counts() -> tuple[float, float]:
+        made = sampled(metrics.GENERATIONS, "elastipod_generations_total", **kinds)
+        return made, sampled(metrics.CHANGES, "elastipod_changes_total", **kinds, depth=entry.depth or "")
+
+    def observed_phases() -> float:
+        return sampled(metrics.PHASE_SECONDS, "elastipod_phase_seconds_count")
+
+    first, phases = counts(), observed_phases()
+    jobs.record_written("job-uid", before, todo)
+    assert counts() == (first[0] + 1, first[1] + 1)
+    ended = phase_times_since(before.phase_times, todo.record.phase_times)
+    assert observed_phases() == phases + len(ended)
+    assert jobs._awaited_gaps == {"job-uid": entry}
+    jobs.record_written("job-uid", todo.record, replace(todo, history=(replace(entry, depth=None),)))
+    assert counts() == (first[0] + 2, first[1] + 1)
