@@ -19,14 +19,16 @@ from bench.common.processes import Failed, Processes
 from bench.common.report import Reach, Row, Spread, conclude, report, rounded, table, write_json
 from bench.common.samples import Samples
 from bench.launchers.nodes import sized
-from bench.launchers.resizing import GROW, SHRINK, ResizeSession
+from bench.launchers.resizing import GROW, SHRINK, CostSession, ResizeSession
 from tests.peers import peer_python
 
 RUN = Path(__file__).resolve().parents[1] / ".run" / "bench"
 SIZES = [1.0, 10.0, 100.0, 400.0]  # MB of weights and moments
 NOISY = 0.05
+SMALL = 1.0
+SHARDED = {"fsdp2": "FSDP2, without copies", "copies": "FSDP2, a copy in every step"}
 NUM_NEWCOMERS = 2
-REACH_SLOPE, REACH_BYTES = 0.2, 1.2
+REACH_SLOPE, REACH_BYTES, REACH_COST = 0.2, 1.2, 0.01
 
 
 def main() -> int:
@@ -41,6 +43,10 @@ def main() -> int:
             print(f"resize {repetition}/{options.repeat}: {size:g} MB", flush=True)
             noise.append(wait_for_quiet(NOISY, options.wait_for_quiet))
             _run(ResizeSession(sized(python, size), RUN / "resize" / f"{repetition}-{size:g}", samples))
+        for kind in SHARDED:
+            print(f"resize {repetition}/{options.repeat}: {kind}", flush=True)
+            launcher = sized(python, SMALL, kind)
+            _run(CostSession(launcher, RUN / "resize" / f"{repetition}-{kind}", samples))
     rows = _rows(samples, options.sizes)
     name = "resize" if options.sizes == SIZES else "resize-part"
     machine = f"{describe()}; before a run others used {median(noise):.1%} of it, at most {max(noise):.1%}"
@@ -84,6 +90,16 @@ def _rows(samples: Samples, sizes: list[float]) -> list[Row]:
         rows.append(
             Row(metric=f"{metric}, {size:g} MB", unit="x", ours=samples.spread(f"{size:g} MB", metric), how=how)
         )
+    how = "what State does in a step beside the script's block and the optimizer's step, over 50 ms; 2 ranks, 1 MB; "
+    costs = [(f"{sizes[0]:g} MB", "DDP, nobody follows"), *SHARDED.items()]
+    for side, what in costs:
+        cost = samples.spread(side, "cost of a step")
+        reach = Reach.median(REACH_COST)
+        rows.append(Row(metric=f"cost of a step, {what}", unit="x", ours=cost, reach=reach, how=how + what))
+    how = "what the thread that trains does for followers in a step, over 50 ms, while somebody follows it"
+    for size in sizes:
+        cost = samples.spread(f"{size:g} MB", "cost of following")
+        rows.append(Row(metric=f"cost of following, {size:g} MB", unit="x", ours=cost, how=how))
     return rows
 
 

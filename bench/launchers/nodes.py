@@ -140,11 +140,12 @@ def worker_environment(folder: Path) -> dict[str, str]:
     return {**kept, **own, "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def sized(plain: Path, megabytes: float) -> Launcher:
-    """Give our agent with a training that keeps a state of this size in memory."""
+def sized(plain: Path, megabytes: float, kind: str = "ddp") -> Launcher:
+    """Give our agent with a training that keeps a state of this size in memory. kind: as train_sized.py knows them."""
     keeps = "in_process_restart"
-    script = {"script": SIZED_SCRIPT, "arguments": (f"{megabytes:g}",)}
-    return Launcher(f"{megabytes:g} MB", plain, is_warm=True, is_ours=True, restart_mode=keeps, **script)  # type: ignore[arg-type]
+    script = {"script": SIZED_SCRIPT, "arguments": (f"{megabytes:g}", kind)}
+    name = f"{megabytes:g} MB" if kind == "ddp" else kind
+    return Launcher(name, plain, is_warm=True, is_ours=True, restart_mode=keeps, **script)  # type: ignore[arg-type]
 
 
 def launchers(plain: Path, original: Path) -> dict[str, Launcher]:

@@ -15,6 +15,8 @@ from bench.launchers.small_operator import SmallOperator
 from bench.launchers.steplog import Worker
 
 GROW, SHRINK = "grow 2->4", "shrink 4->2"
+STEP_S = 0.05  # as in train_sized.py
+FOLLOWED_S = 20e-6  # a call that finds nobody takes less
 PHASES = ("leave", "connect", "offers", "fill", "wrap", "compare")
 
 
@@ -54,9 +56,23 @@ class ResizeSession(Session):
         self._add(f"pause, {name}", gap - step_s)
         self._add_phases(name, first)
         if name == GROW:
+            self._add_costs(before)
             trained = [steplog.read_one(self.folder, worker.name) for worker in before]
             alone, beside = _usual_step(trained, until=began), _usual_step(trained, since=began, until=prepared)
             self._add("step while newcomers are prepared, ratio", beside / alone)
+
+    def _add_costs(self, world: list[Worker]) -> None:
+        """Add what State costs in a usual step, and what following costs in one in which somebody followed, as shares of 50 ms."""
+        lines = [
+            tuple(map(float, line.split()))
+            for worker in world
+            for line in (self.folder / f"{worker.name}.costs").read_text().splitlines()[1:]
+        ]
+        self._add("cost of a step", median(cost for cost, follow in lines if follow < FOLLOWED_S) / STEP_S)
+        followed = [follow for _, follow in lines if follow >= FOLLOWED_S]
+        self._add("steps that were followed", len(followed))
+        if followed:
+            self._add("cost of following", median(followed) / STEP_S)
 
     def _add_phases(self, name: str, first: list[str]) -> None:
         """Add the time of the slowest rank in each phase, and the bytes of all."""
@@ -64,6 +80,25 @@ class ResizeSession(Session):
         for phase in PHASES:
             self._add(f"{name}, {phase}", max(each.get(phase, 0.0) for each in told))
         self._add(f"{name}, sent", sum(each.get("sent_bytes", 0) for each in told))
+
+
+class CostSession(ResizeSession):
+    """Two ranks that train: what State costs in each step."""
+
+    def run_agents(self, processes: Processes) -> None:
+        """Start, and train."""
+        nodes = AgentNodes(self.launcher, processes, self.folder)
+        operator = SmallOperator(self.launcher.restart_mode)
+        try:
+            with self._event("start 2"):
+                two = [nodes.begin(number) for number in range(2)]
+                self.job.agents = [node.process for node in two]
+                for node in two:
+                    nodes.until_ready(node)
+                self._start(operator, [node.client for node in two])
+                self._add_costs(self.job.world)
+        finally:
+            operator.close()
 
 
 def _usual_step(world: list[Worker], since: float = 0.0, until: float = float("inf")) -> float:

@@ -1,7 +1,9 @@
-"""A training with `elastipod.State` whose state has a given size, for the benchmark of resizes: `train_sized.py MEGABYTES`.
+"""A training with `elastipod.State` whose state has a given size, for the benchmark of resizes: `train_sized.py MEGABYTES KIND`.
 
-Each process writes `<log dir>/<pid>-<generation>.log` for each world, with the lines of train.py, and `<pid>-<generation>.phases`, a
-JSON object of seconds and bytes: what this rank did between two worlds.
+Kinds are `ddp`, `fsdp2`, and `copies` for FSDP2 with a copy of every step. Each process writes `<log dir>/<pid>-<generation>.log` for
+each world, with the lines of train.py; `<pid>-<generation>.phases`, a JSON object of seconds and bytes: what this rank did between
+two worlds; and `<pid>-<generation>.costs`, a line for each step: seconds of the step beside the script's block and the optimizer's
+own step, and those of following among them, when somebody follows.
 """
 
 import json
@@ -15,9 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from elastipod import ElasticBatches, State
+from elastipod import Copies, ElasticBatches, State
+from elastipod.in_memory.donor import Donor
 from elastipod.in_memory.memory_state import MemoryState
 from elastipod.in_memory.process_groups import ProcessGroups
 from elastipod.in_memory.world_life import WorldLife
@@ -47,23 +51,30 @@ class Sized(nn.Module):
         return found
 
 
-def build() -> dict[str, object]:
+def build(mesh: Any = None) -> dict[str, object]:
     torch.manual_seed(0)
     model = Sized(float(sys.argv[1]))
+    if mesh is not None:
+        for each in (*model.small, model):
+            if list(each.parameters()):
+                fully_shard(each, mesh=mesh)
     return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-3)}
 
 
 def time_phases() -> None:
     """Note how long each part of a change takes, and what it sends."""
-    parts = {
-        "leave": (WorldLife, "leave"),
-        "connect": (ProcessGroups, "connect"),
-        "offers": (MemoryState, "exchange_offers"),
-        "fill": (MemoryState, "fill"),
-        "wrap": (WorldLife, "_wrap_model"),
-        "compare": (MemoryState, "compare"),
-    }
-    for name, (owner, method) in parts.items():
+    parts = [
+        ("leave", WorldLife, "leave"),
+        ("connect", ProcessGroups, "connect"),
+        ("offers", MemoryState, "exchange_offers"),
+        ("fill", MemoryState, "fill"),
+        ("wrap", WorldLife, "_wrap_model"),
+        ("compare", MemoryState, "compare"),
+        ("apply", State, "_run_apply"),
+        ("follow", Donor, "before_step"),
+        ("follow", Donor, "after_step"),
+    ]
+    for name, owner, method in parts:
         setattr(owner, method, _timed(name, getattr(owner, method)))
     send = getattr(dist, "isend")  # noqa: B009 as below
 
@@ -90,8 +101,12 @@ def main() -> None:
     torch.set_num_threads(1)
     time_phases()
     plan = ElasticBatches(LAST_STEP * GLOBAL_BATCH, GLOBAL_BATCH)
-    state = State(build, wrap=DistributedDataParallel)
-    generation, log = -1, None
+    kind = sys.argv[2]
+    options: dict[str, Any] = {"wrap": DistributedDataParallel} if kind == "ddp" else {"mesh": {"shard": -1}}
+    if kind == "copies":
+        options["copies"] = Copies(memory_bytes=4 << 30, every=1)
+    state = State(build, **options)
+    generation, log, costs, left = -1, None, None, 0.0
     for step in state.steps(plan):
         if is_new := state.generation != generation:
             generation = state.generation
@@ -99,10 +114,15 @@ def main() -> None:
             now = time.monotonic()
             log.write(f"begin {now:.6f} {int(IS_WARM)}\nimported {now:.6f}\n")
             log.write(f"grouped {now:.6f} {state.rank} {state.world_size}\n")
+            costs = open(folder / f"{os.getpid()}-{generation}.costs", "a", buffering=1)  # noqa: SIM115 as long as its world
+        elif costs is not None:
+            cost = time.monotonic() - left - spent.pop("apply", 0.0)
+            costs.write(f"{cost:.6f} {spent.pop('follow', 0.0):.6f}\n")
         with step as batch:
             time.sleep(STEP_S)
             logits = state.model(torch.randn(len(batch.indices), 64))
             nn.functional.cross_entropy(logits, torch.randint(10, (len(batch.indices),))).backward()  # type: ignore[no-untyped-call]
+            left = time.monotonic()
         if step.is_done and log is not None:
             log.write(f"step {time.monotonic():.6f} {batch.step} {state.rank} {state.world_size}\n")
             if is_new:

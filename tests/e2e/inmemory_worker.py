@@ -84,6 +84,8 @@ def train(options: Options) -> None:
         if state.generation != generation:
             generation = state.generation
             say(f"generation {generation} rank {state.rank} of {state.world_size} after step {state.completed}")
+            if state._memory.following.step is not None:
+                say(f"has followed up to step {state._memory.following.step}")
         with step as batch:
             passes = (
                 elastipod.fixed_order_passes(state.model, batch, 1)

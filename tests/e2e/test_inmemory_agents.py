@@ -29,9 +29,10 @@ class Agents:
 
     def __init__(self, agents: list[AgentProcess]) -> None:
         self.agents = agents
+        self.port = 0  # at which the newest generation has met
 
     def start(self, generation: int, size: int) -> None:
-        port = free_port()
+        self.port = port = free_port()
         for rank, agent in enumerate(self.agents[:size]):
             assert agent.start(generation, rank=rank, nnodes=size, master_port=port) == (200, None)
 
@@ -94,12 +95,13 @@ def test_a_killed_worker_is_replaced_and_a_resize_keeps_processes(
 
 
 def test_the_newcomer_of_a_growth_is_at_the_barrier_before_the_others_are_told_to_stop(agents: Any) -> None:
-    """Its process has started, imported and built while they train, and is the one that joins them."""
+    """Its process has started, imported and built while they train, has followed their steps, and is the one that joins them."""
     job = agents(3, steps=8000)
     *members, newcomer = job.agents
     job.start(1, 2)
     first = job.until_joined(1, 2)
-    assert newcomer.call("POST", "/prepare", {"nnodes": 2, "generation": 1}) == (200, None)
+    store = {"master_addr": "127.0.0.1", "master_port": job.port}
+    assert newcomer.call("POST", "/prepare", {"nnodes": 2, "generation": 1, **store}) == (200, None)
     until(lambda: newcomer.status()["preparation"] == "ready", f"a prepared worker:\n{newcomer.printed()}")
     assert newcomer.status()["in_memory"] == {"kind": "replicated", "kept": None}
     waiting = {child.pid for child in psutil.Process(newcomer.process.pid).children(recursive=True)}
@@ -115,5 +117,6 @@ def test_the_newcomer_of_a_growth_is_at_the_barrier_before_the_others_are_told_t
     assert second[2][0] in waiting, "the newcomer's process was there before the stop"
     assert (second[0][0], second[1][0]) == (first[0][0], first[1][0])
     assert len({step for _, step in second.values()}) == 1, "all go on after the same step"
+    assert f"has followed up to step {second[2][1]}\n" in newcomer.printed()
     assert second[2][1] > before
     until(lambda: (newcomer.status()["worker"]["step"] or 0) > second[2][1], "a step of the newcomer")

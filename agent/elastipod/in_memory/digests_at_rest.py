@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Collection
 
 from elastipod.in_memory.members import Members
-
-log = logging.getLogger(__name__)
 
 
 class DigestsAtRest:
@@ -41,7 +38,4 @@ class DigestsAtRest:
             thread.join()
 
     def _compute(self) -> None:
-        try:
-            self._known = self._members.digests()
-        except Exception:  # the code that needs them computes them, and raises
-            log.debug("the digests were not computed ahead", exc_info=True)
+        self._known = self._members.digests()

@@ -44,7 +44,8 @@ class FollowedState:
         parameter = self.parameters[slot]
         entries: list[tuple[int, str, Any]] = [(PARAMETER, "", parameter)]
         for number, optimizer in enumerate(self.optimizers):
-            entries += [(number, name, value) for name, value in optimizer.state.get(parameter, {}).items()]
+            kept = optimizer.state.get(parameter, {})
+            entries += [(number, name, value) for name, value in kept.items() if value is not None]
         if not all(isinstance(value, torch.Tensor) for *_, value in entries):
             raise FollowingEnded("an optimizer keeps something that is no tensor with a parameter")
         shapes = [[number, name, str(one.dtype).removeprefix("torch."), [*one.shape]] for number, name, one in entries]

@@ -69,10 +69,8 @@ class Follower:
     def _run(self, store: str, generation: int) -> None:
         try:
             self._follow(FollowedState(self._members), donor_address(store, generation))
-        except FollowingEnded as error:
-            log.info("this rank is filled when it joins: %s", error)
-        except (OSError, RuntimeError, KeyError, IndexError, TypeError, ValueError) as error:
-            log.info("this rank is filled when it joins; following ended: %r", error)
+        except (FollowingEnded, OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
+            log.info("this rank follows no longer and is filled when it joins: %r", error)
         finally:
             self._settled.set()
 

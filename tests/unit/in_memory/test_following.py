@@ -14,14 +14,19 @@ from tests.patience import PATIENCE_S
 from tests.unit.in_memory.models import build
 from torch import nn
 
+from elastipod.errors import ElastipodError
 from elastipod.in_memory import donor as donor_module
 from elastipod.in_memory import follower as follower_module
+from elastipod.in_memory.agent_link import WorldPlace
 from elastipod.in_memory.apply_step import apply_gradients
 from elastipod.in_memory.donor import Donor
 from elastipod.in_memory.follow_wire import FollowingEnded, send, shake_hands
 from elastipod.in_memory.followed_state import FollowedState
 from elastipod.in_memory.follower import Follower
 from elastipod.in_memory.members import Members
+from elastipod.in_memory.memory_state import MemoryState
+from elastipod.in_memory.phase_limit import PhaseLimit
+from elastipod.ipc.protocol import FOLLOWED_STORE_ENV, WORKER_KEY_ENV
 
 KEY = "0f" * 32
 
@@ -198,6 +203,79 @@ def test_gradients_in_a_bucket_are_copied_because_the_next_step_overwrites_them(
     bucket += 1
     assert held[0].tolist() == [1.0, 1.0]
     assert held[1].data_ptr() == weights[1].grad.data_ptr()
+
+
+def test_a_donor_that_dies_within_a_step_leaves_nothing_that_counts(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All parameters were there before that step."""
+    sent = []
+
+    def send_half(peer: socket.socket, head: Any, tensors: Any) -> None:
+        sent.append(head)
+        send(peer, head, tensors if len(sent) < 9 else tensors[:2])
+        if len(sent) == 9:
+            peer.shutdown(socket.SHUT_RDWR)
+
+    monkeypatch.setattr(donor_module, "send", send_half)
+    follower = begin(training, Members(build(9)), monkeypatch)
+    training.wait_for_followers(1)
+    training.train(12)
+    follower._thread.join(PATIENCE_S)
+    assert sent[8]["is_whole"]
+    assert len(sent[8]["of"]) == 6
+    assert follower.finish() is None
+    assert follower.has_begun
+
+
+def test_a_newcomer_that_has_followed_and_is_left_alone_does_not_begin_anew(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has built is gone. A checkpoint, or what others have built, takes the place of all."""
+    memory = MemoryState(Members(build(9)), PhaseLimit())
+    memory.following._follower = begin(training, memory.members, monkeypatch)
+    training.wait_for_followers(1)
+    training.train(3)
+    training.donor.close()
+    memory.finish_following()
+    with pytest.raises(ElastipodError, match="a new process begins anew"):
+        memory.begin_anew(0, rank=0, world_size=2, is_loaded=False)
+    assert len(memory.begin_anew(0, rank=1, world_size=2, is_loaded=False)) == 2
+    assert len(memory.begin_anew(7, rank=0, world_size=2, is_loaded=True)) == 2
+
+
+def test_a_state_that_the_script_applies_in_its_own_way_is_neither_followed_nor_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(WORKER_KEY_ENV, KEY)
+    told: list[str] = []
+    place = WorldPlace(1, 0, 2, "127.0.0.1", 1234)
+    for can_be_followed in (True, False):
+        following = MemoryState(Members(build()), PhaseLimit(), can_be_followed=can_be_followed).following
+        monkeypatch.setenv(FOLLOWED_STORE_ENV, "127.0.0.1:1")
+        monkeypatch.setattr(follower_module, "HANDSHAKE_S", 0.05)
+        following.listen(place, lambda key, value: told.append(key))
+        following.begin()
+        assert (following._donor is not None, following._follower is not None) == (can_be_followed, can_be_followed)
+        following.close()
+    assert told == ["donor/0", "donors"]
+
+
+def test_a_step_goes_on_when_there_is_no_memory_for_followers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(WORKER_KEY_ENV, KEY)
+    following = MemoryState(Members(build()), PhaseLimit()).following
+    following.listen(WorldPlace(1, 0, 2, "127.0.0.1", 1234), lambda key, value: None)
+
+    def fail(step: int) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(following._donor, "after_step", fail)
+    following.at_step()
+    following.at_step(1)
+    following.at_step(2)
+    assert len([each for each in caplog.records if "follow this rank no longer" in each.message]) == 1
 
 
 def _until(is_so: Any) -> None:
