@@ -47,7 +47,7 @@ def elastic_event_detected() -> bool:
 
 def is_leaving() -> bool:
     """Whether `elastic_event_detected()` has been True in this run: an exit with 0 is a drain. Not a collective."""
-    return _detector is not None and _detector.has_detected
+    return _detector is not None and _detector.detected
 
 
 def has_left_last_run() -> bool:
@@ -64,7 +64,7 @@ def reset_elastic_event(*, is_abandoned: bool = False) -> None:
     global _detector, _has_left
     if _detector is not None:
         _detector.close(is_abandoned=is_abandoned)
-        _has_left = _detector.has_detected and not is_abandoned
+        _has_left = _detector.detected and not is_abandoned
         _detector = None
 
 
@@ -76,24 +76,20 @@ class _Detector:
         if self._worker:
             self._worker.file.set_checks_events(self._worker.local_rank)
         self._signalled = False
-        self._detected = False
+        self.detected = False
         self._agreement: Agreement | None = None
         self._previous: Callable[[int, FrameType | None], object] | None = None
         self._handle_signal()
 
     def call(self) -> bool:
-        if self._detected:
+        if self.detected:
             return True
         if self._agreement is None:
             self._agreement = _start_agreement(self.is_pending)
-        self._detected = self._agreement.record_call() if self._agreement else self.is_pending()
-        if self._detected and self._worker:
+        self.detected = self._agreement.record_call() if self._agreement else self.is_pending()
+        if self.detected and self._worker:
             self._worker.file.acknowledge(self._worker.local_rank)
-        return self._detected
-
-    @property
-    def has_detected(self) -> bool:
-        return self._detected
+        return self.detected
 
     def is_pending(self) -> bool:
         """True when an event is pending on this rank. Reads memory only; any thread may call it."""

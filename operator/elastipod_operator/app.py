@@ -17,6 +17,7 @@ from .kube.api import CALL_ERRORS, Api, ApiError, connect
 from .kube.events import Events
 from .kube.job_keys import InvalidInstallKey, JobKeys, read_install_keys
 from .kube.lease import Lease
+from .kube.node_signals import CONFIGURED
 from .kube.preflight import Refusal, check_crd, check_releases
 from .kube.queue_api import QueueApi
 from .kube.store import Store
@@ -157,6 +158,7 @@ async def _run(options: Options) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Run the operator until a signal (0), or until it loses its lease or cannot use the API server (1)."""
     options = parse(argv)
+    CONFIGURED.update(options.node_signals)
     set_up_logging(options.log_level)
     try:
         read_install_keys(options.install_key_file)  # an operator on standby checks its key too

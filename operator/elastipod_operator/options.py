@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from .kube.node_signals import SignalEffect, parse_signals
 from .kube.scope import Scope
 
 
@@ -29,6 +31,7 @@ class Options:
     controller: str = "elastipod"
     only_named: bool = False
     takes_over: bool = False
+    node_signals: Mapping[str, SignalEffect] = field(default_factory=dict)
 
     @property
     def scope(self) -> Scope:
@@ -66,6 +69,13 @@ def parse(argv: list[str] | None) -> Options:
         default=env.get("ELASTIPOD_INSTALL_KEY_FILE", ""),
         help="file with the key from which the jobs' keys are derived; empty: no authentication (default: $ELASTIPOD_INSTALL_KEY_FILE)",
     )
+    parser.add_argument(
+        "--node-signals",
+        type=parse_signals,
+        default=env.get("ELASTIPOD_NODE_SIGNALS", ""),
+        help="what announcements of nodes do beside the usual, such as `drain condition GpuUnhealthy=True, ignore taint KEY` "
+        "(default: $ELASTIPOD_NODE_SIGNALS)",
+    )
     _add_webhook(parser)
     _add_controller(parser)
     args = parser.parse_args(argv)
@@ -86,6 +96,7 @@ def parse(argv: list[str] | None) -> Options:
         controller=args.controller_name,
         only_named=args.only_named,
         takes_over=args.take_over,
+        node_signals=args.node_signals,
         webhook_port=args.webhook_port,
         webhook_name=args.webhook_name,
         webhook_certificates=args.webhook_certificates,

@@ -11,6 +11,7 @@ from tests.api.rights import told
 from tests.chart.rendered import Objects, container, deployment, helm, render
 
 from elastipod_operator.api import crd
+from elastipod_operator.kube.node_signals import parse_signals
 
 VALUE_SETS: dict[str, dict[str, Any]] = {
     "defaults": {},
@@ -32,6 +33,7 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "crds": {"install": False},
         "replicas": 2,
         "logLevel": "debug",
+        "nodeSignals": ["drain condition GpuUnhealthy=True", "ignore taint karpenter.sh/disruption"],
         "port": 9000,
         "authentication": {"existingSecret": "mine"},
         "resources": {"limits": {"memory": "1Gi"}},
@@ -273,6 +275,11 @@ def test_without_tokens_there_is_no_key_and_no_right_to_secrets() -> None:
         ({"webhook": {"enabled": True}, "authentication": {"enabled": False}}, "webhook.certManager.enabled"),
         ({"kueue": {"serviceAccount": ""}}, "/kueue/serviceAccount"),
         ({"logLevel": "loud"}, "/logLevel"),
+        (
+            {"nodeSignals": ["drain taint a:NoSchedule"]},
+            'nodeSignals: "drain taint a:NoSchedule" says nothing about a node; write',
+        ),
+        ({"nodeSignals": "drain taint a"}, "/nodeSignals"),
         ({"watchNamespaces": "team-a"}, "/watchNamespaces"),
         ({"replicaCount": 2}, "replicaCount"),
         ({"image": {"repo": "x"}}, "/image"),
@@ -300,3 +307,10 @@ def test_notes_say_what_matters() -> None:
     assert "Kueue 0.15 or newer" in notes()
     assert "externalFrameworks" not in notes()
     assert "externalFrameworks" in notes(kueue={"externalFramework": True})
+
+
+def test_the_operator_reads_what_the_chart_says_of_nodes() -> None:
+    said = ["drain condition GpuUnhealthy=True", "stop-placing label a/b=c", "ignore taint karpenter.sh/disruption"]
+    found = parse_signals(environment(render({"nodeSignals": said}))["ELASTIPOD_NODE_SIGNALS"])
+    assert {f"{effect} {signal}" for signal, effect in found.items()} == {*said}
+    assert "ELASTIPOD_NODE_SIGNALS" not in environment(render())

@@ -32,53 +32,25 @@ _BOUNDS: Mapping[str, str] = {
 _LISTS_BY_NAME = frozenset({"replicaSpecs", "logMonitoringConfiguration"})
 
 # `conditions[-1:]` is the present state, because the operator keeps it last.
+# Name, type, description, path; those of priority 1 are shown by `-o wide` only.
+_ANNOTATION = r".metadata.annotations.elastipod\.io/"
+_COLUMNS = (
+    ("State", "string", "The present state: the last condition.", ".status.conditions[-1:].type"),
+    ("Size", "string", "Replicas that train, target size, and maximum size.", f"{_ANNOTATION}size"),
+    ("Restarts", "integer", "Recoveries so far.", ".status.restartCount"),
+    ("Queue", "string", "The LocalQueue that the job waits in.", r".metadata.labels.kueue\.x-k8s\.io/queue-name"),
+)
+_WIDE_COLUMNS = (
+    ("Reason", "string", "Why the job is in this state.", ".status.conditions[-1:].reason"),
+    ("Step", "string", "Completed steps, of how many where that is known; up to 10 min old.", f"{_ANNOTATION}step"),
+    ("ETA", "string", "When the last step will be made at the present pace.", f"{_ANNOTATION}eta"),
+    ("Checkpoint", "string", "The step of the newest durable checkpoint.", f"{_ANNOTATION}checkpoint"),
+)
+_KEYS = ("name", "type", "description", "jsonPath")
 _PRINTER_COLUMNS: tuple[Schema, ...] = (
-    {
-        "name": "State",
-        "type": "string",
-        "description": "The present state: the last condition.",
-        "jsonPath": ".status.conditions[-1:].type",
-    },
-    {
-        "name": "Size",
-        "type": "string",
-        "description": "Replicas that train, target size, and maximum size.",
-        "jsonPath": r".metadata.annotations.elastipod\.io/size",
-    },
-    {
-        "name": "Restarts",
-        "type": "integer",
-        "description": "Recoveries so far.",
-        "jsonPath": ".status.restartCount",
-    },
-    {
-        "name": "Queue",
-        "type": "string",
-        "description": "The LocalQueue that the job waits in.",
-        "jsonPath": r".metadata.labels.kueue\.x-k8s\.io/queue-name",
-    },
+    *(dict(zip(_KEYS, column, strict=True)) for column in _COLUMNS),
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
-    {
-        "name": "Reason",
-        "type": "string",
-        "description": "Why the job is in this state.",
-        "jsonPath": ".status.conditions[-1:].reason",
-        "priority": 1,
-    },
-    *(
-        {
-            "name": name,
-            "type": "string",
-            "description": text,
-            "jsonPath": rf".metadata.annotations.elastipod\.io/{name.lower()}",
-            "priority": 1,
-        }
-        for name, text in (
-            ("Step", "Completed steps, and all steps of the job where they are known; up to ten minutes old."),
-            ("ETA", "When the last step will be made at the present pace."),
-            ("Checkpoint", "The step of the newest durable checkpoint."),
-        )
-    ),
+    *({**dict(zip(_KEYS, column, strict=True)), "priority": 1} for column in _WIDE_COLUMNS),
 )
 
 # The scale subresource needs the paths of a number and of a selector under status, without lists on the way, and clients

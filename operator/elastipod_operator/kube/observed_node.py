@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from ..core.snapshot import (
-    ObservedNode,
-)
+from ..core.snapshot import ObservedNode
 from .applied import effective_spec
-from .reading import (
-    labels_of,
-    mapping,
-    mappings,
-    name_of,
-    shortened,
-    text,
-)
+from .node_signals import CONFIGURED, SignalEffect
+from .reading import labels_of, mapping, mappings, name_of, shortened, text
 
 HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -38,6 +30,7 @@ DISRUPTION_TAINTS = frozenset(
         "sagemaker.amazonaws.com/node-health-status",
     }
 )
+_DRAINS = {True: SignalEffect.DRAIN, False: SignalEffect.IGNORE}
 # Notices with a known lead time, by which a Spot machine is taken back: two minutes at AWS, half a minute at Google.
 NOTICES = {
     "aws-node-termination-handler/spot-itn": timedelta(seconds=120),
@@ -55,7 +48,7 @@ def observe_node(body: Mapping[str, Any], before: ObservedNode | None, now: date
         name=name_of(body),
         ready=ready,
         not_ready_since=since,
-        cordoned=bool(spec.get("unschedulable")),
+        cordoned=bool(spec.get("unschedulable")) or SignalEffect.STOP_PLACING in signals_of(body).values(),
         out_of_service=any(t.get("key") == OUT_OF_SERVICE for t in mappings(spec.get("taints"))),
         disruption=disruption_of(body).reason_for(()),
         seen_since=before.seen_since if before is not None else now,
@@ -64,7 +57,8 @@ def observe_node(body: Mapping[str, Any], before: ObservedNode | None, now: date
 
 
 def _leaves_at(taints: Sequence[Mapping[str, Any]], before: ObservedNode | None, now: datetime) -> datetime | None:
-    notices = [NOTICES[key] for t in taints if (key := str(t.get("key"))) in NOTICES]
+    keys = {str(t.get("key")) for t in taints}
+    notices = [lead for key, lead in NOTICES.items() if key in keys and f"taint {key}" not in CONFIGURED]
     if not notices:
         return None
     return before.leaves_at if before is not None and before.leaves_at is not None else now + min(notices)
@@ -88,11 +82,27 @@ def disruption_of(body: Mapping[str, Any]) -> Disruption:
     """Read the disruptions of a node."""
     listed = mappings(mapping(body.get("spec")).get("taints"))
     taints = [t for t in listed if text(t.get("key")) not in {*FAILURE_TAINTS, OUT_OF_SERVICE}]
-    announced = next((_taint_text(t) for t in taints if text(t.get("key")) in DISRUPTION_TAINTS), "")
-    health = labels_of(body).get(HEALTH_LABEL, "Schedulable")
-    if not announced and health != "Schedulable":
-        announced = f"label {HEALTH_LABEL}={health}"
-    return Disruption(announced, tuple(t for t in taints if t.get("effect") == "NoExecute"))
+    announced = next((words for words, does in signals_of(body).items() if does is SignalEffect.DRAIN), "")
+    plain = (t for t in taints if f"taint {text(t.get('key'))}" not in CONFIGURED)
+    return Disruption(announced, tuple(t for t in plain if t.get("effect") == "NoExecute"))
+
+
+def signals_of(body: Mapping[str, Any]) -> dict[str, SignalEffect]:
+    """Give what a node announces that may have an effect, in words, and the effect."""
+    return {words: CONFIGURED.get(signal, usual) for signal, words, usual in _signals(body)}
+
+
+def _signals(body: Mapping[str, Any]) -> Iterator[tuple[str, str, SignalEffect]]:
+    """Give each signal as the configuration names it, in words, and its usual effect."""
+    for taint in mappings(mapping(body.get("spec")).get("taints")):
+        key = text(taint.get("key"))
+        yield f"taint {key}", _taint_text(taint), _DRAINS[key in DISRUPTION_TAINTS]
+    for name, value in labels_of(body).items():
+        label = f"label {name}={value}"
+        yield label, label, _DRAINS[name == HEALTH_LABEL and value != "Schedulable"]
+    for one in mappings(mapping(body.get("status")).get("conditions")):
+        condition = f"condition {text(one.get('type'))}={text(one.get('status'))}"
+        yield condition, condition, SignalEffect.IGNORE
 
 
 def tolerations_of(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:

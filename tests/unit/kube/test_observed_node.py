@@ -11,6 +11,7 @@ from tests.unit.kube.bodies import job_body, node_body
 
 from elastipod_operator.core.names import ANNOTATION_APPLIED
 from elastipod_operator.kube.applied import encode_applied
+from elastipod_operator.kube.node_signals import CONFIGURED, SignalEffect, parse_signals
 from elastipod_operator.kube.observed_node import disruption_of, observe_node, tolerations_of
 
 NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
@@ -53,6 +54,51 @@ def test_a_notice_of_spot_counts_from_its_first_sight() -> None:
     assert observe_node(node_body(), later, now).leaves_at is None
     other = {"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}
     assert observe_node(node_body(taints=[other]), None, now).leaves_at is None
+
+
+SICK = {"type": "GpuUnhealthy", "status": "True"}
+KNOWN = "aws-node-termination-handler/spot-itn"
+
+
+def announcing(**signs: Any) -> dict[str, Any]:
+    body = node_body(labels=signs.get("labels", {}), taints=signs.get("taints", []))
+    body["status"]["conditions"] += signs.get("conditions", [])
+    return body
+
+
+@pytest.mark.parametrize(
+    ("said", "body", "drains", "is_cordoned"),
+    [
+        ("drain condition GpuUnhealthy=True", announcing(conditions=[SICK]), "condition GpuUnhealthy=True", False),
+        ("drain condition GpuUnhealthy=False", announcing(conditions=[SICK]), "", False),
+        ("stop-placing condition GpuUnhealthy=True", announcing(conditions=[SICK]), "", True),
+        ("drain label state=sick", announcing(labels={"state": "sick"}), "label state=sick", False),
+        ("drain label state=sick", announcing(labels={"state": "well"}), "", False),
+        ("drain taint team", announcing(taints=[{"key": "team", "effect": "NoSchedule"}]), "taint team:NoSchedule", False),
+        ("stop-placing taint team", announcing(taints=[{"key": "team", "effect": "NoExecute"}]), "", True),
+        (f"ignore taint {KNOWN}", announcing(taints=[{"key": KNOWN, "effect": "NoSchedule"}]), "", False),
+        (
+            "ignore label sagemaker.amazonaws.com/node-health-status=Unschedulable",
+            announcing(labels={"sagemaker.amazonaws.com/node-health-status": "Unschedulable"}), "", False,
+        ),
+    ],
+)  # fmt: skip
+def test_an_administrator_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, said: str, body: dict[str, Any], drains: str, is_cordoned: bool
+) -> None:
+    for signal, effect in parse_signals(said).items():
+        monkeypatch.setitem(CONFIGURED, signal, effect)
+    node = observe_node(body, None, NOW)
+    assert (node.disruption, node.cordoned, node.leaves_at) == (drains, is_cordoned, None)
+    assert disruption_of(body).reason_for(()) == drains
+    assert observe_node(node_body(), None, NOW).cordoned is False
+
+
+def test_pods_that_tolerate_a_taint_leave_all_the_same_if_it_is_to_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = announcing(taints=[{"key": "team", "effect": "NoExecute"}])
+    assert disruption_of(body).reason_for([{"operator": "Exists"}]) == ""
+    monkeypatch.setitem(CONFIGURED, "taint team", SignalEffect.DRAIN)
+    assert disruption_of(body).reason_for([{"operator": "Exists"}]) == "taint team:NoExecute"
 
 
 def test_a_node_is_not_ready_since_it_was_first_seen_so() -> None:

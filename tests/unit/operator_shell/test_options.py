@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from elastipod_operator.kube.node_signals import SignalEffect
 from elastipod_operator.kube.scope import Scope
 from elastipod_operator.options import Options, parse
 
@@ -25,7 +26,11 @@ SETTINGS: dict[str, tuple[str, str, tuple[str, ...], Any]] = {
     "controller": ("ELASTIPOD_CONTROLLER_NAME", "blue", ("--controller-name", "blue"), "blue"),
     "only_named": ("ELASTIPOD_ONLY_NAMED", "true", ("--only-named",), True),
     "takes_over": ("ELASTIPOD_TAKE_OVER", "true", ("--take-over",), True),
-}
+    "node_signals": (
+        "ELASTIPOD_NODE_SIGNALS", "drain taint a/b,ignore label c=d", ("--node-signals", " drain taint a/b, ,ignore label c=d"),
+        {"taint a/b": SignalEffect.DRAIN, "label c=d": SignalEffect.IGNORE},
+    ),
+}  # fmt: skip
 # Only the environment says these.
 OF_THE_POD = {
     "pod_name": ("POD_NAME", "operator-0"),
@@ -36,6 +41,7 @@ DEFAULTS = {
     "namespaces": (), "metrics_port": 8081, "log_level": "info", "pod_name": "outside of a pod", "pod_namespace": "default",
     "is_pod": False, "install_key_file": "", "webhook_port": 0, "webhook_name": "127.0.0.1", "webhook_certificates": "",
     "webhook_configuration": "", "release": "", "controller": "elastipod", "only_named": False, "takes_over": False,
+    "node_signals": {},
 }  # fmt: skip
 
 
@@ -104,6 +110,21 @@ def test_an_empty_name_of_a_controller_is_none(monkeypatch: pytest.MonkeyPatch) 
         (["--log-level=loud"], "invalid choice: 'loud'"),
         (["--metrics-port=http"], "invalid int value: 'http'"),
         (["--webhook-port=https", "--install-key-file=/k"], "invalid int value: 'https'"),
+        *(
+            (
+                [f"--node-signals={entry}"],
+                f"argument --node-signals: '{entry}' says nothing about a node; write drain, stop-placing or ignore,",
+            )
+            for entry in (
+                "drain",
+                "taint a",
+                "evict taint a",
+                "drain taint a:NoSchedule",
+                "drain taint",
+                "drain label a",
+                "drain node a",
+            )
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
