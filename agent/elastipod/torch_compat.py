@@ -5,10 +5,9 @@ Public names that moved between torch 2.4 and today, and the few private ones th
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
-from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -77,22 +76,16 @@ def run_after_backward(action: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(action)
 
 
-def wrapped_as_it_is(wrap: Callable[[nn.Module], nn.Module], model: nn.Module) -> nn.Module:
+def wrapped_as_it_is(wrap: Callable[..., nn.Module], model: nn.Module) -> nn.Module:
     """Wrap a model that is the same on all ranks already: DDP then need not send all of rank 0's weights to the others.
 
-    It does so all the same where `wrap` is not DDP itself (or a partial of it), and for buffers that are in no state_dict.
+    It does so all the same where ``wrap`` is not DDP itself (or a partial of it), and for buffers that are in no state_dict.
     """
-    target = wrap.func if isinstance(wrap, partial) else wrap
-    given = wrap.keywords if isinstance(wrap, partial) else {}
     is_known = {name for name, _ in model.named_buffers()} <= model.state_dict().keys()
-    if target is DistributedDataParallel and is_known and "init_sync" in _ddp_options() and "init_sync" not in given:
-        return wrap(model, init_sync=False)  # type: ignore[call-arg]
+    if is_known and getattr(wrap, "func", wrap) is DistributedDataParallel:
+        with suppress(TypeError):  # a torch whose DDP has no such option
+            return wrap(model, init_sync=False)
     return wrap(model)
-
-
-@lru_cache(maxsize=1)
-def _ddp_options() -> frozenset[str]:
-    return frozenset(inspect.signature(DistributedDataParallel.__init__).parameters)
 
 
 def detach_reducer(model: nn.Module) -> None:

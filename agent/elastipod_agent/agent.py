@@ -60,18 +60,11 @@ T = TypeVar("T")
 class Agent:
     """Everything between the control API and the processes. All methods belong to the event loop's thread.
 
-    root: a private folder for the files of generations, each removed with its generation. worker_key: under which workers of the job
-    know each other, "" for none.
+    root: a private folder for the files of generations, each removed with its generation.
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        environ: Mapping[str, str],
-        root: Path,
-        pump: OutputPump,
-        log: EventLog,
-        worker_key: str = "",
+        self, settings: Settings, environ: Mapping[str, str], root: Path, pump: OutputPump, log: EventLog
     ) -> None:
         self.status = StatusStore(utc_now)
         self.log = log
@@ -84,8 +77,6 @@ class Agent:
         self._fork_server = ForkServerManager(settings, environ, self._reaper, pump, log)
         self._link = WorkerLink(settings.layout, environ, root, self.status, self._on_reported_fault)
         self._coordinator = self._link.coordinator
-        if worker_key:
-            self._coordinator.keep_env[WORKER_KEY_ENV] = worker_key
         usual = RestartMode.IN_PROCESS_RESTART if settings.is_inprocess else RestartMode.PROCESS_LEVEL_RESTART
         self._usual_mode = usual
         self._reporter = StatusReporter(self.status, log, usual, self._link.reported)
@@ -102,6 +93,10 @@ class Agent:
         self._shutdown_requested = asyncio.Event()
         self._exit_signal: int | None = None
         self._has_failed = False
+
+    def give_workers(self, key: str) -> None:
+        """Give workers that can be kept a key under which those of the job know each other; "" for none."""
+        self._coordinator.keep_env |= {WORKER_KEY_ENV: key} if key else {}
 
     # -- the life of the agent -------------------------------------------------------------------------------------
 

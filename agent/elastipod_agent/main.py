@@ -107,7 +107,8 @@ async def _serve(
     pump: OutputPump,
     log: EventLog,
 ) -> int:
-    agent = Agent(settings, dict(environ), root, pump, log, worker_key(credentials))
+    agent = Agent(settings, dict(environ), root, pump, log)
+    agent.give_workers(worker_key(credentials))
     calls = CallLog(log, settings.server_log_level, METRICS)
     control = ControlApi(agent, calls.answered, lambda: _details(settings, environ))
     server = HttpServer(control.handle, body_limit, calls.refused, admit=admission_of(credentials))

@@ -6,6 +6,7 @@ import logging
 import socket
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -61,18 +62,15 @@ class Donor:
             follower.finish()
 
     def _take_calls(self) -> None:
-        while not self._is_closed:
-            try:
+        with suppress(OSError):  # closed
+            while True:
                 peer, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            if len(self.followers) >= MAX_FOLLOWERS:
-                peer.close()
-                continue
-            follower = Session(peer, self._key, self._state.layout)
-            self.followers.append(follower)
-            if self._is_closed:  # too late to be told so
-                follower.finish()
+                if len(self.followers) < MAX_FOLLOWERS:
+                    self.followers.append(Session(peer, self._key, self._state.layout))
+                else:
+                    peer.close()
+                if self._is_closed:  # too late for those who came to be told so
+                    self.close()
 
 
 class Session:
@@ -99,15 +97,12 @@ class Session:
             tensors += copies
             room -= _num_bytes(copies)
             self._next_slot += 1
-        is_whole = self._next_slot == len(state.parameters)
-        changed = options if options != self._options else None
-        self._options = options
+        head = {"step": step, "of": known, "slots": slots, "is_whole": self._next_slot == len(state.parameters)}
+        head["options"], self._options = options if options != self._options else None, options
         self._added_bytes += _num_bytes(tensors)
         if self._waiting_bytes > MAX_WAITING_BYTES:
             self.end(f"it is {self._waiting_bytes >> 20} MiB behind; {MAX_WAITING_BYTES >> 20} are kept for it")
-        self._queue.put(
-            ({"step": step, "options": changed, "of": known, "slots": slots, "is_whole": is_whole}, tensors)
-        )
+        self._queue.put((head, tensors))
 
     def finish(self) -> None:
         """Send what is waiting, and that nothing follows."""

@@ -12,14 +12,7 @@ from typing import Any, BinaryIO
 import torch
 import torch.distributed as dist
 
-from elastipod.in_memory.follow_wire import (
-    HANDSHAKE_S,
-    FollowingEnded,
-    receive,
-    receive_tensor,
-    shake_hands,
-    shut_down,
-)
+from elastipod.in_memory.follow_wire import HANDSHAKE_S, FollowingEnded, receive, receive_tensor, shake_hands, shut_down
 from elastipod.in_memory.followed_state import FollowedState
 from elastipod.in_memory.members import Members
 from elastipod.local_worker import store_generation
@@ -48,9 +41,8 @@ class Follower:
         self._is_whole = self._is_over = False
         self._settled = threading.Event()  # all of the state is here, or will not come
         self._peer: socket.socket | None = None
-        self._thread = threading.Thread(
-            target=self._run, args=(store, store_generation()), name="elastipod-follower", daemon=True
-        )
+        where = (store, store_generation())
+        self._thread = threading.Thread(target=self._run, args=where, name="elastipod-follower", daemon=True)
         self._thread.start()
         self._settled.wait(WHOLE_S)
 
@@ -91,11 +83,9 @@ class Follower:
     def _take(self, file: BinaryIO, state: FollowedState, head: dict[str, Any]) -> None:
         """Repeat one step with what is here already, and take over more of the state."""
         self.step, self.has_begun = None, True
-        shapes = [(slot, state.parameters[slot]) for slot in head["of"]]
         with torch.no_grad():
-            state.step(
-                head["options"], {slot: receive_tensor(file, torch.empty_like(each).detach()) for slot, each in shapes}
-            )
+            gradients = {slot: receive_tensor(file, torch.empty_like(state.parameters[slot])) for slot in head["of"]}
+            state.step(head["options"], gradients)
             for told in head["slots"]:
                 for tensor in state.places(told):
                     receive_tensor(file, tensor)

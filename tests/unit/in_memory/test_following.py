@@ -238,7 +238,7 @@ def test_a_newcomer_that_has_followed_and_is_left_alone_does_not_begin_anew(
     training.train(3)
     training.donor.close()
     memory.finish_following()
-    with pytest.raises(ElastipodError, match="a new process begins anew"):
+    with pytest.raises(ElastipodError, match="a new process starts from the beginning"):
         memory.begin_anew(0, rank=0, world_size=2, is_loaded=False)
     assert len(memory.begin_anew(0, rank=1, world_size=2, is_loaded=False)) == 2
     assert len(memory.begin_anew(7, rank=0, world_size=2, is_loaded=True)) == 2

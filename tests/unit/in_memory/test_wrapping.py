@@ -20,6 +20,14 @@ class FakeDDP(nn.Module):
         self.init_sync, self.bucket_cap_mb = init_sync, bucket_cap_mb
 
 
+class OldDDP(nn.Module):
+    """Always sends."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.init_sync = True
+
+
 class Plain(nn.Module):
     def __init__(self, *, persistent: bool = True) -> None:
         super().__init__()
@@ -31,7 +39,7 @@ class Plain(nn.Module):
     [
         pytest.param(FakeDDP, Plain(), False, id="DDP itself"),
         pytest.param(partial(FakeDDP, bucket_cap_mb=1), Plain(), False, id="with options"),
-        pytest.param(partial(FakeDDP, init_sync=True), Plain(), True, id="the script wants it"),
+        pytest.param(OldDDP, Plain(), True, id="an earlier torch"),
         pytest.param(lambda model: FakeDDP(model), Plain(), True, id="a function of the script"),
         pytest.param(FakeDDP, Plain(persistent=False), True, id="a buffer that is in no state_dict"),
     ],
@@ -39,8 +47,6 @@ class Plain(nn.Module):
 def test_weights_are_sent_only_where_nobody_knows_that_they_are_the_same(
     monkeypatch: pytest.MonkeyPatch, wrap: Any, model: nn.Module, is_sent: bool
 ) -> None:
-    monkeypatch.setattr(torch_compat, "DistributedDataParallel", FakeDDP)
-    torch_compat._ddp_options.cache_clear()
+    monkeypatch.setattr(torch_compat, "DistributedDataParallel", OldDDP if wrap is OldDDP else FakeDDP)
     made = torch_compat.wrapped_as_it_is(wrap, model)
-    torch_compat._ddp_options.cache_clear()
     assert made.init_sync == is_sent
