@@ -14,16 +14,16 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from typing import Any
 
 from elastipod.local_worker import store_generation
+from elastipod.string_enum import StringEnum
 
 CHAOS_ENV = "ELASTIPOD_CHAOS"
 COLLECTIVE_DELAY_S = 0.002  # from a gradient to the fault "inside the collective", which has begun by then
 
 
-class FaultKind(StrEnum):
+class FaultKind(StringEnum):
     """What happens to the process."""
 
     KILL = "kill"
@@ -33,7 +33,7 @@ class FaultKind(StrEnum):
     SLOW = "slow"
 
 
-class Moment(StrEnum):
+class Moment(StringEnum):
     """Where in a step, or between two generations, it happens."""
 
     STEP = "step"

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Literal
 
 from elastipod.elastic_event import reset_elastic_event
@@ -16,6 +15,7 @@ from elastipod.ipc.clients import InProcessRestartSocketClient
 from elastipod.ipc.connections import HyperPodIPCException
 from elastipod.ipc.protocol import SOCKET_ENV, RestartMode
 from elastipod.local_worker import local_worker, store_generation
+from elastipod.string_enum import StringEnum
 from elastipod.worker_file import EventLevel
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class WorldPlace:
         )
 
 
-class Fate(StrEnum):
+class Fate(StringEnum):
     """What becomes of a rank, and of the state that it holds, when it has stopped for a planned change."""
 
     STAYS = "stay"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+
+from elastipod.string_enum import StringEnum
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Offer:
         return self.is_prepared and self.completed is not None and self.completed + 1 == step
 
 
-class Preparation(StrEnum):
+class Preparation(StringEnum):
     """What a rank does with its own tensors before anything is transferred."""
 
     KEEP = "keep"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from enum import StrEnum
 
 from elastipod.errors import ElastipodError
+from elastipod.string_enum import StringEnum
 
 
 class IllegalMove(ElastipodError):
     """A phase was left for one that does not follow it; a defect of the library, never of the script."""
 
 
-class Phase(StrEnum):
+class Phase(StringEnum):
     """What a rank is doing. A rank is in exactly one phase of exactly one generation."""
 
     TRAINING = "training"
