@@ -8,14 +8,11 @@ from unittest import mock
 
 import pytest
 import torch.distributed as dist
-from torch import nn
 
 from elastipod import chaos
 from elastipod.data import ElasticBatches
-from elastipod.errors import CheckpointError, ElasticAgreementError
 from elastipod.in_memory import world_life
 from elastipod.in_memory.agent_link import AgentLink, WorldPlace
-from elastipod.in_memory.collective_failure import ASK_AGENT_S
 from elastipod.in_memory.memory_state import WorldLost
 from elastipod.in_memory.offer_wire import RankOffer
 from elastipod.in_memory.offers import Offer
@@ -312,71 +309,3 @@ def test_a_rank_that_never_joined_ends_too(monkeypatch: pytest.MonkeyPatch) -> N
     rank.life.close(False)
     assert (rank.groups.leave.mock_calls, rank.link.close.mock_calls) == ([], [mock.call()])
     Rank(monkeypatch, has_link=False, has_durable=False).life.close(False)
-
-
-# ---- the wrapped model
-
-
-def test_the_model_is_wrapped_anew_in_each_world_and_let_go_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    resumed(monkeypatch)
-    bare, detached = nn.Linear(1, 1), [nn.Linear(1, 1)][:0]
-    made: list[nn.Module] = []
-
-    def wrap(model: nn.Module) -> nn.Module:
-        assert model is bare
-        made.append(nn.Sequential(model))
-        return made[-1]
-
-    monkeypatch.setattr(world_life, "detach_reducer", detached.append)
-    rank = Rank(monkeypatch, wrap=wrap)
-    rank.memory.members.model = bare
-    assert rank.life.model is bare
-    for world in (1, 2):
-        rank.life.join(PLAN, rank.parts.before)
-        assert (len(made), rank.life.model) == (world, made[-1])
-        rank.life.leave(None)
-        assert (rank.life.model, detached) == (bare, made)
-
-
-@pytest.mark.parametrize("is_lost", [True, False])
-def test_a_model_that_cannot_be_wrapped_may_have_lost_a_peer(monkeypatch: pytest.MonkeyPatch, is_lost: bool) -> None:
-    resumed(monkeypatch)
-
-    def wrap(_: nn.Module) -> nn.Module:
-        raise RuntimeError("no reply")
-
-    rank = Rank(monkeypatch, wrap=wrap)
-    rank.memory.members.model = nn.Linear(1, 1)
-    monkeypatch.setattr(rank.life, "is_lost_to", lambda _: is_lost)
-    with pytest.raises(WorldLost if is_lost else RuntimeError) as caught:
-        rank.life.join(PLAN, rank.parts.before)
-    assert str(caught.value) == ("the model could not be wrapped: no reply" if is_lost else "no reply")
-
-
-# ---- failures of checkpoints and agreements
-
-
-@pytest.mark.parametrize("error", [CheckpointError("a"), ElasticAgreementError("a"), RuntimeError("a")])
-@pytest.mark.parametrize(("is_kept", "is_over"), [(True, True), (True, False), (False, True)])
-def test_a_collective_of_the_library_fails_for_a_lost_peer_only_where_the_agent_says_so(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, is_kept: bool, is_over: bool
-) -> None:
-    rank = Rank(monkeypatch)
-    rank.link.is_kept, rank.link.wait_until_over.return_value = is_kept, is_over
-    assert rank.life.outlives_generation is is_kept
-    with pytest.raises((WorldLost, type(error))) as caught, rank.life.collective_of_library():
-        raise error
-    assert (type(caught.value) is WorldLost) is (is_kept and is_over)
-    assert str(caught.value) == "a"
-    assert rank.link.wait_until_over.mock_calls == [mock.call(ASK_AGENT_S)] * is_kept
-
-
-def test_mistakes_of_the_script_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = Rank(monkeypatch)
-    with pytest.raises(ZeroDivisionError), rank.life.collective_of_library():
-        raise ZeroDivisionError
-    assert rank.link.wait_until_over.mock_calls == []
-    alone = Rank(monkeypatch, has_link=False)
-    assert alone.life.outlives_generation is False
-    with pytest.raises(CheckpointError), alone.life.collective_of_library():
-        raise CheckpointError("a")
