@@ -319,14 +319,27 @@ def test_quota_of_a_deleted_job_is_free(team: Team) -> None:
     team.trains("next", 4)
 
 
+@pytest.mark.parametrize("served", ["nothing", "v1beta1"])
 def test_without_kueue_a_job_with_a_queue_waits(
-    api_server: Cluster, namespace: str, tmp_path_factory: pytest.TempPathFactory
+    served: str, api_server: Cluster, namespace: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """As before Kueue 0.15, which serves no v1beta2."""
     without: Any = Team(api_server, namespace)
-    with operator(api_server, tmp_path_factory.mktemp("without"), (namespace,)):
-        without.submit("queued", queue="gpus")
-        assert "install Kueue 0.15 or newer" in without.waits("queued", "KueueUnavailable")["message"]
-        assert without.pods("queued") == []
+    names = {"plural": "workloads", "singular": "workload", "kind": "Workload", "listKind": "WorkloadList"}
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    version = {"name": served, "served": True, "storage": True, "schema": schema}
+    spec = {"group": "kueue.x-k8s.io", "scope": "Namespaced", "names": names, "versions": [version]}
+    older = {"kind": "CustomResourceDefinition", "metadata": {"name": "workloads.kueue.x-k8s.io"}, "spec": spec}
+    if served != "nothing":
+        apply(api_server, {"apiVersion": "apiextensions.k8s.io/v1", **older})
+        api_server.kubectl("wait", "--for=condition=Established", "crd/workloads.kueue.x-k8s.io")
+    try:
+        with operator(api_server, tmp_path_factory.mktemp("without"), (namespace,)):
+            without.submit("queued", queue="gpus")
+            assert "install Kueue 0.15 or newer" in without.waits("queued", "KueueUnavailable")["message"]
+            assert without.pods("queued") == []
+    finally:
+        api_server.kubectl("delete", "crd", "workloads.kueue.x-k8s.io", "--ignore-not-found")
 
 
 def test_what_admission_checks_say_and_add(team: Team) -> None:

@@ -1,0 +1,23 @@
+"""What the report of a long run says of its tests together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.long_runs import LongRun
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "result"),
+    [
+        ([], "unfinished"),
+        (["passed", "passed"], "passed"),
+        (["passed", "skipped", "skipped"], "passed, 2 skipped"),
+        (["skipped"], "failed"),
+        (["passed", "skipped", "failed"], "failed"),
+    ],
+)
+def test_what_was_skipped_is_neither_passed_nor_failed(outcomes: list[str], result: str) -> None:
+    tests: dict[str, dict[str, object]] = {f"test_{n}": {"outcome": one} for n, one in enumerate(outcomes)}
+    assert LongRun("matrix", 1, Path("unused"), tests=tests).as_json()["result"] == result
