@@ -71,7 +71,7 @@ def site(cluster: Cluster) -> Iterator[Cluster]:
     cluster.kubectl("label", "nodes", "--all", LABEL)
     yield cluster
     cluster.kubectl("label", "nodes", "--all", LABEL.partition("=")[0] + "-")
-    cluster.kubectl("delete", f"configmap/{OF_IMAGE}", "pvc/fsx-claim")
+    cluster.kubectl("delete", f"configmap/{OF_IMAGE}", "pvc/fsx-claim", "--wait=false")
 
 
 class Life:
@@ -152,7 +152,7 @@ def live(site: Cluster, manifest: str) -> None:
             ("resize", "ScaledByUser", "memory"),
         ]
     finally:
-        job.delete()
+        job.delete(wait=False)  # half a minute: the shell that is a pod's first process is deaf to SIGTERM
         (life.output() / "finish").unlink(missing_ok=True)
 
 
