@@ -8,18 +8,12 @@ from typing import Any
 
 from ..core.caches import limited_cache
 from ..core.history import decode_history
-from ..core.names import (
-    ANNOTATION_HISTORY,
-    ANNOTATION_STATE,
-)
+from ..core.names import ANNOTATION_HISTORY, ANNOTATION_STATE
 from ..core.record import Record
 from ..core.record_codec import NewerRecordError, RecordError, decode
 from .applied import any_applied_of
 from .identity import is_own
-from .reading import (
-    annotations_of,
-    text,
-)
+from .reading import annotations_of, text
 
 # Pods in cached records of all jobs together: about 100 bytes each.
 RECORDED_PODS_KEPT = 200_000

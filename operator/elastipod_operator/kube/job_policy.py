@@ -10,14 +10,9 @@ from typing import Any
 from ..api import JobSpec
 from ..api.models import Recovery, Switch
 from ..core.model_groups import ModelGroups
-from ..core.names import (
-    DEFAULT_AGENT_PORT,
-)
+from ..core.names import DEFAULT_AGENT_PORT
 from ..core.sizes import SizeRequest, resolve
-from ..core.snapshot import (
-    Policy,
-    SpecLimits,
-)
+from ..core.snapshot import Policy, SpecLimits
 from .templates import check_worker_counts, snooze_warnings, template_warnings, worker_count
 
 

@@ -11,20 +11,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..api import HyperPodPyTorchJob, explain
-from ..core.names import (
-    ANNOTATION_APPLIED,
-    ANNOTATION_DRAIN_ON_DELETE,
-    FINALIZER,
-    LABEL_QUEUE,
-    PodId,
-)
+from ..core.names import ANNOTATION_APPLIED, ANNOTATION_DRAIN_ON_DELETE, FINALIZER, LABEL_QUEUE, PodId
 from ..core.reasons import as_reason
 from ..core.sizes import SizeError
-from ..core.snapshot import (
-    Condition,
-    ObservedJob,
-    Policy,
-)
+from ..core.snapshot import Condition, ObservedJob, Policy
 from .applied import changed_specs, effective_spec, last_good_spec, pending_edits
 from .identity import was_reconciled
 from .job_annotations import has_foreign_record, newest_generation, record_of

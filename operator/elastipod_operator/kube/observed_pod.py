@@ -6,27 +6,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from ..core.names import (
-    ANNOTATION_AVOIDS,
-    ANNOTATION_ONLY_ON,
-    ANNOTATION_WORKLOAD,
-    LABEL_GENERATION,
-    pod_id_of,
-)
-from ..core.snapshot import (
-    ObservedPod,
-)
+from ..core.names import ANNOTATION_AVOIDS, ANNOTATION_ONLY_ON, ANNOTATION_WORKLOAD, LABEL_GENERATION, pod_id_of
+from ..core.snapshot import ObservedPod
 from .containers import agent_container_name, all_ended, container_fact, statuses_by_name
 from .job_keys import key_secret_of
 from .pod_problem import pod_problem, scheduler_problem
-from .reading import (
-    annotations_of,
-    labels_of,
-    mapping,
-    mappings,
-    shortened,
-    text,
-)
+from .reading import annotations_of, labels_of, mapping, mappings, shortened, text
 from .times import time_or
 
 # Fields of a pod that are not needed.

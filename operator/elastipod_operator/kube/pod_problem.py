@@ -7,17 +7,9 @@ from typing import Any
 
 from ..core.quoted_output import quote_output
 from ..core.reasons import NO_REASON, Reason, ReasonAndMessage
-from ..core.snapshot import (
-    NOT_CONSIDERED,
-    ObservedContainer,
-)
+from ..core.snapshot import NOT_CONSIDERED, ObservedContainer
 from .containers import statuses_by_name
-from .reading import (
-    mapping,
-    mappings,
-    shortened,
-    text,
-)
+from .reading import mapping, mappings, shortened, text
 
 PULL_PROBLEMS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
