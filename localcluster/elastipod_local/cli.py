@@ -21,6 +21,8 @@ from elastipod_local.paths import DEFAULT_NAME, cluster_dir
 from elastipod_local.state import NodeOptions, StateFile
 from elastipod_local.teardown import is_running
 
+# By the seconds that a cloud leaves: what announces there that a Spot machine is taken back.
+SPOT_TAINTS = {120: "aws-node-termination-handler/spot-itn", 30: "cloud.google.com/impending-node-termination"}
 EXIT_FAILED = 1
 EXIT_UNSUPPORTED = 2
 EXIT_INTERRUPTED = 130
@@ -35,6 +37,7 @@ examples:
   eval "$(elastipod local env)"           make kubectl and helm in this shell use it
   elastipod local node add                a third node
   elastipod local node kill node-1        power loss; `node return node-1` brings it back
+  elastipod local node spot-notice node-1 taint it as a Spot machine, and take it back 120 s later (`--seconds 30`: as Google Cloud)
   elastipod local kueue                   install Kueue (or `up --kueue`)
   elastipod local images                  rebuild the images from the checkout and import them into running nodes
   elastipod local down                    stop and remove everything
@@ -170,6 +173,17 @@ def _add_nodes(cluster: Cluster, arguments: argparse.Namespace) -> None:
     print("\n".join(cluster.add_nodes(arguments.count)))
 
 
+def _spot_notice(cluster: Cluster, arguments: argparse.Namespace) -> None:
+    cluster.kubectl("taint", "node", arguments.node, "--overwrite", f"{SPOT_TAINTS[arguments.seconds]}=:NoSchedule")
+    time.sleep(arguments.seconds)
+    cluster.remove_node(arguments.node, drain=False)
+
+
+def _set_health(cluster: Cluster, arguments: argparse.Namespace, health: str) -> None:
+    label = f"sagemaker.amazonaws.com/node-health-status={health}"
+    cluster.kubectl("label", "node", arguments.node, "--overwrite", label)
+
+
 NODE_COMMANDS: dict[str, tuple[str, Callable[[Cluster, argparse.Namespace], None]]] = {
     "remove": ("drain it, delete its Node object, end it", lambda c, a: c.remove_node(a.node, drain=not a.no_drain)),
     "drain": ("cordon it and evict its pods", lambda c, a: c.drain_node(a.node)),
@@ -179,6 +193,9 @@ NODE_COMMANDS: dict[str, tuple[str, Callable[[Cluster, argparse.Namespace], None
     "thaw": ("resume a frozen node", lambda c, a: c.thaw_node(a.node)),
     "partition": ("cut its network", lambda c, a: c.partition_node(a.node)),
     "heal": ("restore the network of a partitioned node", lambda c, a: c.heal_node(a.node)),
+    "spot-notice": ("announce that it is taken back, as clouds do with Spot machines; then do it", _spot_notice),
+    "sicken": ("label it as a node to be replaced", lambda c, a: _set_health(c, a, "UnschedulablePendingReplacement")),
+    "cure": ("label it as healthy", lambda c, a: _set_health(c, a, "Schedulable")),
 }
 
 
@@ -231,6 +248,9 @@ def _add_node_commands(node: argparse.ArgumentParser, common: argparse.ArgumentP
         added.add_argument("node", help="name of the node, such as node-1")
         if name == "remove":
             added.add_argument("--no-drain", action="store_true", help="do not evict its pods first")
+        if name == "spot-notice":
+            leads = "time between the two: 120 as at AWS (the default), 30 as at Google Cloud"
+            added.add_argument("--seconds", type=int, choices=SPOT_TAINTS, default=120, help=leads)
         added.set_defaults(command=_node(change))
 
 

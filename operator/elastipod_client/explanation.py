@@ -160,11 +160,10 @@ def _own_sentence(advice: str) -> str:
 
 def _progress(job: JobFacts, now: datetime) -> str:
     """Say how far the training is; empty if the workers report no steps."""
-    step = read_step(job.annotations)
+    made, total = read_step(job.annotations) or (None, None)
     at, eta = (time_or(job.annotations.get(name), UNKNOWN) for name in (ANNOTATION_STEP_AT, ANNOTATION_ETA))
-    if step is None or job.record is None or at is UNKNOWN:
+    if made is None or job.record is None or at is UNKNOWN:
         return ""
-    made, total = step
     text = f"At {time_text(at, now)} it had made {made:,}{f' of {total:,}' if total else ''} steps"
     if eta is not UNKNOWN:
         text += f", and at that pace it ends at {time_text(eta, now)}"

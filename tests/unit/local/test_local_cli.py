@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from elastipod_local import binaries, cli
 from elastipod_local.cluster import Cluster
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.kueue_config import KueueOptions
+from elastipod_operator.kube.observed_node import NOTICES
 
 
 def test_not_linux_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,6 +99,55 @@ def test_kubectl_gets_its_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
         ["default"],
         ["kubectl", "get", "pods", "-A"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "calls"),
+    [
+        (
+            ["spot-notice"],
+            [
+                "taint node node-1 --overwrite aws-node-termination-handler/spot-itn=:NoSchedule",
+                "after 120 s",
+                "remove node-1 False",
+            ],
+        ),
+        (
+            ["spot-notice", "--seconds=30"],
+            [
+                "taint node node-1 --overwrite cloud.google.com/impending-node-termination=:NoSchedule",
+                "after 30 s",
+                "remove node-1 False",
+            ],
+        ),
+        (
+            ["sicken"],
+            [
+                "label node node-1 --overwrite sagemaker.amazonaws.com/node-health-status=UnschedulablePendingReplacement"
+            ],
+        ),
+        (["cure"], ["label node node-1 --overwrite sagemaker.amazonaws.com/node-health-status=Schedulable"]),
+    ],
+)
+def test_what_is_announced_of_a_node(argv: list[str], calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(Cluster, "attach", lambda name, **_: Cluster(name, Path("/x")))
+    monkeypatch.setattr(Cluster, "kubectl", lambda self, *words: seen.append(" ".join(words)))
+    monkeypatch.setattr(Cluster, "remove_node", lambda self, name, *, drain: seen.append(f"remove {name} {drain}"))
+    monkeypatch.setattr("time.sleep", lambda seconds: seen.append(f"after {seconds} s"))
+    assert cli.main(["node", *argv, "node-1"]) == 0
+    assert seen == calls
+
+
+def test_the_operator_knows_the_notices_of_the_local_cluster() -> None:
+    assert {taint: timedelta(seconds=lead) for lead, taint in cli.SPOT_TAINTS.items()} == NOTICES
+
+
+def test_a_lead_that_no_cloud_gives_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["node", "spot-notice", "node-1", "--seconds=60"])
+    assert "argument --seconds: invalid choice: 60 (choose from 120, 30)" in capsys.readouterr().err
 
 
 def test_every_change_of_a_node_has_help(capsys: pytest.CaptureFixture[str]) -> None:
