@@ -33,7 +33,7 @@ import os, sys, time
 from elastipod.worker_file import WorkerFile
 rank = int(os.environ["LOCAL_RANK"])
 page = WorkerFile.open(os.environ["ELASTIPOD_WORKER_FILE"])
-page.report(rank, step=7, samples=70, loss=0.5, world_size=int(os.environ["WORLD_SIZE"]))
+page.report(rank, step=7, samples=70, loss=0.5, total_steps=100, world_size=int(os.environ["WORLD_SIZE"]))
 print("pid", os.getpid(), "gen", os.environ["ELASTIPOD_GENERATION"], "nnodes", os.environ["NNODES"], flush=True)
 while "ignore" in sys.argv or page.event().level == 0:
     time.sleep(0.01)
@@ -151,6 +151,7 @@ def test_a_killed_worker_is_a_fault_at_once_and_the_next_generation_runs(run_age
     before = agent.status()
     assert before["worker"]["step"] == 7
     assert before["worker"]["world_size"] == 2
+    assert before["worker"]["total_steps"] == 100
     victim = worker_pids(agent)[0]
     os.kill(victim, signal.SIGKILL)
     _, seen = agent.call("GET", f"/status?after={before['version']}&wait={PATIENCE_S}")

@@ -19,7 +19,6 @@ from tests.e2e.leaks import processes_of, traces
 from tests.patience import PATIENCE_S
 
 import elastipod_local
-from elastipod_local import cli
 from elastipod_local.cluster import Cluster
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.host import wait_until
@@ -211,14 +210,6 @@ def test_a_pod_of_a_node_in_trouble_does_not_answer_and_goes_on_afterwards(
         what="the pod to answer again",
     )
     assert pod_field(cluster, name, ".status.containerStatuses[0].restartCount") == "0"
-
-
-def test_a_node_is_sickened_and_cured(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cluster, "attach", lambda name, **_: cluster)
-    path = r"{.metadata.labels.sagemaker\.amazonaws\.com/node-health-status}"
-    for command, health in (("sicken", "UnschedulablePendingReplacement"), ("cure", "Schedulable")):
-        assert cli.main(["node", command, "node-2"]) == 0
-        assert cluster.kubectl("get", "node", "node-2", "-o", f"jsonpath={path}") == health
 
 
 def test_loading_images_reaches_the_nodes(cluster: Cluster) -> None:
