@@ -166,6 +166,25 @@ def test_a_job_that_has_not_ended_is_not_exact_yet(tmp_path: Path) -> None:
     assert "the job has not completed" in report.sentence
 
 
+@pytest.mark.parametrize(
+    ("saved", "lineage"),
+    [
+        pytest.param([6, 8], [[1, 1, 4], [2, 5, 8]], id="its newest checkpoint"),
+        pytest.param([], [[1, 1, 4]], id="the step at which it resumed, without one"),
+    ],
+)
+def test_the_weights_of_a_job_that_was_killed_are_those_of_its_newest_checkpoint(
+    tmp_path: Path, saved: list[int], lineage: list[list[int]]
+) -> None:
+    job = Job(tmp_path)
+    job.run(1, 1, range(1, 5))
+    job.run(2, 1, range(5, 10), resumed_from=1, end=None)
+    with job.file(2, 0).open("a") as file:
+        file.writelines(json.dumps({"kind": "saved", "step": step, "optimizer_norm": 1.5}) + "\n" for step in saved)
+    report = judge(tmp_path)
+    assert (report.lineage, report.final_step, report.completed) == (lineage, lineage[-1][-1], False)
+
+
 def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.run(1, 2, range(1, 9), end=None)
