@@ -198,7 +198,7 @@ OWN_OPTIONS = (
         ("--hang-timeout",),
         "auto",
         metavar="SECONDS",
-        help="time without a new step after which a worker that reports steps is a fault, with its stacks; 0 = never "
+        help="time without a new step after which a worker that reports steps is reported as a fault, with its stacks; 0 = never "
         "(default: auto = 10 times the usual interval between reports, at least 600)",
     ),
     Option(("--server-host",), "0.0.0.0", metavar="HOST", help="address of the control server (default: 0.0.0.0)"),  # noqa: S104 the operator calls from another pod

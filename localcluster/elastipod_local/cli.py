@@ -28,7 +28,7 @@ EXIT_UNSUPPORTED = 2
 EXIT_INTERRUPTED = 130
 
 DESCRIPTION = """\
-A real multi-node Kubernetes on this Linux machine, without Docker: etcd, API server, controller manager and scheduler,
+A real multi-node Kubernetes cluster on this Linux machine, without Docker: etcd, API server, controller manager and scheduler,
 and nodes, each with a kubelet, containerd and kube-proxy in its own namespaces. Needs root, except for --nodes 0."""
 
 EXAMPLES = """\
@@ -37,7 +37,7 @@ examples:
   eval "$(elastipod local env)"           make kubectl and helm in this shell use it
   elastipod local node add                a third node
   elastipod local node kill node-1        power loss; `node return node-1` brings it back
-  elastipod local node spot-notice node-1 taint it as a Spot machine, and take it back 120 s later (`--seconds 30`: as Google Cloud)
+  elastipod local node spot-notice node-1 announce a Spot interruption, and remove it 120 s later (`--seconds 30`: as on Google Cloud)
   elastipod local kueue                   install Kueue (or `up --kueue`)
   elastipod local images                  rebuild the images from the checkout and import them into running nodes
   elastipod local down                    stop and remove everything
@@ -185,7 +185,7 @@ def _set_health(cluster: Cluster, arguments: argparse.Namespace, health: str) ->
 
 
 NODE_COMMANDS: dict[str, tuple[str, Callable[[Cluster, argparse.Namespace], None]]] = {
-    "remove": ("drain it, delete its Node object, end it", lambda c, a: c.remove_node(a.node, drain=not a.no_drain)),
+    "remove": ("drain it, delete its Node object, stop it", lambda c, a: c.remove_node(a.node, drain=not a.no_drain)),
     "drain": ("cordon it and evict its pods", lambda c, a: c.drain_node(a.node)),
     "kill": ("power loss: kill all its processes at once, without notice", lambda c, a: c.kill_node(a.node)),
     "return": ("start a killed node again", lambda c, a: c.return_node(a.node)),
@@ -193,7 +193,7 @@ NODE_COMMANDS: dict[str, tuple[str, Callable[[Cluster, argparse.Namespace], None
     "thaw": ("resume a frozen node", lambda c, a: c.thaw_node(a.node)),
     "partition": ("cut its network", lambda c, a: c.partition_node(a.node)),
     "heal": ("restore the network of a partitioned node", lambda c, a: c.heal_node(a.node)),
-    "spot-notice": ("announce that it is taken back, as clouds do with Spot machines; then do it", _spot_notice),
+    "spot-notice": ("announce a Spot interruption of it as clouds do, then remove it without a drain", _spot_notice),
     "sicken": ("label it as a node to be replaced", lambda c, a: _set_health(c, a, "UnschedulablePendingReplacement")),
     "cure": ("label it as healthy", lambda c, a: _set_health(c, a, "Schedulable")),
 }
@@ -249,7 +249,7 @@ def _add_node_commands(node: argparse.ArgumentParser, common: argparse.ArgumentP
         if name == "remove":
             added.add_argument("--no-drain", action="store_true", help="do not evict its pods first")
         if name == "spot-notice":
-            leads = "time between the two: 120 as at AWS (the default), 30 as at Google Cloud"
+            leads = "seconds from the notice to the removal: 120 as on AWS (the default), 30 as on Google Cloud"
             added.add_argument("--seconds", type=int, choices=SPOT_TAINTS, default=120, help=leads)
         added.set_defaults(command=_node(change))
 

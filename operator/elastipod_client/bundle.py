@@ -35,7 +35,7 @@ def parser() -> ArgumentParser:
     add_job(found)
     found.add_argument("-f", "--file", type=Path, help="the archive (default: JOB-bundle.tar.gz); it must not exist")
     found.add_argument(
-        "--no-logs", action="store_true", help="leave out the pods' logs, which hold what the script printed"
+        "--no-logs", action="store_true", help="leave out the pods' logs, which contain the script's output"
     )
     return found
 

@@ -43,7 +43,7 @@ def parser() -> ArgumentParser:
     """Give the parser of the command."""
     found = ArgumentParser(
         prog="elastipod completion",
-        description="Print a script that completes commands, options and names of jobs. Load it in your shell's start file.",
+        description="Print a script that completes commands, options and names of jobs. Load it in your shell's startup file.",
     )
     found.add_argument("shell", choices=[*SHELLS, "candidates"], help="candidates: what the scripts call")
     found.add_argument("words", nargs="*", help="for candidates, after --: the words of the command line so far")

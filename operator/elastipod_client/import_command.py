@@ -19,8 +19,8 @@ def parser() -> argparse.ArgumentParser:
     """Give the parser of `import`."""
     found = argparse.ArgumentParser(
         prog="elastipod import",
-        description="Print the HyperPodPyTorchJob of each Kubeflow PyTorchJob and TrainJob in a file. What could not be converted is "
-        "said on standard error, a line for each field. Needs no cluster.",
+        description="Print the HyperPodPyTorchJob of each Kubeflow PyTorchJob and TrainJob in a file. Standard error has a "
+        "line for each field that could not be converted. Needs no cluster.",
         epilog="exit codes: 0 everything was converted; 1 something was not; 2 wrong usage, or no such job in the file",
     )
     found.add_argument(

@@ -25,7 +25,7 @@ def parser() -> ArgumentParser:
     """Give the parser of the command."""
     found = parser_of("logs", "Print the logs of a job's pods, each line with its pod.")
     add_job(found)
-    found.add_argument("-f", "--follow", action="store_true", help="go on printing")
+    found.add_argument("-f", "--follow", action="store_true", help="keep printing new lines")
     found.add_argument("--tail", type=int, default=20, metavar="N", help="last lines of each pod (default: 20)")
     found.add_argument(
         "--first-failure",

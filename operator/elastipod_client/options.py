@@ -13,7 +13,7 @@ from .kubectl import Kubectl, KubectlError
 OK, ATTENTION, USAGE_ERROR, UNREACHABLE = 0, 1, 2, 3
 EXIT_CODES = """\
 exit codes: 0 nothing needs attention, or done; 1 something needs attention; 2 wrong usage or a missing package;
-3 the cluster could not be asked, or there is no such job"""
+3 the cluster could not be queried, or the job does not exist"""
 FORMATS = ("text", "wide", "json", "yaml")
 
 

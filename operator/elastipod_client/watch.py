@@ -24,7 +24,7 @@ def parser() -> ArgumentParser:
     found = parser_of("watch", "Show a job live until it ends: what it does and waits for, and its pods.")
     add_job(found)
     found.add_argument("--interval", type=_seconds, default=2.0, metavar="SECONDS", help="default: 2, at least 1")
-    found.add_argument("--once", action="store_true", help="print it once")
+    found.add_argument("--once", action="store_true", help="print one snapshot")
     return found
 
 

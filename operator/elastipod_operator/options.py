@@ -73,7 +73,7 @@ def parse(argv: list[str] | None) -> Options:
         "--node-signals",
         type=parse_signals,
         default=env.get("ELASTIPOD_NODE_SIGNALS", ""),
-        help="what announcements of nodes do beside the usual, such as `drain condition GpuUnhealthy=True, ignore taint KEY` "
+        help="responses to node announcements that differ from the default, such as `drain condition GpuUnhealthy=True, ignore taint KEY` "
         "(default: $ELASTIPOD_NODE_SIGNALS)",
     )
     _add_webhook(parser)
@@ -146,5 +146,5 @@ def _add_controller(parser: argparse.ArgumentParser) -> None:
         "--take-over",
         action="store_true",
         default=env.get("ELASTIPOD_TAKE_OVER") == "true",
-        help="run even if the CRD is another controller's, which no longer runs (default: whether $ELASTIPOD_TAKE_OVER is true)",
+        help="run even if the CRD belongs to another controller that no longer runs (default: whether $ELASTIPOD_TAKE_OVER is true)",
     )

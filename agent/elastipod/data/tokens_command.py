@@ -220,7 +220,7 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument(
         "--tokenizer",
         default=BYTES,
-        help="bytes (default), or MODULE:FUNCTION, a function that gives the tokens of a text",
+        help="bytes (default), or MODULE:FUNCTION, a function that returns the tokens of a text",
     )
     build.add_argument(
         "--vocabulary", type=int, help="number of different tokens (for bytes 256, or more with --end-of-document)"

@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--image", required=True, help="image of the training container")
     one.add_argument("--script", required=True, help="script that hyperpodrun starts, with its arguments in one word")
     one.add_argument("--name", default="", help="name of the job (run.name of the recipe)")
-    one.add_argument("--namespace", default="", help="namespace of both objects (that of kubectl)")
+    one.add_argument("--namespace", default="", help="namespace of both objects (kubectl's)")
     one.add_argument("--queue", default="", help="LocalQueue of Kueue (none)")
     one.add_argument("--ranks-per-node", type=_positive, metavar="N", help="workers in each pod (trainer.devices)")
     one.add_argument(

@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m elastipod_operator.api.generate", description=__doc__)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is not current")
-    mode.add_argument("--pod-schema-from", metavar="KUBECONFIG", help="first take the pod template from there")
+    mode.add_argument("--pod-schema-from", metavar="KUBECONFIG", help="first read the pod template from this cluster")
     options = parser.parse_args(arguments)
     if options.check:
         hints = stale(checkout())
