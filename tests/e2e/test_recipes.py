@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -20,11 +19,9 @@ from tests.long_runs import LongRun
 from tests.patience import PATIENCE_S
 from tests.unit.recipes.documents import GLOBAL_BATCH, all_recipes
 
-from elastipod import ElasticBatches
 from elastipod.recipes.recipe_command import main
 from elastipod_local.cluster import Cluster
 
-SAMPLES = 300  # of the script's data
 LIFE = (1, 4, 2)
 EPOCHS = 300  # 900 steps: more than the resizes take
 # What makes a recipe for 8 GPUs a node one of toy size: a rank for each of at most four nodes.
@@ -42,8 +39,7 @@ THREE_TOY = [
     }.items()
 ]  # fmt: skip
 # One of each set of sizes, of three families; both methods are among them.
-FIRST = "deepseek_0b_sft_lora"
-CHOSEN = {FIRST: (1, 2, 4), "gpt_oss_1b_dpo": (1, 2, 4), "llama_4b_sft_lora": (1, 2, 3, 4)}
+CHOSEN = {"deepseek_0b_sft_lora": (1, 2, 4), "gpt_oss_1b_dpo": (1, 2, 4), "llama_4b_sft_lora": (1, 2, 3, 4)}
 
 
 def rendered(recipe: str, folder: Path, data: str, epochs: int, capsys: pytest.CaptureFixture[str]) -> tuple[Any, Any]:
@@ -94,28 +90,6 @@ def live(job: JobRun, config_map: Any, body: Any, sizes: tuple[int, ...]) -> Non
 
 def printed(job: JobRun) -> str:
     return job.cluster.kubectl("logs", "-l", f"HPJob={job.name}", "--tail=-1", check=False)
-
-
-@pytest.mark.parametrize("recipe_job", [FIRST], indirect=True)
-def test_a_recipe_takes_the_configuration_of_each_size(
-    recipe_job: JobRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of a training that is suspended in the end; `make test-long NAME=recipes` trains three to their ends."""
-    job, epochs = recipe_job, 4000
-    live(job, *rendered(FIRST, tmp_path, f"/data/{job.name}", epochs, capsys), CHOSEN[FIRST])
-    suspend = {"spec": {"runPolicy": {"suspend": True}}}
-    job.cluster.kubectl("patch", "hpjob", job.name, "--type=merge", "-p", json.dumps(suspend))
-    job.until("the suspension", lambda: job.state() == "Suspended")
-    audit = job.audit()
-    assert (audit["duplicates"], audit["foreign"], audit["steps_repeated"]) == (
-        0,
-        0,
-        dict.fromkeys(audit["steps_repeated"], 0),
-    )
-    plan = ElasticBatches(SAMPLES, GLOBAL_BATCH, epochs=epochs)
-    trained = [batch for batch, _ in zip(plan.iterate(0, 1), range(audit["final_step"]), strict=False)]
-    assert audit["final_step"] > 15
-    assert audit["samples_unique"] == sum(len(batch.indices) for batch in trained), "no sample before it is missing"
 
 
 @pytest.mark.long("recipes")

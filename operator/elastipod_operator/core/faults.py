@@ -11,7 +11,7 @@ from .quoted_output import quote_output
 from .reasons import AnyReason, Reason, ReasonAndMessage, as_reason
 from .record import FaultyReplica, Record
 from .replica import Health, Replica, Replicas
-from .silence import SILENCE_LIMIT
+from .silence import HEARTBEAT, SILENCE_LIMIT
 from .snapshot import AgentState
 
 # Workers that do not report steps are taken to have made progress after this time.
@@ -21,6 +21,8 @@ STOP_TIME = timedelta(seconds=30)
 # An agent reports RUNNING as soon as it accepts a /start, which is repeated every few seconds.
 START_LIMIT = timedelta(seconds=60)
 STARTS_TRIED = 3
+# An agent answers within milliseconds. An operator that has just taken over waits this long for it before it decides without it.
+FIRST_ANSWER = HEARTBEAT
 AGENT_RESTARTED = Reason.AGENT_RESTARTED
 # Only this many replicas of one fault are recorded.
 MAX_FAULTY_REPLICAS = 8
@@ -64,6 +66,18 @@ def find_fault(record: Record, replicas: Replicas) -> Fault | None:
     if draining:
         return None
     return _generation_mismatch(trained, record, replicas) or _start_not_taken(trained, record, replicas.now)
+
+
+def first_answers_due(record: Record, replicas: Replicas, fault: Fault | None = None) -> datetime | None:
+    """Give when to stop waiting for members that have never answered this operator; None if there is nothing to wait for.
+
+    Their agents know what the workers keep in memory, which decides the depth of a change. fault: its lost replicas are not
+    waited for.
+    """
+    lost = frozenset(fault.lost) if fault is not None else frozenset()
+    unheard = (r for m in record.members if m not in lost and (r := replicas.get(m)) is not None and _is_unknown(r))
+    due = max((r.agent.trying_since + FIRST_ANSWER for r in unheard if r.agent.trying_since is not None), default=None)
+    return due if due is not None and replicas.now is not None and due > replicas.now else None
 
 
 def _drained(replica: Replica, record: Record) -> bool:

@@ -10,7 +10,7 @@ from .avoided_nodes import drop_expired_faults, next_fault_expiry
 from .context import Context, PlanDraft
 from .ending import finish
 from .escalation import close_window, next_window_end
-from .faults import START_LIMIT, answers_count_from, find_fault, start_limit
+from .faults import START_LIMIT, answers_count_from, find_fault, first_answers_due, start_limit
 from .growth import growth_window
 from .partial_gangs import follow_partial_gang, next_gang_check
 from .payback import record_resize_pause
@@ -31,12 +31,15 @@ def running(record: Record, context: Context) -> PlanDraft:
     """Decide for a job whose workers run or are being started."""
     record = close_window(record, context.policy, context.now)
     fault = find_fault(record, context.replicas)
+    due = first_answers_due(record, context.replicas, fault)
     if fault is not None:
-        return recover(record, context, fault)
+        return recover(record, context, fault) if due is None else PlanDraft(record, wake_at=due)
     members = [replica for member in record.members if (replica := context.replicas.get(member)) is not None]
     if _all_completed(members, record):
         message = f"{counted(len(members), 'replica')} finished"
         return finish(record, context, "Completed", Reason.COMPLETED, message)
+    if due is not None:
+        return _keep_running(record, context, members, due)
     planned = planned_change(record, context, members)
     if planned is not None:
         return in_transition(planned, context)

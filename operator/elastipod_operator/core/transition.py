@@ -10,7 +10,7 @@ from .context import Context, PlanDraft
 from .depth import describe_depth, settled_depth
 from .ending import finish
 from .escalation import check_budgets
-from .faults import STOP_TIME, Fault, find_fault
+from .faults import STOP_TIME, Fault, find_fault, first_answers_due
 from .growth import CAUSE, growth_failed, mark_interrupted_growth, warm
 from .health import AGENT_EXPECTED
 from .history import HistoryEntry
@@ -55,7 +55,8 @@ def in_transition(record: Record, context: Context) -> PlanDraft:
     if transition.graceful and not is_hard_stop_due(record, context.now):
         fault = find_fault(record, context.replicas)
         if fault is not None:
-            return recover(record, context, fault)
+            due = first_answers_due(record, context.replicas, fault)
+            return recover(record, context, fault) if due is None else PlanDraft(record, wake_at=due)
         record, shortening = _shortened(*_without_drain_handler(record, context), context)
     record, stops, wake = stop_members(record, context)
     if wake is not None:

@@ -23,6 +23,7 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod, DeletePod, ListPods, StartWorkers, StopWorkers
+from elastipod_operator.core.faults import FIRST_ANSWER
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record, TransitionKind
@@ -156,7 +157,7 @@ def test_a_generation_that_did_not_begin_everywhere_has_nothing_to_save() -> Non
 
 
 def test_an_operator_that_has_not_heard_of_anybody_drains_all_the_same() -> None:
-    unheard = ObservedAgent(trying_since=NOW - seconds(1))
+    unheard = ObservedAgent(trying_since=NOW - FIRST_ANSWER)
     todo = plan(observed(job(trains(3), policy(2, 2)), [(pod(n), unheard) for n in range(3)]))
     assert todo.record.transition is not None
     assert todo.record.transition.graceful
