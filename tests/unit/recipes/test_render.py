@@ -88,6 +88,8 @@ def test_the_job_is_what_the_launcher_gives_it() -> None:
     )
     pod = replicas["template"]["spec"]
     (container,) = pod["containers"]
+    assert (container["name"], container["image"]) == ("pytorch", OPTIONS.image)
+    assert replicas["template"]["metadata"] == {"labels": {"app": "job"}}
     assert container["command"] == ["hyperpodrun", "train.py", "--config-path=/config"]
     assert {"name": "HYPERPOD_SIGNAL_COORDINATION", "value": "distributed"} in container["env"]
     assert container["volumeMounts"] == [{"name": "training-config", "mountPath": "/config"}]
