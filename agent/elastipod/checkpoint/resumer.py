@@ -74,6 +74,7 @@ class Resumer:
         self._skip_reason = ""  # why the newest memory checkpoint was not used, on every rank
         self.needs_durable_write = False  # the resumed checkpoint is in memory only, but was to be durable
         self.damaged: set[CheckpointId] = set()
+        self._damage = ""  # what is wrong with the first of them, on every rank
         self.unmap_threads: list[threading.Thread] = []  # they unmap images; training need not wait
 
     def resume(self) -> Resume | None:
@@ -93,8 +94,8 @@ class Resumer:
             )
         if self.damaged:
             raise CheckpointError(
-                f"none of the {len(self.damaged)} checkpoints in {self._store.name} is intact; restore one, or name "
-                "another directory to start from the beginning"
+                f"none of the {len(self.damaged)} checkpoints in {self._store.name} is intact (of the newest, {self._damage}); "
+                "restore one, or name another directory to start from the beginning"
             )
         if self._is_half_filled:
             raise CheckpointError(
@@ -264,6 +265,7 @@ class Resumer:
         if RankInWorld.current().rank == 0:
             log.warning("skipping a damaged checkpoint: %s", problem)
         self.damaged.add(chosen)
+        self._damage = self._damage or problem
         return True
 
     def _skip(self, of: CheckpointId, why: str) -> None:
