@@ -15,6 +15,7 @@ from elastipod_agent.core.inprocess_restart import WorkerPreparation
 from elastipod_operator.api import JobSpec
 from elastipod_operator.core.actions import Plan
 from elastipod_operator.core.escalation import NO_PROGRESS_LIMIT
+from elastipod_operator.core.faults import FIRST_ANSWER
 from elastipod_operator.core.growth import CAUSE as GROWTH
 from elastipod_operator.core.growth import growth_due
 from elastipod_operator.core.history import HistoryEntry, decode_history
@@ -23,7 +24,7 @@ from elastipod_operator.core.phase_accounting import PHASES, total, total_by_dep
 from elastipod_operator.core.preparation import PREPARATION_LIMIT
 from elastipod_operator.core.record import RECORD_LOST, Depth, Record, TransitionKind
 from elastipod_operator.core.record_codec import MAX_BYTES, RecordError, decode
-from elastipod_operator.core.snapshot import ObservedJob, Policy
+from elastipod_operator.core.snapshot import ObservedAgent, ObservedJob, Policy
 from elastipod_operator.kube.job_policy import policy_of
 
 if TYPE_CHECKING:
@@ -269,6 +270,20 @@ class InvariantChecker:
         if due is not None and now >= due + PREPARATION_LIMIT:
             raise Violation(f"a growth that was due at {due} waits for new replicas beyond {PREPARATION_LIMIT}")
         self.met["a growth waits for workers that are prepared"] += due is not None and now >= due
+
+    def depth_decided(self, job: ObservedJob, todo: Plan, agents: Mapping[str, ObservedAgent], now: datetime) -> None:
+        """No operator says that workers keep nothing in memory before their agent has had the time to answer it."""
+        before, begun = job.record, todo.record.transition
+        if before is None or begun is None or begun.depth is Depth.MEMORY:
+            return
+        if before.transition is not None and before.transition.began_at == begun.began_at:
+            return
+        for member in todo.record.members:
+            agent = agents.get(member.name(job.name))
+            if agent is None or agent.state is not None or agent.trying_since is None or member in todo.record.lost:
+                continue
+            if now - agent.trying_since < FIRST_ANSWER:
+                raise Violation(f"the depth of a {begun.kind} is chosen before {member.name(job.name)} has been heard")
 
     def _noted(self, old: Record, new: Record) -> None:
         """Note what the new generation shows of the fields of the job."""

@@ -165,6 +165,9 @@ SCHEDULES: dict[str, Schedule] = {
         Event(100, "hide_all", 0, 200), Event(101, "scale", 1)
     ),
     "the operator is away for minutes": _schedule(Event(100, "operator_dies", 1, 250)),
+    "a worker that keeps its state crashes while the operator is away": _schedule(
+        Event(100, "operator_dies", 1, 8), Event(103, "crash_worker", 0), make=Make.KEEPING
+    ),
     "the operator dies in a recovery": _schedule(Event(99, "operator_dies_soon", 3, 5), Event(100, "crash_worker", 0)),
     "the operator dies between the record and the first stop": _schedule(
         Event(99, "operator_dies_soon", 1, 5), Event(100, "drain_node", 0)

@@ -94,6 +94,8 @@ class ObservedPass(ReconcilePass):
         self.shell.checker.met["a decision waits for calls that it does not want"] += self.shell.looks - 1
         self.shell.last_plan = made.todo
         self.shell.checker.decided(made.job.fact, made.todo, clock.now())
+        agents = {pod.name: self.agents.fact(pod.uid) for pod in made.job.pods.values()}
+        self.shell.checker.depth_decided(made.job.fact, made.todo, agents, clock.now())
         return made
 
     def _progress(self, job: Job, todo: Plan) -> dict[str, str | None]:

@@ -55,6 +55,11 @@ def accept_a_stale_generation(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "runs", lambda self, generation: True)
 
 
+def choose_the_depth_before_agents_have_answered(patch: pytest.MonkeyPatch) -> None:
+    for module in (running, transition):
+        patch.setattr(module, "first_answers_due", lambda record, replicas, fault=None: None)
+
+
 def wait_for_a_start_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(faults, "_start_not_taken", lambda members, record, now: None)
 
@@ -482,6 +487,7 @@ MUTANTS: dict[Mutant, str | None] = {
     stop_workers_that_begin_with_shards: "workers keep shards of the state in memory: a node is tainted 2 s after a shrink began",
     wait_for_prepared_workers_for_ever: "workers start ahead of a growth: they never come to it",
     wait_for_a_start_for_ever: "a member stops for a start that it never hears",
+    choose_the_depth_before_agents_have_answered: "a worker that keeps its state crashes while the operator is away",
 }
 """By mistake, the scripted schedule that finds it; None where a random one does."""
 

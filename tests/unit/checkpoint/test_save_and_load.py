@@ -288,7 +288,9 @@ def test_what_another_version_wrote_is_not_deleted(tmp_path: Path, caplog: pytes
 
 def test_starting_over_in_silence_is_refused(tmp_path: Path) -> None:
     flip_a_byte(shard(Trainer().save(CheckpointManager(tmp_path), 1)))
-    with pytest.raises(CheckpointError, match=r"none of the 1 checkpoints in .* is intact \(of the newest, .*__0_0\.distcp.*\)"):
+    with pytest.raises(
+        CheckpointError, match=r"none of the 1 checkpoints in .* is intact \(of the newest, .*__0_0\.distcp.*\)"
+    ):
         Trainer().load(CheckpointManager(tmp_path))
 
 
