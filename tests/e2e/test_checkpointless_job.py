@@ -145,12 +145,11 @@ def live(site: Cluster, manifest: str) -> None:
         (life.output() / "finish").touch()
         job.until("completion", lambda: job.state() == "Completed")
         assert life.printed().count("finished 50 whole True rootless 1") == RANKS // PODS
-        history = [(each["kind"], each["cause"], each.get("depth")) for each in job.history()]
-        assert history[1:] == [
-            ("recovery", "WorkerFault", "memory"),
-            ("recovery", "WorkerCrash", "memory"),
-            ("resize", "ScaledByUser", "memory"),
-        ]
+        _, raised, killed, shrunk = [(each["kind"], each["cause"], each.get("depth")) for each in job.history()]
+        assert raised == ("recovery", "WorkerFault", "memory")
+        # The peers of the killed rank lose their collective, and their agent may report that first.
+        assert killed in [("recovery", cause, "memory") for cause in ("WorkerCrash", "WorkerFault")]
+        assert shrunk == ("resize", "ScaledByUser", "memory")
     finally:
         job.delete(wait=False)  # half a minute: the shell that is a pod's first process is deaf to SIGTERM
         (life.output() / "finish").unlink(missing_ok=True)
