@@ -45,7 +45,7 @@ class Team:
             # Without a queue there is no flavor that says where they run.
             pod = {"containers": [container], **({} if wanted else {"nodeSelector": FLAVOR_LABELS})}
             own = one["template"].get("spec", {})
-            one["template"] = {"metadata": one["template"].get("metadata", {}), "spec": {**pod, **own}}
+            one["template"] = {"metadata": one["template"].get("metadata", {}), "spec": {**own, **pod}}
         apply(self.cluster, self.namespace, body)
 
     def state(self, name: str) -> Body:
