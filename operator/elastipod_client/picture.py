@@ -234,7 +234,8 @@ def _draw_notes(axes: Axes, timeline: Timeline) -> None:
         axes.vlines(note.at_s, 0, height, color=colour, linewidth=thickness, linestyles=style, zorder=3)
         axes.annotate(
             note.text, (note.at_s, height), xytext=(-3 if on_the_right else 3, 0), textcoords="offset points",
-            ha="right" if on_the_right else "left", va="center", fontsize=8.5,
+            ha="right" if on_the_right else "left", va="center", fontsize=8.5, zorder=4,
+            bbox={"facecolor": axes.get_facecolor(), "edgecolor": "none", "alpha": 0.8, "pad": 0.5},  # a line may cross it
         )  # fmt: skip
     axes.set_ylim(0, top)
 
