@@ -117,7 +117,7 @@ def test_ranks_that_do_not_come_back_in_time_cost_all_processes_of_the_pod(job: 
         else:
             os.kill(before[1], signal.SIGSTOP)
         job.stop(1, restart_mode="ipr")
-        assert "local rank 1 did not reach the barrier within 1 s" in job.agent.printed()
+        job.agent.until_printed("local rank 1 did not reach the barrier within 1 s")
         assert not set(before.values()) & set(job.start(2).values())
 
     job.run(scenario, timeout_s=1)
@@ -159,7 +159,7 @@ def test_workers_that_a_drain_does_not_reach_are_called_back(job: Job) -> None:
         seen = job.agent.until("ready")
         assert (seen["drained"], seen["reason"]) == (False, "DrainTimedOut")
         assert seen["message"].endswith("were returned to the barrier")
-        assert job.agent.printed().count("called back") == 2
+        job.agent.until_printed("called back", 2)
         assert job.start(2) == before
 
     job.run(scenario, script_args=("deaf",))
@@ -175,7 +175,7 @@ def test_a_drain_that_a_rank_hangs_in_ends_in_new_processes(job: Job, monkeypatc
         job.agent.drain(1, timeout=0.2)
         seen = job.agent.until("ready")
         assert (seen["drained"], seen["reason"]) == (False, "DrainTimedOut")
-        assert "local rank 1 did not reach the barrier within 0.5 s" in job.agent.printed()
+        job.agent.until_printed("local rank 1 did not reach the barrier within 0.5 s")
         assert not set(before.values()) & set(job.start(2).values())
 
     job.run(scenario)
@@ -240,7 +240,7 @@ def test_a_script_that_never_comes_to_the_barrier_is_a_fault_of_the_next_start(
         assert (seen["reason"], seen["message"].partition(";")[0]) == ("WorkerCrash", words)
         agent.start(1)
         assert agent.until("faulted")["failure"]["message"].startswith(words)
-        assert agent.printed().count("a worker ended between runs") == 3, "it was tried three times"
+        agent.until_printed("a worker ended between runs", 3)  # lines come a little later than the status
 
     agent.run(f"raise SystemExit({code})", scenario, "--inprocess-restart")
     assert agent.termination_message.startswith(words)

@@ -166,7 +166,7 @@ def test_a_dead_rank_is_replaced_beside_the_ones_that_live_on(job: Job) -> None:
         assert is_alive(first[0]), "it may hold the only copy of the state"
         seen = job.stop(1, restart_mode=KEEP)
         assert seen["in_memory"] == {"kind": "replicated", "kept": 1}
-        assert job.agent.printed().count("env {") == 3, "the new process is at the barrier before the agent is ready"
+        job.agent.until_printed("env {", 3)  # of the new process, which is at the barrier before the agent is ready
         second = job.start(2)
         assert (second[0] == first[0], second[1] == first[1]) == (True, False)
         job.announced()
@@ -202,7 +202,7 @@ def test_a_stop_that_goes_deeper_ends_all_processes(job: Job, is_graceful: bool,
 
     job.run(scenario)
     if is_graceful:
-        assert "told None False" in job.agent.printed()
+        job.agent.until_printed("told None False")
 
 
 def test_a_drain_of_an_operator_that_knows_of_no_kept_workers_keeps_who_returns(job: Job) -> None:

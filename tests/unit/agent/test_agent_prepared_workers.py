@@ -44,7 +44,7 @@ def test_prepared_workers_wait_at_the_barrier_and_are_those_of_the_next_start(jo
         seen = preparation(job.agent, "ready")
         assert (seen["status"], seen["generation"]) == ("ready", 0)
         assert seen["in_memory"] == {"kind": "replicated", "kept": None}
-        until(lambda: job.agent.printed().count("env {") == 2, "both to have built what comes before the barrier")
+        job.agent.until_printed("env {", 2)  # both have built what comes before the barrier
         assert job.agent.printed().count("'ELASTIPOD_FOLLOWED_STORE': '10.0.0.9:4321'") == 2, "and know whom to follow"
         assert prepare(job.agent) == (200, None), "a repetition"
         assert job.agent.start(3, rank=2, nnodes=3, spare=True) == (200, None), "a spare keeps them"
