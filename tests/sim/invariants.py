@@ -280,10 +280,11 @@ class InvariantChecker:
             return
         for member in todo.record.members:
             agent = agents.get(member.name(job.name))
-            if agent is None or agent.state is not None or agent.trying_since is None or member in todo.record.lost:
+            if agent is None or agent.state is not None or agent.trying_since is None:
                 continue
-            if now - agent.trying_since < FIRST_ANSWER:
-                raise Violation(f"the depth of a {begun.kind} is chosen before {member.name(job.name)} has been heard")
+            claim = f"the workers of pod {member.name(job.name)} keep nothing in memory"
+            if begun.depth_reason == claim and now - agent.trying_since < FIRST_ANSWER:
+                raise Violation(f"an operator that has not heard the agent says of a {begun.kind}: {claim}")
 
     def _noted(self, old: Record, new: Record) -> None:
         """Note what the new generation shows of the fields of the job."""
