@@ -31,13 +31,13 @@ def running(record: Record, context: Context) -> PlanDraft:
     """Decide for a job whose workers run or are being started."""
     record = close_window(record, context.policy, context.now)
     fault = find_fault(record, context.replicas)
-    due = first_answers_due(record, context.replicas, fault)
     if fault is not None:
-        return recover(record, context, fault) if due is None else PlanDraft(record, wake_at=due)
+        return recover(record, context, fault)
     members = [replica for member in record.members if (replica := context.replicas.get(member)) is not None]
     if _all_completed(members, record):
         message = f"{counted(len(members), 'replica')} finished"
         return finish(record, context, "Completed", Reason.COMPLETED, message)
+    due = first_answers_due(record, context.replicas)
     if due is not None:
         return _keep_running(record, context, members, due)
     planned = planned_change(record, context, members)

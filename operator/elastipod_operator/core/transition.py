@@ -32,7 +32,10 @@ from .wording import counted
 
 
 def recover(record: Record, context: Context, fault: Fault) -> PlanDraft:
-    """Count a fault and begin the recovery from it."""
+    """Count a fault and begin the recovery from it, once the agents that know how deep it must go have had time to answer."""
+    due = first_answers_due(record, context.replicas, fault)
+    if due is not None:
+        return PlanDraft(record, wake_at=due)
     record = replace(
         mark_interrupted_growth(record_step_time(record, context.replicas), context.now),
         gang=None,
@@ -55,8 +58,7 @@ def in_transition(record: Record, context: Context) -> PlanDraft:
     if transition.graceful and not is_hard_stop_due(record, context.now):
         fault = find_fault(record, context.replicas)
         if fault is not None:
-            due = first_answers_due(record, context.replicas, fault)
-            return recover(record, context, fault) if due is None else PlanDraft(record, wake_at=due)
+            return recover(record, context, fault)
         record, shortening = _shortened(*_without_drain_handler(record, context), context)
     record, stops, wake = stop_members(record, context)
     if wake is not None:
