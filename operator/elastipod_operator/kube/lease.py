@@ -40,6 +40,7 @@ class Lease:
     _seen_at: float = 0.0
     _last_error: str = ""
     _is_foreign: bool = False
+    _held_since: float = 0.0
 
     async def acquire(self) -> None:
         """Wait until this process holds the lease. Raises Refusal if another release in this namespace holds it."""
@@ -48,14 +49,15 @@ class Lease:
         log.info("lease acquired", extra={"lease": f"{self.namespace}/{self.name}", "holder": self.holder})
 
     async def hold(self) -> None:
-        """Renew until that fails for RENEW_DEADLINE_S or another process holds the lease; then the caller must end at once."""
-        loop = asyncio.get_running_loop()
+        """Renew until that fails for RENEW_DEADLINE_S or another process holds the lease; then the caller must end at once.
+
+        The time counts from the last request that took or renewed it, however long its answer and the caller needed since.
+        """
         try:
-            async with asyncio.timeout(RENEW_DEADLINE_S) as limit:
+            async with asyncio.timeout_at(self._held_since + RENEW_DEADLINE_S) as limit:
                 while True:
-                    began = loop.time()
                     if await self._try("renew"):
-                        limit.reschedule(began + RENEW_DEADLINE_S)
+                        limit.reschedule(self._held_since + RENEW_DEADLINE_S)
                     elif self._is_foreign:
                         return
                     await asyncio.sleep(RETRY_S)
@@ -75,6 +77,7 @@ class Lease:
 
     async def _try(self, what: str) -> bool:
         self._is_foreign = False
+        began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(RENEW_DEADLINE_S / 2):
                 held = await self._take()
@@ -85,6 +88,8 @@ class Lease:
             self._last_error = problem
             return False
         self._last_error = ""
+        if held:
+            self._held_since = began
         return held
 
     async def _take(self) -> bool:

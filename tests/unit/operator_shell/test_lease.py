@@ -214,6 +214,28 @@ def test_two_never_hold_it_however_slow_the_api_server_is(
     play(monkeypatch, scenario)
 
 
+@pytest.mark.parametrize("prepares_s", [0.0, 4.0, 7.0, 13.0])
+@pytest.mark.parametrize("back_s", [0.0, 2.4])
+def test_the_time_between_taking_and_holding_it_counts(
+    monkeypatch: pytest.MonkeyPatch, prepares_s: float, back_s: float
+) -> None:
+    """An operator looks for other releases and labels its pod in between, which takes long while the API server is slow."""
+
+    async def scenario(server: LeaseServer) -> None:
+        mine = server.lease_of("a")
+        server.takes_s = (0.0, back_s)
+        await mine.acquire()
+        server.cut_off = "a"
+        standby = asyncio.create_task(server.lease_of("b").acquire())
+        await asyncio.sleep(prepares_s)
+        await mine.hold()
+        assert not standby.done(), "nobody acts for it while another one holds it"
+        await standby
+        assert server.holder == "b"
+
+    play(monkeypatch, scenario)
+
+
 def test_who_sees_another_holder_ends_at_its_next_renewal(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(server: LeaseServer) -> None:
         mine = server.lease_of("a")
