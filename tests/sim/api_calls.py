@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.sim.cluster import Cluster
 from tests.sim.kernel import Script
-from tests.sim.kueue_server import KueueApi
+from tests.sim.kueue_api import KueueApi
 from tests.sim.objects import Body
 from tests.sim.process import Wait
 

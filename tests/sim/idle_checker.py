@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tests.sim.invariants import Violation
+from tests.sim.invariant_state import Violation
 from tests.sim.kernel import Kernel, Script
 from tests.sim.process import VirtualLoop
 

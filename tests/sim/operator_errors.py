@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from tests.sim.invariants import Violation
+from tests.sim.invariant_state import Violation
 
 
 class _Mistakes(logging.Handler):

@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.sim.agents import Crash, Lie, SimAgent
+from tests.sim.agent_words import Crash, Lie
+from tests.sim.agents import SimAgent
 from tests.sim.events import Event, Make
 from tests.sim.fault_targets import (
     AFTERMATH_S,

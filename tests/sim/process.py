@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
-from tests.sim.api_server import ApiFailure
-from tests.sim.invariants import Violation
+from tests.sim.api_objects import ApiFailure
+from tests.sim.invariant_state import Violation
 from tests.sim.kernel import Kernel, Process, Script
 from tests.sim.operator_errors import raise_operator_errors
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tests.sim.fault_targets import AFTERMATH_S
-from tests.sim.invariants import Violation
+from tests.sim.invariant_state import Violation
 from tests.sim.kueue_workload import Workload
 from tests.sim.objects import SimPod
 

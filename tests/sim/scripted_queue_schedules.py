@@ -9,7 +9,7 @@ from tests.sim.events import Event, Make
 from tests.sim.kueue_server import QueueSettings
 from tests.sim.plain_workloads import PlainGang
 from tests.sim.random_schedules import InQueue, Schedule
-from tests.sim.scripted_schedules import PATIENT
+from tests.sim.scripted_jobs import PATIENT
 
 
 def _schedule(

@@ -3,422 +3,263 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from tests.sim.copied_annotations import Copied
-from tests.sim.events import Event, Make, Preparing
+from tests.sim.events import Event, Make
+from tests.sim.memory_schedules import MEMORY_SCHEDULES
 from tests.sim.random_schedules import Containers, Schedule
-
-PATIENT = {
-    "scalingTimeoutInSeconds": 5,
-    "gracefulShutdownTimeoutInSeconds": 60,
-    "faultyScaleDownTimeoutInSeconds": 20,
-}
-TWO = [{"name": "base", "replicas": 2}, {"name": "extra", "replicas": 0, "maxReplicas": 2}]
-
-
-# Troubles of workers that keep their state in memory.
-IN_MEMORY: tuple[tuple[str, tuple[Event, ...], dict[str, Any]], ...] = (
-    ("a growth and a shrink", (Event(60, "scale", 1), Event(100, "scale", 0)), {}),
-    ("a worker crashes", (Event(100, "crash_worker", 0),), {}),
-    ("two workers crash", (Event(100, "crash_worker", 0), Event(103, "crash_worker", 1)), {}),
-    ("a node is drained", (Event(100, "drain_node", 0),), {}),
-    ("a node loses power", (Event(100, "kill_node", 1),), {}),
-    ("a node loses power in a drain", (Event(100, "drain_node", 0), Event(101, "kill_node", 1)), {}),
-    ("a container ends", (Event(100, "kill_container", 1),), {}),
-    ("a worker asks for new processes", (Event(100, "crash_worker", 7 * 2),), {}),
-    ("a worker asks for new pods", (Event(100, "crash_worker", 7 * 3),), {}),
-    (
-        "the user wants new processes",
-        (Event(100, "crash_worker", 0), Event(150, "scale", 1)),
-        {"ours": {"recovery": "Process"}},
-    ),
-    ("the operator dies in a recovery", (Event(100, "crash_worker", 0), Event(100.3, "operator_dies", 0, 3)), {}),
-    ("the operator dies in a drain", (Event(100, "scale", 1), Event(100.3, "operator_dies", 0, 3)), {}),
-    ("a worker crashes in a drain", (Event(100, "scale", 1), Event(100.4, "crash_worker", 0)), {}),
-    ("the job is suspended and resumed", (Event(100, "suspend", 0, 30),), {}),
-    *(
-        (
-            f"the job is suspended in a resize, after {late:g} s",
-            (Event(100, "scale", 1), Event(100 + late, "suspend", 0, 30)),
-            {},
-        )
-        for late in (0.1, 1.5, 3.0)
-    ),
-)
-
-ANY_SIZE: dict[str, Any] = {"low": 1, "step": 1}
-# Troubles of workers whose state is sharded. Sizes are 2 and 4, so who goes takes another along.
-IN_SHARDS: tuple[tuple[str, tuple[Event, ...], dict[str, Any]], ...] = (
-    ("the user scales down and up", (Event(100, "scale", 1), Event(160, "scale", 0)), {}),
-    ("a node is drained", (Event(100, "drain_node", 0),), {}),
-    ("a node is tainted", (Event(100, "taint_node", 3),), {}),
-    ("a node loses power", (Event(100, "kill_node", 1),), {}),
-    ("a worker crashes", (Event(100, "crash_worker", 0),), {}),
-    ("a worker crashes in a drain", (Event(100, "scale", 1), Event(100.4, "crash_worker", 0)), {}),
-    ("the operator dies in a drain", (Event(100, "scale", 1), Event(100.3, "operator_dies", 0, 3)), {}),
-    ("two operators act at once", (Event(60, "second_operator", 0, 200), Event(100, "scale", 1)), {}),
-    ("calls get lost", (Event(95, "lossy_calls", 0, 60), Event(100, "scale", 1)), {}),
-    ("the job is suspended in a drain", (Event(100, "scale", 1), Event(100.5, "suspend", 0, 30)), {}),
-    *(
-        (f"the user scales down twice, {late:g} s apart", (Event(100, "scale", 3), Event(100 + late, "scale", 1)), ANY_SIZE)
-        for late in (0.5, 2.0, 4.0)
-    ),
-    *(
-        (f"a node is tainted {late:g} s after a shrink began", (Event(100, "scale", 3), Event(100 + late, "taint_node", 0)), ANY_SIZE)
-        for late in (0.5, 2.0, 4.0)
-    ),
-)  # fmt: skip
-
-# A machine of Spot is taken back.
-SPOT: tuple[tuple[str, tuple[Event, ...], Make], ...] = (
-    ("a notice of 120 s", (Event(100, "spot_notice", 0, 120),), Make.OURS),
-    ("a notice of 30 s", (Event(100, "spot_notice", 0, 30),), Make.OURS),
-    ("a notice of 30 s, and workers that keep their state", (Event(100, "spot_notice", 0, 30),), Make.KEEPING),
-    ("two notices of 30 s", (Event(100, "spot_notice", 0, 30), Event(101.5, "spot_notice", 1, 30)), Make.KEEPING),
-    (
-        "a notice of 30 s while two nodes do not reach each other",
-        (Event(100, "part_nodes", 0, 60), Event(100.5, "spot_notice", 0, 30)),
-        Make.OURS,
-    ),
-)
-
-GROWS = (Event(60, "add_node"),)
-# Troubles of workers that start ahead of the growth that takes them: a node comes at 60, its pod's agent answers soon after.
-PREPARED: tuple[tuple[str, tuple[Event, ...], Preparing], ...] = (
-    *((how.value, GROWS, how) for how in Preparing),
-    *(
-        (f"their pod's node is lost at {at:g}", (*GROWS, Event(at, "kill_node", 2)), Preparing.SUCCEEDS)
-        for at in (64, 68, 72)
-    ),
-    *(
-        (f"the operator dies at {at:g}", (*GROWS, Event(at, "operator_dies", 0, 3)), Preparing.SUCCEEDS)
-        for at in (64, 68, 72)
-    ),
-    (
-        "they never come, and operators die",
-        (*GROWS, *(Event(at, "operator_dies", 0, 9) for at in (70, 150, 250, 350))),
-        Preparing.HANGS,
-    ),
-    ("a worker crashes meanwhile", (*GROWS, Event(66, "crash_worker", 0)), Preparing.HANGS),
-    ("the job is suspended meanwhile", (*GROWS, Event(66, "suspend", 0, 30)), Preparing.HANGS),
-    ("calls get lost", (Event(55, "lossy_calls", 0, 60), *GROWS), Preparing.SUCCEEDS),
-)
-
-
-def _schedule(
-    *events: Event,
-    low: int = 2,
-    high: int = 4,
-    nodes: int = 4,
-    timeout_s: float = 300.0,
-    retries: int | None = None,
-    specs: list[dict[str, Any]] | None = None,
-    step: int = 1,
-    make: Make = Make.OURS,
-    ours: dict[str, Any] | None = None,
-    seed: int = 1,
-    containers: Containers = Containers.PLAIN,
-    api_clock_s: float = 0.0,
-    deadlines: dict[str, int] | None = None,
-    tells: bool = True,
-    copied: Copied | None = None,
-    preparing: Preparing | None = None,
-    **restarts: int,
-) -> Schedule:
-    return Schedule(
-        seed=seed,
-        nodes=nodes,
-        policy={"minReplicas": low, "maxReplicas": high, "replicaIncrementStep": step, **PATIENT},
-        specs=specs or [{"name": "workers", "replicas": low, "maxReplicas": high}],
-        run_policy={
-            "cleanPodPolicy": "All",
-            "jobMaxRetryCount": retries,
-            "restartPolicy": restarts,
-            **(deadlines or {}),
-        },
-        heeds_events=True,
-        collective_timeout_s=timeout_s,
-        make=make,
-        ours=ours or {},
-        events=events,
-        containers=containers,
-        api_clock_s=api_clock_s,
-        agents_tell_of_others=tells,
-        copied=copied,
-        preparing=preparing,
-    )
-
+from tests.sim.scripted_jobs import TWO, scripted_job
 
 SCHEDULES: dict[str, Schedule] = {
-    "nothing happens": _schedule(),
-    "nodes come one after the other": _schedule(Event(60, "add_node"), Event(90, "add_node"), nodes=2),
-    "a node loses power": _schedule(Event(100, "kill_node", 1)),
-    "a worker crashes while a node loses power": _schedule(Event(100, "kill_node", 1), Event(100.1, "crash_worker", 2)),
-    "a worker crashes in a drain": _schedule(Event(100, "drain_node", 0), Event(100.4, "crash_worker", 2)),
-    "a node loses power in a drain": _schedule(Event(100, "drain_node", 0), Event(101, "kill_node", 2)),
-    "a second node is drained during the first drain": _schedule(
+    "nothing happens": scripted_job(),
+    "nodes come one after the other": scripted_job(Event(60, "add_node"), Event(90, "add_node"), nodes=2),
+    "a node loses power": scripted_job(Event(100, "kill_node", 1)),
+    "a worker crashes while a node loses power": scripted_job(Event(100, "kill_node", 1), Event(100.1, "crash_worker", 2)),
+    "a worker crashes in a drain": scripted_job(Event(100, "drain_node", 0), Event(100.4, "crash_worker", 2)),
+    "a node loses power in a drain": scripted_job(Event(100, "drain_node", 0), Event(101, "kill_node", 2)),
+    "a second node is drained during the first drain": scripted_job(
         Event(100, "drain_node", 0), Event(100.9, "drain_node", 2)
     ),
-    "no agent can be reached for minutes": _schedule(Event(100, "hide_all", 0, 200)),
-    "the user scales down while no agent can be reached": _schedule(
+    "no agent can be reached for minutes": scripted_job(Event(100, "hide_all", 0, 200)),
+    "the user scales down while no agent can be reached": scripted_job(
         Event(100, "hide_all", 0, 200), Event(101, "scale", 1)
     ),
-    "the operator is away for minutes": _schedule(Event(100, "operator_dies", 1, 250)),
-    "a worker that keeps its state crashes while the operator is away": _schedule(
+    "the operator is away for minutes": scripted_job(Event(100, "operator_dies", 1, 250)),
+    "a worker that keeps its state crashes while the operator is away": scripted_job(
         Event(100, "operator_dies", 1, 8), Event(103, "crash_worker", 0), make=Make.KEEPING
     ),
-    "the operator dies in a recovery": _schedule(Event(99, "operator_dies_soon", 3, 5), Event(100, "crash_worker", 0)),
-    "the operator dies between the record and the first stop": _schedule(
+    "the operator dies in a recovery": scripted_job(Event(99, "operator_dies_soon", 3, 5), Event(100, "crash_worker", 0)),
+    "the operator dies between the record and the first stop": scripted_job(
         Event(99, "operator_dies_soon", 1, 5), Event(100, "drain_node", 0)
     ),
-    "the user scales down and up again in a resize": _schedule(
+    "the user scales down and up again in a resize": scripted_job(
         Event(100, "scale", 1), Event(101, "scale", 3), Event(130, "scale", 2)
     ),
-    "the job is suspended in a recovery and in a drain": _schedule(
+    "the job is suspended in a recovery and in a drain": scripted_job(
         Event(100, "crash_worker", 0), Event(100.2, "suspend", 0, 60), Event(200, "drain_node", 0),
         Event(200.7, "suspend", 0, 30),
     ),
-    "containers end at once on every node": _schedule(*(Event(1, "sicken_node", at, 100) for at in range(4))),
-    "the job is deleted before anything runs": _schedule(Event(0.05, "delete_job")),
-    "the job is deleted in a drain": _schedule(Event(100, "drain_node", 0), Event(100.5, "delete_job")),
-    "the job is deleted while no agent can be reached": _schedule(
+    "containers end at once on every node": scripted_job(*(Event(1, "sicken_node", at, 100) for at in range(4))),
+    "the job is deleted before anything runs": scripted_job(Event(0.05, "delete_job")),
+    "the job is deleted in a drain": scripted_job(Event(100, "drain_node", 0), Event(100.5, "delete_job")),
+    "the job is deleted while no agent can be reached": scripted_job(
         Event(100, "hide_all", 0, 200), Event(130, "delete_job")
     ),
-    "a lost pod comes back before it is deleted": _schedule(
+    "a lost pod comes back before it is deleted": scripted_job(
         Event(100, "freeze_node", 0, 30), Event(110, "operator_dies_soon", 1, 25)
     ),
-    "workers fail over a dead node before it is known, and no retry is left": _schedule(
+    "workers fail over a dead node before it is known, and no retry is left": scripted_job(
         Event(100, "kill_node", 1), timeout_s=5.0, retries=0
     ),
-    "crashes in a row bring a full job restart": _schedule(
+    "crashes in a row bring a full job restart": scripted_job(
         *(Event(100 + 30 * n, "crash_worker", n) for n in range(4)),
         numRestartBeforeFullJobRestart=1, maxFullJobRestarts=3, evalPeriodSeconds=3600,
     ),
-    "the operator dies between the decision for a full restart and the deletion of the pods": _schedule(
+    "the operator dies between the decision for a full restart and the deletion of the pods": scripted_job(
         Event(99.9, "operator_dies_soon", 6, 8), Event(100, "crash_worker", 0), Event(160, "operator_dies_soon", 4, 8),
         Event(160.1, "crash_worker", 1), numRestartBeforeFullJobRestart=0, evalPeriodSeconds=3600,
     ),
-    "restarts of one window do not count in the next": _schedule(
+    "restarts of one window do not count in the next": scripted_job(
         Event(60, "crash_worker", 0), Event(180, "crash_worker", 1), Event(300, "crash_worker", 0),
         numRestartBeforeFullJobRestart=1, maxFullJobRestarts=0, evalPeriodSeconds=100,
     ),
-    "a node that faults again and again is avoided": _schedule(
+    "a node that faults again and again is avoided": scripted_job(
         Event(60, "crash_again_and_again", 1, 60), Event(400, "add_node"), nodes=5,
         numRestartBeforeFullJobRestart=0, maxNumRepeatOffendersToAvoid=1, evalPeriodSeconds=300,
     ),
-    "two nodes fault again and again and one may be avoided": _schedule(
+    "two nodes fault again and again and one may be avoided": scripted_job(
         Event(60, "crash_again_and_again", 1, 60), Event(70, "crash_again_and_again", 3, 60), nodes=6,
         numRestartBeforeFullJobRestart=0, maxNumRepeatOffendersToAvoid=1, evalPeriodSeconds=600,
     ),
-    "a spare takes the place of a lost one": _schedule(
+    "a spare takes the place of a lost one": scripted_job(
         Event(100, "kill_node", 1), nodes=4, specs=[{"name": "workers", "replicas": 2, "maxReplicas": 2, "spares": 1}],
         high=2,
     ),
-    "a spare beside two groups of pods": _schedule(
+    "a spare beside two groups of pods": scripted_job(
         Event(100, "crash_worker", 0), Event(200, "kill_node", 2), nodes=9,
         specs=[{"name": "base", "replicas": 2, "spares": 1}, {"name": "extra", "replicas": 0, "maxReplicas": 2}],
     ),
-    "a node of the base is lost for good: another pod makes room": _schedule(Event(100, "kill_node", 1), nodes=3, specs=TWO),
-    "elastic pods alone do not start": _schedule(
+    "a node of the base is lost for good: another pod makes room": scripted_job(Event(100, "kill_node", 1), nodes=3, specs=TWO),
+    "elastic pods alone do not start": scripted_job(
         Event(1, "kill_node", 0), Event(1, "kill_node", 0), Event(300, "add_node"), nodes=4, specs=TWO
     ),
-    "all of the base is lost while others train": _schedule(
+    "all of the base is lost while others train": scripted_job(
         Event(100, "delete_node", 0), Event(100, "delete_node", 0), nodes=4, specs=TWO
     ),
-    "only the state is lost, and no agent lives": _schedule(
+    "only the state is lost, and no agent lives": scripted_job(
         Event(100, "operator_dies", 1, 30), Event(101, "force_delete_pod", 0), Event(101, "force_delete_pod", 0),
         Event(101, "force_delete_pod", 0), Event(101, "force_delete_pod", 0), Event(102, "wipe_state"),
     ),
     **{  # which of the agents is heard first is drawn
-        f"the record is lost while the operator is away, and one of many trains: {seed}": _schedule(
+        f"the record is lost while the operator is away, and one of many trains: {seed}": scripted_job(
             Event(60, "operator_dies", 1, 60), Event(80, "wipe_record"), low=1, high=5, step=4, nodes=4, seed=seed,
         )
         for seed in range(8)
     },
-    "the template is edited while the job runs": _schedule(
+    "the template is edited while the job runs": scripted_job(
         Event(60, "edit_template", 7), Event(100, "kill_node", 1), Event(150, "add_node"), Event(200, "suspend", 0, 20),
     ),
-    "the template is edited before anything trains": _schedule(Event(1, "edit_template", 7)),
-    "somebody else has the master port, and no retry is left": _schedule(Event(100, "take_master_port"), retries=0),
-    "two operators act at once all the time": _schedule(
+    "the template is edited before anything trains": scripted_job(Event(1, "edit_template", 7)),
+    "somebody else has the master port, and no retry is left": scripted_job(Event(100, "take_master_port"), retries=0),
+    "two operators act at once all the time": scripted_job(
         Event(1, "second_operator", 0, 400), Event(60, "drain_node", 0), Event(120, "crash_worker", 1), Event(200, "scale", 1),
         Event(250, "scale", 0),
     ),
-    "an operator stands still between the record and its calls, while another one goes on": _schedule(
+    "an operator stands still between the record and its calls, while another one goes on": scripted_job(
         Event(100, "drain_node", 0), Event(100.04, "operator_stands_still", 0, 60), Event(130, "scale", 1),
     ),
-    "the clock is set forward in a drain": _schedule(Event(100, "drain_node", 0), Event(100.5, "clock_jumps", 10, 0)),
-    "the clock is set back and the operator begins anew": _schedule(
+    "the clock is set forward in a drain": scripted_job(Event(100, "drain_node", 0), Event(100.5, "clock_jumps", 10, 0)),
+    "the clock is set back and the operator begins anew": scripted_job(
         Event(60, "add_node"), Event(61, "clock_jumps", 1, 0), nodes=3
     ),
-    "a container ends while the operator's clock is an hour behind": _schedule(
+    "a container ends while the operator's clock is an hour behind": scripted_job(
         Event(61, "clock_jumps", 1, 0), Event(150, "kill_container", 1)
     ),
-    "room for a part of an increment": _schedule(
+    "room for a part of an increment": scripted_job(
         low=2, high=6, nodes=5, specs=[{"name": "workers", "replicas": 2, "maxReplicas": 6}], step=4
     ),
-    "a growth that does not pay is put off": _schedule(Event(100, "scale", 1), Event(160, "scale", 0)),
-    "growth after a recovery waits": _schedule(
+    "a growth that does not pay is put off": scripted_job(Event(100, "scale", 1), Event(160, "scale", 0)),
+    "growth after a recovery waits": scripted_job(
         Event(60, "crash_worker", 0), Event(65, "add_node"), nodes=3, scaleUpSnoozeTimeInSeconds=90
     ),
-    "growth after a resize waits": _schedule(Event(60, "scale", 1), Event(75, "scale", 0), ours={"minStableSeconds": 60}),
+    "growth after a resize waits": scripted_job(Event(60, "scale", 1), Event(75, "scale", 0), ours={"minStableSeconds": 60}),
     **{  # one of them breaks the first growth, however quick it is
-        f"growth after one that failed at {at:g} waits": _schedule(
+        f"growth after one that failed at {at:g} waits": scripted_job(
             Event(at, "crash_worker", 0), Event(40, "add_node"), nodes=3,
             ours={"minStableSeconds": 0, "backoff": {"baseSeconds": 60, "maxSeconds": 60}},
         )
         for at in (9.5, 11.0, 12.5)
     },
-    "a member hears no call": _schedule(Event(99, "deafen_node", 1, 300), Event(100, "crash_worker", 0), nodes=5),
-    "a member stops for a start that it never hears": _schedule(
+    "a member hears no call": scripted_job(Event(99, "deafen_node", 1, 300), Event(100, "crash_worker", 0), nodes=5),
+    "a member stops for a start that it never hears": scripted_job(
         Event(100, "crash_worker", 0), Event(100.4, "deafen_node", 1, 300), nodes=5
     ),
-    "an agent claims an enormous generation": _schedule(Event(100, "agent_lies", 7 * 3, 12)),
+    "an agent claims an enormous generation": scripted_job(Event(100, "agent_lies", 7 * 3, 12)),
     **{
-        f"a tenant lets an agent tell data without end: {make.value}": _schedule(Event(100, "agent_lies", 7 * 8, 60), make=make)
+        f"a tenant lets an agent tell data without end: {make.value}": scripted_job(Event(100, "agent_lies", 7 * 8, 60), make=make)
         for make in (Make.OURS, Make.IN_PROCESS)
     },
-    "a tenant lets an agent tell data without end while a worker fails": _schedule(
+    "a tenant lets an agent tell data without end while a worker fails": scripted_job(
         Event(100, "agent_lies", 7 * 8, 60), Event(120, "crash_worker", 1), make=Make.IN_PROCESS
     ),
-    "a tenant edits a template and log rules without end, and a node goes meanwhile": _schedule(
+    "a tenant edits a template and log rules without end, and a node goes meanwhile": scripted_job(
         Event(60, "break_spec", 1, 60), Event(80, "drain_node", 0), Event(150, "break_spec", 2, 60), Event(170, "crash_worker", 0),
     ),
-    "a template is edited to nonsense, and a worker and a node are lost meanwhile": _schedule(
+    "a template is edited to nonsense, and a worker and a node are lost meanwhile": scripted_job(
         Event(60, "break_spec", 3, 120), Event(80, "crash_worker", 0), Event(120, "drain_node", 0)
     ),
-    "a worker count is edited to nonsense, and a worker crashes meanwhile": _schedule(
+    "a worker count is edited to nonsense, and a worker crashes meanwhile": scripted_job(
         Event(60, "break_spec", 4, 120), Event(80, "crash_worker", 0), Event(130, "scale", 1)
     ),
     **{
-        f"a manifest brings the annotations of a job that was {copied.value}": _schedule(
+        f"a manifest brings the annotations of a job that was {copied.value}": scripted_job(
             Event(100, "crash_worker", 0), copied=copied
         )
         for copied in Copied
     },
-    **{
-        f"workers keep their state in memory: {what}": _schedule(*events, make=Make.KEEPING, **more)
-        for what, events, more in IN_MEMORY
-    },
-    **{
-        f"workers keep shards of the state in memory: {what}": _schedule(*events, make=Make.SHARDING, **{"step": 2, **more})
-        for what, events, more in IN_SHARDS
-    },
-    **{
-        f"Spot: {what}": _schedule(*events, make=make, low=1)
-        for what, events, make in SPOT
-    },
-    **{
-        f"workers start ahead of a growth: {what}": _schedule(*events, make=Make.KEEPING, preparing=how, nodes=2)
-        for what, events, how in PREPARED
-    },
-    "workers of a spare start ahead, and a node is lost": _schedule(
-        Event(100, "kill_node", 0), make=Make.KEEPING, preparing=Preparing.SUCCEEDS, low=2, high=2, nodes=3,
-        specs=[{"name": "workers", "replicas": 2, "maxReplicas": 2, "spares": 1}],
-    ),
-    "a worker asks for new processes of all": _schedule(Event(100, "crash_worker", 7 * 2), make=Make.IN_PROCESS),
-    "workers that could outlive a fault are to be new ones": _schedule(
+    **MEMORY_SCHEDULES,
+    "a worker asks for new processes of all": scripted_job(Event(100, "crash_worker", 7 * 2), make=Make.IN_PROCESS),
+    "workers that could outlive a fault are to be new ones": scripted_job(
         Event(100, "crash_worker", 0), make=Make.IN_PROCESS, ours={"recovery": "Process"}
     ),
-    "all members are lost with their rack": _schedule(
+    "all members are lost with their rack": scripted_job(
         Event(100, "lose_rack"), Event(101, "add_node"), Event(101, "add_node"), Event(101, "add_node"), low=2, high=3, nodes=3
     ),
-    "the node of the only replica loses power": _schedule(
+    "the node of the only replica loses power": scripted_job(
         Event(100, "kill_node", 0), Event(101, "add_node"), low=1, high=1, nodes=1
     ),
     **{
-        f"an evaluation while one agent cannot be reached: {whether}": _schedule(
+        f"an evaluation while one agent cannot be reached: {whether}": scripted_job(
             Event(100, "evaluate", 0, 60), Event(100.5, "hide_node", 1, 70), tells=tells
         )
         for whether, tells in (("the others reach it", True), ("nobody tells", False))
     },
-    "two members cannot reach each other": _schedule(Event(100, "part_nodes", 0, 60), timeout_s=20.0),
-    "two members cannot reach each other, and neither can the pods made in their place": _schedule(
+    "two members cannot reach each other": scripted_job(Event(100, "part_nodes", 0, 60), timeout_s=20.0),
+    "two members cannot reach each other, and neither can the pods made in their place": scripted_job(
         Event(100, "part_nodes", 0, 60), low=2, high=2, nodes=2, timeout_s=20.0, numRestartBeforeFullJobRestart=0
     ),
-    "two members cannot reach each other, and the operator one of them": _schedule(
+    "two members cannot reach each other, and the operator one of them": scripted_job(
         Event(100, "part_nodes", 0, 60), Event(100, "hide_node", 0, 60), timeout_s=20.0
     ),
     **{
-        f"the agent's container ends beside a sidecar: {of} replicas": _schedule(
+        f"the agent's container ends beside a sidecar: {of} replicas": scripted_job(
             Event(100, "kill_container", 0), low=of, high=of, nodes=of, containers=Containers.SIDECAR
         )
         for of in (1, 3)
     },
     **{
-        f"an agent ends in a shell that stays: {of} replicas": _schedule(
+        f"an agent ends in a shell that stays: {of} replicas": scripted_job(
             Event(100, "end_agent", 0), low=of, high=of, nodes=of
         )
         for of in (1, 3)
     },
     **{
-        f"the agent's container is started again: {of} replicas": _schedule(
+        f"the agent's container is started again: {of} replicas": scripted_job(
             Event(100, "kill_container", 0), low=of, high=of, nodes=of, containers=Containers.RESTARTED
         )
         for of in (1, 3)
     },
-    "the agent's container is started again and again": _schedule(
+    "the agent's container is started again and again": scripted_job(
         *(Event(100 + 35 * n, "kill_container", n) for n in range(5)), containers=Containers.RESTARTED
     ),
-    "the agent's container is started again and no watch tells of it": _schedule(
+    "the agent's container is started again and no watch tells of it": scripted_job(
         Event(99, "broken_watch", 0, 25), Event(100, "kill_container", 0), low=1, high=1, nodes=1, containers=Containers.RESTARTED
     ),
-    "containers end beside sidecars after the job completed": _schedule(containers=Containers.SIDECAR),
-    "a worker asks for new pods": _schedule(Event(100, "crash_worker", 7 * 3), make=Make.IN_PROCESS),
-    "the quota refuses pods for a while": _schedule(Event(0, "creates_refused", 0, 60), Event(150, "delete_pod", 1)),
+    "containers end beside sidecars after the job completed": scripted_job(containers=Containers.SIDECAR),
+    "a worker asks for new pods": scripted_job(Event(100, "crash_worker", 7 * 3), make=Make.IN_PROCESS),
+    "the quota refuses pods for a while": scripted_job(Event(0, "creates_refused", 0, 60), Event(150, "delete_pod", 1)),
     **{  # how many pods wait for their turn meanwhile is drawn
-        f"a job is deleted while its pods wait for admission: {at:g}": _schedule(
+        f"a job is deleted while its pods wait for admission: {at:g}": scripted_job(
             Event(0, "slow_admission", 0, 60), Event(at, "delete_job")
         )
         for at in (1.0, 2.5, 6.0)
     },
-    "a job is suspended and edited while its pods wait for admission": _schedule(
+    "a job is suspended and edited while its pods wait for admission": scripted_job(
         Event(0, "slow_admission", 0, 60), Event(2, "suspend", 0, 3), Event(9, "edit_template", 7),
     ),
-    "operators begin again while answers to their reads get lost": _schedule(
+    "operators begin again while answers to their reads get lost": scripted_job(
         Event(90, "api_loses_answers", 0, 90), *(Event(at, "operator_dies", 1, 2) for at in (95, 110, 125, 140)),
         Event(100, "delete_pod", 1),
     ),
-    "answers get lost from the beginning": _schedule(Event(0, "api_loses_answers", 0, 60), Event(20, "delete_pod", 1)),
-    "pods may not be deleted for a while": _schedule(Event(99, "deletes_refused", 0, 60), Event(100, "drain_node", 0)),
+    "answers get lost from the beginning": scripted_job(Event(0, "api_loses_answers", 0, 60), Event(20, "delete_pod", 1)),
+    "pods may not be deleted for a while": scripted_job(Event(99, "deletes_refused", 0, 60), Event(100, "drain_node", 0)),
     **{
-        f"an agent stands still while its job is deleted, the API server's clock {clock_s:+g} s": _schedule(
+        f"an agent stands still while its job is deleted, the API server's clock {clock_s:+g} s": scripted_job(
             Event(100, "agent_hangs", 0, 100), Event(101, wish), api_clock_s=clock_s
         )
         for wish, clock_s in (("delete_job", 0.0), ("drain_and_delete_job", -3600.0), ("drain_and_delete_job", 3600.0))
     },
     **{
-        f"a node is drained, the API server's clock {clock_s:+g} s": _schedule(
+        f"a node is drained, the API server's clock {clock_s:+g} s": scripted_job(
             Event(100, "drain_node", 0), Event(200, "drain_node", 1), api_clock_s=clock_s
         )
         for clock_s in (-3600.0, -240.0, 240.0)
     },
     **{
-        f"a deadline of a job, the API server's clock {clock_s:+g} s": _schedule(
+        f"a deadline of a job, the API server's clock {clock_s:+g} s": scripted_job(
             Event(100, "crash_worker", 0), api_clock_s=clock_s, deadlines={"activeDeadlineSeconds": 900, "startupDeadlineSeconds": 60},
         )
         for clock_s in (-3600.0, 3600.0)
     },
-    "a node is cordoned before its pod joins the training": _schedule(
+    "a node is cordoned before its pod joins the training": scripted_job(
         Event(60, "add_node"), Event(64, "cordon_node", 2), Event(120, "add_node"), nodes=2
     ),
     "a pod is deleted in a drain that takes long": replace(
-        _schedule(Event(100, "scale", 1), Event(105, "delete_pod_soon", 0)), heeds_events=False
+        scripted_job(Event(100, "scale", 1), Event(105, "delete_pod_soon", 0)), heeds_events=False
     ),
-    "nor those of a deleted job": _schedule(Event(99, "deletes_refused", 0, 60), Event(100, "delete_job")),
+    "nor those of a deleted job": scripted_job(Event(99, "deletes_refused", 0, 60), Event(100, "delete_job")),
 }  # fmt: skip
 
 TURNS: dict[str, tuple[float, float, Schedule]] = {
-    "a start": (0.0, 30.0, _schedule()),
-    "a growth": (59.9, 90.0, _schedule(Event(60, "add_node"), Event(60, "add_node"), nodes=2)),
-    "a drain": (99.9, 130.0, _schedule(Event(100, "drain_node", 0))),
-    "a crash": (99.9, 130.0, _schedule(Event(100, "crash_worker", 0))),
-    "a lost node": (99.9, 130.0, _schedule(Event(100, "kill_node", 1))),
+    "a start": (0.0, 30.0, scripted_job()),
+    "a growth": (59.9, 90.0, scripted_job(Event(60, "add_node"), Event(60, "add_node"), nodes=2)),
+    "a drain": (99.9, 130.0, scripted_job(Event(100, "drain_node", 0))),
+    "a crash": (99.9, 130.0, scripted_job(Event(100, "crash_worker", 0))),
+    "a lost node": (99.9, 130.0, scripted_job(Event(100, "kill_node", 1))),
     "a full restart": (
-        129.9, 160.0, _schedule(Event(100, "crash_worker", 0), Event(130, "crash_worker", 1), numRestartBeforeFullJobRestart=1),
+        129.9, 160.0, scripted_job(Event(100, "crash_worker", 0), Event(130, "crash_worker", 1), numRestartBeforeFullJobRestart=1),
     ),
-    "a suspension and the return": (99.9, 150.0, _schedule(Event(100, "suspend", 0, 20))),
-    "a deletion": (99.9, 110.0, _schedule(Event(100, "delete_job"))),
+    "a suspension and the return": (99.9, 150.0, scripted_job(Event(100, "suspend", 0, 20))),
+    "a deletion": (99.9, 110.0, scripted_job(Event(100, "delete_job"))),
 }  # fmt: skip
 """Turns of a job's life, each with its beginning and end: between any two calls of that time the operator dies."""

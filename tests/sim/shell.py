@@ -16,7 +16,8 @@ from tests.sim.api_calls import ApiCalls
 from tests.sim.cluster import Cluster
 from tests.sim.commands import SimCommandSender
 from tests.sim.idle_checker import IdleChecker
-from tests.sim.invariants import JOB_UID, InvariantChecker
+from tests.sim.invariant_state import JOB_UID
+from tests.sim.invariants import InvariantChecker
 from tests.sim.kernel import EPOCH, Kernel, Process, Script
 from tests.sim.objects import Body
 from tests.sim.process import VirtualLoop

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from tests.sim.cluster import Cluster
 from tests.sim.events import Event
+from tests.sim.failures import failure_of
 from tests.sim.random_schedules import Schedule, draw
-from tests.sim.scripted_schedules import PATIENT
-from tests.sim.simulation import Simulation, failure_of
+from tests.sim.scripted_jobs import PATIENT
+from tests.sim.simulation import Simulation
 
 from elastipod_operator.api import JobSpec
 from elastipod_operator.kube.job_policy import policy_of

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.sim.invariants import Violation
+from tests.sim.failures import failure_of
+from tests.sim.invariant_state import Violation
 from tests.sim.scripted_queue_schedules import QUEUE_SCHEDULES
 from tests.sim.scripted_schedules import SCHEDULES
-from tests.sim.simulation import failure_of
 
 from elastipod_operator import reconcile_pass
 from elastipod_operator.core import plan as planning

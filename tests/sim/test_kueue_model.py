@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 from tests.nonempty import some
 from tests.sim.kernel import EPOCH
-from tests.sim.kueue import Kueue, LocalQueue
+from tests.sim.kueue import Kueue
+from tests.sim.kueue_objects import LocalQueue
 from tests.sim.kueue_scenarios import (
     MORE,
     SCENARIOS,

@@ -11,9 +11,9 @@ from datetime import timedelta
 
 import pytest
 from tests.sim.events import Event, Make
-from tests.sim.invariants import Violation
+from tests.sim.invariant_state import Violation
 from tests.sim.random_schedules import Schedule
-from tests.sim.scripted_schedules import _schedule as job
+from tests.sim.scripted_jobs import scripted_job as job
 from tests.sim.simulation import Simulation
 from tests.sim.training import STEP_S
 

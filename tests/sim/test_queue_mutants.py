@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.sim.failures import failure_of
 from tests.sim.random_schedules import draw
 from tests.sim.scripted_queue_schedules import QUEUE_SCHEDULES
-from tests.sim.simulation import failure_of
 
 from elastipod_operator.core import plan, quota, quota_requests
 from elastipod_operator.core.actions import SetPodsReady

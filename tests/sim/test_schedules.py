@@ -15,6 +15,7 @@ import pytest
 from tests.long_runs import LongRun
 from tests.sim.conftest import DEFAULT_SCHEDULES, SEEDS_OF_A_TEST, all_seeds
 from tests.sim.events import Event, Make, Preparing
+from tests.sim.failures import explain, failure_of
 from tests.sim.fault_targets import BLINDNESS, LATE_WRITERS, QUOTA_HINDRANCES
 from tests.sim.faults import FAULTS
 from tests.sim.queue_faults import QUEUE_FAULTS
@@ -22,7 +23,7 @@ from tests.sim.random_schedules import draw
 from tests.sim.required_coverage import MUST_MEET
 from tests.sim.scripted_queue_schedules import QUEUE_SCHEDULES, QUEUE_TURNS
 from tests.sim.scripted_schedules import SCHEDULES, TURNS
-from tests.sim.simulation import Simulation, explain, failure_of
+from tests.sim.simulation import Simulation
 
 LONG_RUN_S = 240.0
 KEEPING_SCHEDULES = 20

@@ -10,7 +10,7 @@ import pytest
 from tests.nonempty import every
 from tests.sim.events import Event
 from tests.sim.random_schedules import Schedule
-from tests.sim.scripted_schedules import _schedule as job
+from tests.sim.scripted_jobs import scripted_job as job
 from tests.sim.staged import stage
 
 from elastipod_client.life import Life, as_json, life_of, note_text, rows, spans_of, sums_text, timeline_of

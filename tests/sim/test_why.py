@@ -11,9 +11,9 @@ import pytest
 from tests.sim.events import Event
 from tests.sim.plain_workloads import PlainGang
 from tests.sim.random_schedules import Schedule
+from tests.sim.scripted_jobs import scripted_job as job
 from tests.sim.scripted_queue_schedules import SMALL, WHOLE
 from tests.sim.scripted_queue_schedules import _schedule as queued
-from tests.sim.scripted_schedules import _schedule as job
 from tests.sim.staged import Play, no_image, no_room, stage, too_much_memory
 
 from elastipod_client.explanation import Explanation, explain

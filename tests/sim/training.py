@@ -14,7 +14,7 @@ from tests.sim.invariants import InvariantChecker
 from tests.sim.kernel import Kernel, Script
 
 if TYPE_CHECKING:
-    from tests.sim.agents import SimAgent
+    from tests.sim.agent_process import AgentProcess
 
 STEP_S = 2.0
 CHECKPOINT_EVERY = 25
@@ -54,7 +54,7 @@ class Run:
 
     generation: int
     nnodes: int
-    members: dict[int, SimAgent] = field(default_factory=dict)
+    members: dict[int, AgentProcess] = field(default_factory=dict)
     phase: Phase = Phase.GATHERING
     resumed: Checkpoint = Checkpoint(0, 0)
     step: int = 0
@@ -102,7 +102,7 @@ class Training:
         self.num_steps = 0
         """All steps that workers made, repeated ones too."""
 
-    def join(self, agent: SimAgent, generation: int, rank: int, nnodes: int, master: str) -> None:
+    def join(self, agent: AgentProcess, generation: int, rank: int, nnodes: int, master: str) -> None:
         """The workers of one pod begin and look for the others."""
         run = self.runs.get(generation)
         if run is None:
@@ -117,7 +117,7 @@ class Training:
         if self.heeds_events:
             self.runs[generation].event_pending = True
 
-    def workers_ended(self, agent: SimAgent, generation: int) -> None:
+    def workers_ended(self, agent: AgentProcess, generation: int) -> None:
         """The workers of one pod are gone before the run was over: the others find their connections broken."""
         run = self.runs.get(generation)
         if run is None or run.phase is Phase.OVER:
@@ -127,7 +127,7 @@ class Training:
             if member is not agent:
                 self._kernel.after(self._rng.uniform(0.05, 1.0), partial(member.peer_lost, generation))
 
-    def touched(self, agent: SimAgent, fault: str) -> None:
+    def touched(self, agent: AgentProcess, fault: str) -> None:
         """Remember that a fault was inflicted on a run's member."""
         for run in self.runs.values():
             if agent in run.members.values() or run.phase is Phase.GATHERING:

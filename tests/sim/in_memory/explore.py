@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from tests.sim.in_memory.model import Rules, Violation, World, first_world, moves
+from tests.sim.in_memory.model import moves
+from tests.sim.in_memory.world import Rules, Violation, World, first_world
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.sim.in_memory.explore import explore
-from tests.sim.in_memory.model import Rules, Violation
+from tests.sim.in_memory.world import Rules, Violation
 
 from elastipod.in_memory import rank
 from elastipod.in_memory.rank import RankState
