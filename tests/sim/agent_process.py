@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 LEAVES_AFTER_S = 2.0
 TELL_AFTER_S = 10.0
+# From the end of workers to a decision that knows of it: a heartbeat, and the way of the answer.
+HEARD_S = 6.0
 
 
 class AgentProcess:
@@ -57,7 +59,7 @@ class AgentProcess:
         """Another pod has the part of its workers."""
         self._has_announced = False
         self.alive = True
-        self.state = S.INIT
+        self.state, self.entered_at = S.INIT, kernel.now
         self.generation = 0
         self.rank = 0
         self.newest_stopped = 0
@@ -85,6 +87,12 @@ class AgentProcess:
         """The process listens."""
         if self.alive and self.state is S.INIT:
             self._enter(S.READY)
+
+    def has_told_its_end(self) -> bool:
+        """Whether the operator must know by now that the workers here have finished."""
+        is_heard = self.alive and self.pod.answers() and self.pod.deleted_at is None
+        is_old = self._kernel.now - max(self.entered_at, self.lags_until, self.lies_until, self.hangs_until) > HEARD_S
+        return self.state is S.COMPLETED and is_heard and is_old
 
     def sigterm(self) -> None:
         """The kubelet asks the pod to end: busy workers go on until they are drained."""
@@ -217,7 +225,7 @@ class AgentProcess:
         self._kernel.after(self._rng.uniform(0.1, 0.5), self.pod.container_exits)
 
     def _enter(self, state: S, *, reason: str | None = None) -> None:
-        self.state = move(self.state, state)
+        self.state, self.entered_at = move(self.state, state), self._kernel.now
         self.reason = reason
         self.version += 1
         self.pod.agent_changed()

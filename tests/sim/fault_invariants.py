@@ -92,6 +92,25 @@ class FaultInvariants(InvariantState):
                 return
             raise Violation(f"generation {old.generation} is recovered ({cause}) though no fault was inflicted on it")
 
+    def _goes_on_after_the_end(self, old: Record, new: Record, training: Training) -> None:
+        """Nobody stops or replaces a generation of which all workers have finished: the job has completed."""
+        if old.transition is not None or new.transition is None or not self.is_fenced:
+            return
+        run = training.runs.get(old.generation)
+        if (
+            run is not None
+            and len(run.members) == run.nnodes
+            and all(m.has_told_its_end() for m in run.members.values())
+        ):
+            raise Violation(f"generation {old.generation} has finished, and is stopped ({new.transition.cause})")
+
+    def _completed(self, new: Record, training: Training) -> None:
+        """A job is completed by the last of its workers, not by the first."""
+        run = training.runs.get(new.generation)
+        at_work = [m.pod.name for m in run.members.values() if m.works(run.generation)] if run is not None else []
+        if at_work and not self.met["agent: lies that its workers finished"]:
+            raise Violation(f"the job is completed while workers of {at_work} have not ended")
+
     def must_notice(self, generation: int) -> None:
         """What ended a generation must be known by now."""
         record = self.record

@@ -9,6 +9,7 @@ from tests.sim import control_faults, node_faults, pod_faults, user_edits
 from tests.sim.events import Event
 from tests.sim.fault_targets import DELAYS, LATE_WRITERS, Fault
 from tests.sim.queue_faults import QUEUE_FAULTS
+from tests.sim.storage import STORAGE_TROUBLES
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
@@ -22,11 +23,17 @@ def draw(rng: Random, until: float) -> Event:
     )
 
 
+def draw_of_storage(rng: Random, until: float) -> Event:
+    """Draw one trouble of the storage."""
+    return Event(round(rng.uniform(0.0, until), 1), rng.choice(STORAGE_TROUBLES), 0, float(rng.choice((12, 40, 100))))
+
+
 def inject(sim: Simulation, event: Event) -> None:
     """Let an event happen."""
     sim.cluster.may_be_late |= event.what in DELAYS
     is_fenced = event.what not in LATE_WRITERS
     sim.cluster.is_fenced &= is_fenced
+    sim.checker.is_fenced &= is_fenced
     if sim.server is not None:
         sim.server.watch.is_fenced &= is_fenced
     _, fault = FAULTS.get(event.what) or QUEUE_FAULTS[event.what]
@@ -126,5 +133,6 @@ FAULTS: dict[str, tuple[float, Fault]] = {
     "delete_job": (1, user_edits.delete_job),
     "drain_and_delete_job": (1, user_edits.drain_and_delete_job),
     "spot_notice": (0, node_faults.spot_notice),  # of a length that clouds give; what is drawn has any
+    **{trouble: (0, control_faults.temporary_fault(trouble)) for trouble in STORAGE_TROUBLES},  # drawn by themselves
 }
 """Weight and deed of each fault."""

@@ -59,6 +59,8 @@ class InvariantState:
         """By how much it was set in all."""
         self.are_names_known = True
         """Whether nobody took the record away that knows which names pods had."""
+        self.is_fenced = True
+        """Whether no operator acts on what it saw before others went on."""
         self.is_lied_to = False
         """Whether an agent claimed a generation that is not its own: it is stopped by the name that it gives."""
         self.met: Counter[str] = Counter()

@@ -162,10 +162,11 @@ class InvariantChecker(RecordInvariants):
             raise Violation(f"auxiliary conditions are True while Running: {loud}")
 
 
-def lineage(training: Training, total: int) -> None:
+def lineage(training: Training) -> None:
     """Every step of the final weights was made exactly once, going back over the generations (contracts, 7)."""
-    run = max((r for r in training.runs.values() if r.step >= total), key=lambda r: r.generation)
-    upper = total
+    upper = training.total
+    assert upper is not None
+    run = max((r for r in training.runs.values() if r.step >= upper and r.steps_made), key=lambda r: r.generation)
     while upper > 0:
         if run.resumed.step >= upper:
             raise Violation(f"generation {run.generation} resumed at {run.resumed.step}, beyond step {upper}")

@@ -9,8 +9,8 @@ from random import Random
 
 from tests.sim.cluster import Cluster
 from tests.sim.copied_annotations import copied_annotations
-from tests.sim.fault_targets import BLINDNESS
-from tests.sim.invariant_state import Violation
+from tests.sim.fault_targets import BLINDNESS, DELAYS
+from tests.sim.invariant_state import JOB_UID, Violation
 from tests.sim.invariants import InvariantChecker
 from tests.sim.kernel import Kernel
 from tests.sim.kueue_server import KueueServer
@@ -19,6 +19,7 @@ from tests.sim.operator_errors import forget_operator_errors
 from tests.sim.quota_invariants import is_base
 from tests.sim.random_schedules import InQueue, Schedule
 from tests.sim.shell import Shell
+from tests.sim.storage import Storage
 from tests.sim.training import Phase, Training
 from tests.sim.user_edits import sizes
 
@@ -48,9 +49,10 @@ class JobInSimulation(ABC):
         self.rng = Random(self.schedule.seed * 7919 + 13)
         self.checker = InvariantChecker(self.say, heeds_events=self.schedule.heeds_events)
         self.training = Training(
-            self.kernel, self.rng, self.checker,
+            self.kernel, self.rng, self.checker, Storage(lambda trouble: self.cluster.goes_on(trouble), JOB_UID),
             heeds_events=self.schedule.heeds_events, timeout_s=self.schedule.collective_timeout_s,
         )  # fmt: skip
+        self.training.is_hindered = any(event.what in DELAYS for event in self.schedule.events)
         self.cluster = Cluster(self.kernel, self.rng, self.checker, self.training, self.schedule.spec())
         self.cluster.make = self.schedule.make
         self.cluster.preparing = self.schedule.preparing if self.schedule.make.keeps_state else None
@@ -128,10 +130,13 @@ class JobInSimulation(ABC):
 
     def _is_converged(self) -> bool:
         record, job = self.checker.record, self.cluster.job
-        if record.outcome == "Completed" and not self.met["agent: lies that its workers finished"]:
+        is_lied_to = self.met["agent: lies that its workers finished"]
+        if record.outcome == "Completed" and not self.training.is_finished and not is_lied_to:
             raise Violation("the job is completed though its workers never finished")
         if record.outcome or job is None:
             return True
+        if self.training.total is not None:
+            return False  # its end is near
         if record.transition is not None or record.running_since is None or not record.members:
             return False
         allowed = sizes(self.cluster.spec_in_force())

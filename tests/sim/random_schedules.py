@@ -20,6 +20,10 @@ QUEUED_SHARE = 0.12
 CONTAINER_WEIGHTS = (6, 1, 1)
 # So many jobs are applied with the annotations of another one.
 COPIED_SHARE = 0.05
+# The share of schedules whose training ends while faults go on.
+COMPLETING_SHARE = 0.2
+# The share of schedules whose storage fails, is full, or is slow.
+STORAGE_SHARE = 0.15
 # The share of schedules with an API server whose clock differs from the operator's by one of these.
 SKEWED_SHARE = 0.3
 CLOCKS_S = (-3600.0, -240.0, -20.0, 20.0, 240.0, 3600.0)
@@ -67,6 +71,8 @@ class Schedule:
     """Whether agents can be asked if they reach another one; those of the version before cannot."""
     preparing: Preparing | None = None
     """What becomes of workers that agents start ahead of their first generation; None for agents of the version before."""
+    completes_at: float | None = None
+    """When the training is almost at its last step; None for after all faults."""
     copied: Copied | None = None
     """What another job was doing when this one's manifest was exported from it, with the operator's annotations."""
 
@@ -104,6 +110,8 @@ class Schedule:
             lines.append(f"  a manifest with the annotations of a job that was {self.copied.value}")
         if self.preparing is not None:
             lines.append(f"  workers that are prepared: {self.preparing.value}")
+        if self.completes_at is not None:
+            lines.append(f"  the training ends soon after {self.completes_at:g}")
         if not self.agents_tell_of_others:
             lines.append("  agents do not tell of others")
         if self.queue is not None:
@@ -120,11 +128,23 @@ def draw(seed: int, *, queued: bool | None = None) -> Schedule:
     tells = Random(f"agents of {seed}").random() < 0.8
     schedule = replace(
         _draw_plain(seed), containers=containers, api_clock_s=clock_s, agents_tell_of_others=tells,
-        copied=_draw_copied(Random(f"annotations of {seed}")),
+        copied=_draw_copied(Random(f"annotations of {seed}")), completes_at=_draw_end(Random(f"end of {seed}")),
     )  # fmt: skip
+    schedule = _with_storage_troubles(Random(f"storage of {seed}"), schedule)
     rng = Random(f"queues of {seed}")
     is_queued = rng.random() < QUEUED_SHARE
     return _draw_queued(rng, schedule) if (is_queued if queued is None else queued) else schedule
+
+
+def _draw_end(rng: Random) -> float | None:
+    return round(rng.uniform(20.0, CHAOS_S), 1) if rng.random() < COMPLETING_SHARE else None
+
+
+def _with_storage_troubles(rng: Random, schedule: Schedule) -> Schedule:
+    if rng.random() >= STORAGE_SHARE:
+        return schedule
+    more = [faults.draw_of_storage(rng, CHAOS_S) for _ in range(rng.choice((1, 1, 2)))]
+    return replace(schedule, events=tuple(sorted([*schedule.events, *more], key=lambda e: e.at)))
 
 
 def _draw_copied(rng: Random) -> Copied | None:

@@ -64,6 +64,9 @@ class RecordInvariants(FaultInvariants):
             self._allocated(old, new, spec, decode_history(after.get(ANNOTATION_HISTORY, "[]")))
         elif new.members and new.members != old.members:
             raise Violation(f"generation {new.generation} got other members: {old.members} -> {new.members}")
+        self._goes_on_after_the_end(old, new, training)
+        if new.outcome == "Completed" and not old.outcome:
+            self._completed(new, training)
         if new.restarts > old.restarts:
             self._restarted(old, new, training, now)
         policy = policy_of(JobSpec.model_validate(spec))

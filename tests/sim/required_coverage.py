@@ -134,4 +134,11 @@ QUEUES = (
     "told: Suspended KueueUnavailable",
     "told: Scaling Queued",
 )
-MUST_MEET = (*API_SERVER, *CLOCKS, *AGENTS, *FIELDS.values(), *QUEUES)
+TRAINING = (
+    "completes in trouble",
+    "storage: a save fails",
+    "storage: a slow save",
+    "storage: workers fail",
+    "storage: it costs a retry",
+)
+MUST_MEET = (*TRAINING, *API_SERVER, *CLOCKS, *AGENTS, *FIELDS.values(), *QUEUES)

@@ -34,6 +34,7 @@ def scripted_job(
     tells: bool = True,
     copied: Copied | None = None,
     preparing: Preparing | None = None,
+    completes_at: float | None = None,
     **restarts: int,
 ) -> Schedule:
     return Schedule(
@@ -57,4 +58,5 @@ def scripted_job(
         agents_tell_of_others=tells,
         copied=copied,
         preparing=preparing,
+        completes_at=completes_at,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.sim.copied_annotations import Copied
+from tests.sim.ending_schedules import ENDING_SCHEDULES
 from tests.sim.events import Event, Make
 from tests.sim.memory_schedules import MEMORY_SCHEDULES
 from tests.sim.random_schedules import Containers, Schedule
@@ -158,6 +159,7 @@ SCHEDULES: dict[str, Schedule] = {
         for copied in Copied
     },
     **MEMORY_SCHEDULES,
+    **ENDING_SCHEDULES,
     "a worker asks for new processes of all": scripted_job(Event(100, "crash_worker", 7 * 2), make=Make.IN_PROCESS),
     "workers that could outlive a fault are to be new ones": scripted_job(
         Event(100, "crash_worker", 0), make=Make.IN_PROCESS, ours={"recovery": "Process"}
@@ -250,6 +252,9 @@ SCHEDULES: dict[str, Schedule] = {
     "nor those of a deleted job": scripted_job(Event(99, "deletes_refused", 0, 60), Event(100, "delete_job")),
 }  # fmt: skip
 
+# A start and a growth take a while; in the others the last step is made while the workers are asked to stop.
+ENDS_AFTER_S = {"a start": 8.0, "a growth": 8.0}
+
 TURNS: dict[str, tuple[float, float, Schedule]] = {
     "a start": (0.0, 30.0, scripted_job()),
     "a growth": (59.9, 90.0, scripted_job(Event(60, "add_node"), Event(60, "add_node"), nodes=2)),
@@ -263,3 +268,11 @@ TURNS: dict[str, tuple[float, float, Schedule]] = {
     "a deletion": (99.9, 110.0, scripted_job(Event(100, "delete_job"))),
 }  # fmt: skip
 """Turns of a job's life, each with its beginning and end: between any two calls of that time the operator dies."""
+ENDING_TURNS: dict[str, tuple[float, float, Schedule]] = {
+    "the end": (99.9, 150.0, scripted_job(completes_at=100.0)),
+    **{
+        f"{turn}, and the training ends": (begin, end, replace(schedule, completes_at=begin + ENDS_AFTER_S.get(turn, 1.0)))
+        for turn, (begin, end, schedule) in TURNS.items() if turn != "a deletion"
+    },
+}  # fmt: skip
+"""The same, with the training's last step in the middle of each."""

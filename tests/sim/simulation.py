@@ -62,6 +62,8 @@ class Simulation(JobInSimulation):
     def _run(self) -> Simulation:
         for event in self.schedule.events:
             self.kernel.at(event.at, partial(self._inject, event))
+        if self.schedule.completes_at is not None:
+            self.kernel.at(self.schedule.completes_at, self._finish_soon)
         self.kernel.run(CHAOS_S)
         sims = [self, *self.rivals]
         if self.server is not None:
@@ -79,6 +81,10 @@ class Simulation(JobInSimulation):
         if self.server is not None:
             self.met.update(self.server.watch.met)
         return self
+
+    def _finish_soon(self) -> None:
+        if self.training.finish_soon(self.schedule.seed % 3):
+            self.say(f"** the training ends at step {self.training.total}")
 
     def _next(self, sims: list[Simulation]) -> Simulation:
         """Give the job that has its quota, of several: others may wait until it ends."""
@@ -99,6 +105,8 @@ class Simulation(JobInSimulation):
             self._stay()
         if self._is_wanted() and self._is_alive():
             self._complete()
+        elif self._is_wanted() and self.checker.record.outcome == "Completed":
+            self._has_completed_in_trouble()
         self.checker.balanced(self.kernel.utc() + timedelta(seconds=self.cluster.clock_offset_s))
         if self.cluster.job is not None and self.cluster.job.deleted_at is None:
             self.say("the job is deleted")
@@ -142,19 +150,29 @@ class Simulation(JobInSimulation):
 
     def _complete(self) -> None:
         run = max(self.training.runs.values(), key=lambda r: r.generation)
-        self.training.total = total = run.step + 5
+        self.training.total = run.step + 5
         if not self.kernel.run(self.kernel.now + END_S, lambda: self.checker.record.outcome != ""):
             raise Violation(f"the job does not complete: {self._situation()}")
         if self.checker.record.outcome_reason == "DeadlineExceeded":
             return
         if self.checker.record.outcome != "Completed":
             raise Violation(f"the job ended as {self.checker.record.outcome}: {self.checker.record.outcome_message}")
-        lineage(self.training, total)
+        lineage(self.training)
+        self._ends_cleanly(self._finished_pods())
+
+    def _has_completed_in_trouble(self) -> None:
+        """The job has completed while faults went on: it left what it should, and what was being done then was done once."""
+        if not self.met["agent: lies that its workers finished"]:
+            lineage(self.training)
+            self.met["completes in trouble"] += 1
+        self._ends_cleanly({})
+
+    def _ends_cleanly(self, finished: dict[str, str]) -> None:
+        """The job leaves what its policy says. finished: names of pods that it ended with and nobody has deleted, by UID."""
         ttl_s = (
             self.cluster.job.spec["runPolicy"].get("ttlSecondsAfterFinished") if self.cluster.job is not None else None
         )
         clean = self.cluster.job.spec["runPolicy"]["cleanPodPolicy"] if self.cluster.job is not None else ""
-        finished = self._finished_pods()
         self.kernel.run(self.kernel.now + END_S)
         # Of a dead node's pods nobody knows that they are gone before its grace is over.
         self.kernel.run(self.kernel.now + DEAD_NODE_S, lambda: all(p.node_runs() for p in self.cluster.pods.values()))

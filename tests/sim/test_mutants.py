@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.sim import mutants
+from tests.sim import mutants_of_endings as endings
 from tests.sim import mutants_of_evidence as evidence
 from tests.sim.failures import failure_of
 from tests.sim.mutants import Mutant
@@ -81,6 +82,10 @@ MUTANTS: dict[Mutant, str | None] = {
     evidence.wait_for_prepared_workers_for_ever: "workers start ahead of a growth: they never come to it",
     mutants.wait_for_a_start_for_ever: "a member stops for a start that it never hears",
     mutants.choose_the_depth_before_agents_have_answered: "a worker that keeps its state crashes while the operator is away",
+    endings.drain_workers_that_have_finished: "the training ends: a node is tainted, and the operator is away",
+    endings.complete_with_the_first_member: "the training ends: nothing happens",
+    endings.charge_nobody_for_a_save_that_failed: "the storage is full in a drain",
+    endings.prune_the_newest: "the storage is away in a drain",
 }
 """By mistake, the scripted schedule that finds it; None where a random one does."""
 

@@ -9,9 +9,14 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+from tests.sim.agent_words import Crash
 from tests.sim.events import Make
 from tests.sim.invariants import InvariantChecker
 from tests.sim.kernel import Kernel, Script
+from tests.sim.storage import Storage
+
+from elastipod.checkpoint.manifest import CheckpointId as Checkpoint
+from elastipod.errors import CheckpointError, FencedError
 
 if TYPE_CHECKING:
     from tests.sim.agent_process import AgentProcess
@@ -19,14 +24,11 @@ if TYPE_CHECKING:
 STEP_S = 2.0
 CHECKPOINT_EVERY = 25
 OWN_STOP_S = 5.0
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Checkpoint:
-    """A complete checkpoint: the step it holds and the generation that wrote it."""
-
-    step: int
-    generation: int
+# What a storage that is slow adds to a save or a load.
+SLOW_S = (15.0, 60.0)
+STORAGE_ERRORS = (OSError, CheckpointError)
+NOTHING = Checkpoint(0, 0)
+STORAGE_TROUBLES_OF_A_RUN = {FAILED_SAVE := "a save that failed", SLOW_SAVE := "a slow save"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Run:
     nnodes: int
     members: dict[int, AgentProcess] = field(default_factory=dict)
     phase: Phase = Phase.GATHERING
-    resumed: Checkpoint = Checkpoint(0, 0)
+    resumed: Checkpoint = NOTHING
     step: int = 0
     spoiled: set[str] = field(default_factory=set)
     """Faults that were inflicted on it."""
@@ -88,7 +90,14 @@ class Training:
     """All runs of a job, its checkpoints and claims. total: the step at which the job is done; None: not yet decided."""
 
     def __init__(
-        self, kernel: Kernel, rng: Random, checker: InvariantChecker, *, heeds_events: bool, timeout_s: float
+        self,
+        kernel: Kernel,
+        rng: Random,
+        checker: InvariantChecker,
+        storage: Storage,
+        *,
+        heeds_events: bool,
+        timeout_s: float,
     ) -> None:
         self._kernel = kernel
         self._rng = rng
@@ -96,9 +105,12 @@ class Training:
         self.heeds_events = heeds_events
         self.collective_timeout_s = timeout_s
         self.runs: dict[int, Run] = {}
-        self.checkpoints: set[Checkpoint] = set()
-        self.newest_claim = 0
+        self.storage = storage
         self.total: int | None = None
+        self.is_finished = False
+        """Whether the workers of a generation have made all steps, and saved the last one."""
+        self.is_hindered = True
+        """Whether faults keep operators from seeing or acting in time."""
         self.num_steps = 0
         """All steps that workers made, repeated ones too."""
 
@@ -133,9 +145,12 @@ class Training:
             if agent in run.members.values() or run.phase is Phase.GATHERING:
                 run.spoiled.add(fault)
 
-    def resume_point(self) -> Checkpoint:
-        """Give the checkpoint that a new generation loads."""
-        return max(self.checkpoints, default=Checkpoint(0, 0))
+    def finish_soon(self, more_steps: int) -> bool:
+        """The training is to end after so many more steps; False if that is decided already."""
+        if self.total is not None:
+            return False
+        self.total = max((run.step for run in self.runs.values()), default=0) + more_steps
+        return True
 
     def _train(self, run: Run) -> Script:
         yield self._rng.uniform(0.5, 2.0)
@@ -143,15 +158,16 @@ class Training:
             if run.phase is Phase.OVER or (yield from self._stalled(run)):
                 return
         run.phase = Phase.LOADING
-        self.newest_claim = max(self.newest_claim, run.generation)
-        stored = self.resume_point()
-        run.resumed = max([stored, *_whole_in_memory(m.held for m in run.members.values() if m.held is not None)])
-        run.is_from_memory = run.resumed > stored
-        run.step = run.resumed.step
+        if not self._resume(run):
+            return
         self.checker.resumed(run, self.runs)
         yield self._rng.uniform(0.5, 3.0)
+        if self.storage.is_slow and not run.is_from_memory:
+            yield self._rng.uniform(*SLOW_S)
         if run.phase is Phase.LOADING:
             run.phase, run.is_filled = Phase.STEPPING, True
+        if run.phase is Phase.STEPPING and self.total is not None and run.step >= self.total:
+            yield from self._save(run, drained=False)  # the one before had saved its last step, and was stopped
         while run.phase is Phase.STEPPING:
             yield STEP_S
             if run.phase is not Phase.STEPPING:
@@ -169,8 +185,9 @@ class Training:
                 yield from self._save(run, drained=False)
             elif run.event_pending:
                 yield from self._save(run, drained=True)
-            elif run.step % CHECKPOINT_EVERY == 0:
-                self._commit(run)
+            elif run.step % CHECKPOINT_EVERY == 0 and isinstance(self._commit(run), FencedError):
+                self._fail(run, "a newer generation has taken over the storage")
+                return
 
     def _save(self, run: Run, *, drained: bool) -> Script:
         run.phase = Phase.SAVING
@@ -185,7 +202,14 @@ class Training:
             return
         is_in_memory = drained and all(member.drains_in_memory for member in run.members.values())
         if not (is_in_memory and self._hand_over(run, told)):
-            self._commit(run)
+            if self.storage.is_slow:
+                yield from self._save_slowly(run)
+            if run.phase is not Phase.SAVING:
+                return
+            if (error := self._commit(run)) is not None:
+                self._fail(run, str(error))
+                return
+        self.is_finished |= not drained
         run.phase = Phase.OVER
         for member in run.members.values():
             self._kernel.after(
@@ -235,9 +259,50 @@ class Training:
     def _all_there(self, run: Run) -> bool:
         return all(member.works(run.generation) for member in run.members.values()) and not _is_parted(run)
 
-    def _commit(self, run: Run) -> None:
-        if run.generation >= self.newest_claim:
-            self.checkpoints.add(Checkpoint(run.step, run.generation))
+    def _resume(self, run: Run) -> bool:
+        """Find what the generation goes on from; False if it fails for want of that."""
+        in_memory = max(_whole_in_memory(m.held for m in run.members.values() if m.held is not None), default=None)
+        try:
+            stored = self.storage.resume(run.generation)
+        except STORAGE_ERRORS as error:
+            if in_memory is None:
+                self._fail(run, f"the storage is not there: {error}")
+                return False
+            stored = NOTHING
+        run.resumed = max(stored, in_memory or stored)
+        run.is_from_memory = run.resumed > stored
+        run.step = run.resumed.step
+        return True
+
+    def _save_slowly(self, run: Run) -> Script:
+        """The time of a drain, or of a notice, may be over before."""
+        run.spoiled.add(SLOW_SAVE)
+        self.checker.met["storage: a slow save"] += 1
+        yield self._rng.uniform(*SLOW_S)
+
+    def _commit(self, run: Run) -> Exception | None:
+        """Save a checkpoint; gives what went wrong."""
+        try:
+            self.storage.save(run.step, run.generation)
+        except STORAGE_ERRORS as error:
+            run.spoiled.add(FAILED_SAVE)
+            self.checker.met["storage: a save fails"] += 1
+            return error
+        return None
+
+    def _fail(self, run: Run, why: str) -> None:
+        """All workers fail at what they do together: one says so first. Where nothing else happens to them, that costs a retry."""
+        if not (run.spoiled - STORAGE_TROUBLES_OF_A_RUN or self.is_hindered):
+            self.checker.must_count(run.generation)
+            self.checker.met["storage: it costs a retry"] += 1
+        run.spoiled.add(why)
+        self.checker.worker_faults += len(run.members)
+        self.checker.met["storage: workers fail"] += 1
+        first = run.members[0]
+        if first.works(run.generation):
+            first.crash(Crash(1, None, f"CheckpointError: {why}"))
+        else:
+            self.workers_ended(first, run.generation)
 
 
 def _whole_in_memory(held: Iterable[Image]) -> list[Checkpoint]:
