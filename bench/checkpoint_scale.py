@@ -96,7 +96,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=lambda text: [*map(int, text.split(","))], default=[64, 256, 1024])
     parser.add_argument("--tensors", type=int, default=900, help="tensors of model and optimizer together")
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=5)
     return parser.parse_args()
 
 

@@ -21,7 +21,7 @@ import torch
 from bench.common.machine import busy_share, describe
 from bench.common.report import Better, Reach, Row, conclude, report, rounded, table, write_json
 from bench.common.samples import Samples
-from bench.data_load import equivalence
+from bench.data_load import equivalence, once
 from bench.data_load.sides import (
     BATCH,
     OURS,
@@ -37,7 +37,7 @@ from bench.data_load.sides import (
     stateful,
     token_windows,
 )
-from tests.e2e.data_run import STEPS
+from tests.e2e.data_run import EPOCHS, SAMPLES, STEPS
 
 from elastipod.data.token_format import HEADER_BYTES, TokenHeader
 from elastipod.data.tokens import TokenFile, TokenWindows
@@ -71,9 +71,11 @@ def main() -> int:
             if "resume" in options.parts:
                 _measure_resume(path, folder, samples)
             if "equivalence" in options.parts:
-                fate, losses = equivalence.play(folder / f"jobs-{repetition}", SEED + repetition)
+                fate, losses, wrong = equivalence.play(folder / f"jobs-{repetition}", SEED + repetition)
+                samples.add(once.USUAL, "wrong", once.with_usual_sampler(fate, SEED + repetition))
                 for side in ("fixed order", "DDP"):
                     samples.add(side, "loss", max(equivalence.differences(losses, side)))
+                    samples.add(side, "wrong", wrong[side])
                 if options.image and repetition == options.repeat:
                     equivalence.draw(options.image, fate, losses)
     drawn = [row for row in _rows(samples) if options.parts == list(PARTS) or row.ours]
@@ -182,6 +184,23 @@ def _rows(samples: Samples) -> list[Row]:
             how=how,
         )
         for side, bound in (("fixed order", 0.0), ("DDP", 1e-4))
+    ]
+    how = (
+        f"in the final weights of {EPOCHS} epochs of {SAMPLES} samples, by the audit of the same runs' logs; "
+        "the peer through the same changes and crashes, its ranks share the global batch, "
+        "and its loop skips the trained batches of the epoch when it resumes"
+    )
+    rows += [
+        Row(
+            metric=f"samples lost or repeated, {side}",
+            unit="samples",
+            ours=samples.spread(side, "wrong"),
+            peer=once.USUAL,
+            theirs=samples.spread(once.USUAL, "wrong"),
+            reach=Reach.worst(0),
+            how=how,
+        )
+        for side in ("fixed order", "DDP")
     ]
     return rows
 

@@ -1,6 +1,6 @@
 """How the pause of a resize in memory grows with the size of the state.
 
-python -m bench.resize [--sizes 1,10,100,400] [--repeat 3]. Writes .run/bench/resize.json, and every single measurement, those of
+python -m bench.resize [--sizes 1,10,100,400] [--repeat 5]. Writes .run/bench/resize.json, and every single measurement, those of
 the phases included, into resize-runs.json. A choice of sizes goes to resize-part.json.
 """
 
@@ -119,7 +119,7 @@ def _slopes(samples: Samples, sizes: list[float], metric: str) -> Spread | None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.resize", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", type=lambda text: [float(each) for each in text.split(",")], default=SIZES)
-    parser.add_argument("--repeat", type=int, default=3, help="runs of every size (default: 3)")
+    parser.add_argument("--repeat", type=int, default=5, help="runs of every size (default: 5)")
     parser.add_argument("--wait-for-quiet", type=float, default=30.0, help="maximum seconds to wait before each run")
     return parser.parse_args()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,3 +35,8 @@ class Samples:
             "runs": [{"side": s, "metric": m, "values": values} for (s, m), values in self.values.items()],
             "failures": [{"side": s, "metric": m, "reasons": whys} for (s, m), whys in self.failures.items()],
         }
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Give the smallest of some values that at least this share of them do not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]

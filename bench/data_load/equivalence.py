@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bench.data_load import once
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from tests.e2e.data_run import STEPS, DataRun, Stay, stays
@@ -13,11 +14,17 @@ from tests.e2e.training_run import worker_environment
 SMALLEST = 1e-9  # what a difference of 0 is drawn as, on a logarithmic axis
 
 
-def play(folder: Path, seed: int) -> tuple[list[Stay], dict[str, dict[int, float]]]:
-    """Train the job three times: undisturbed in one process, and through the same fate with both kinds of sums."""
+Losses = dict[str, dict[int, float]]
+
+
+def play(folder: Path, seed: int) -> tuple[list[Stay], Losses, dict[str, int]]:
+    """Train the job three times: undisturbed in one process, and through the same fate with both kinds of sums.
+
+    Gives the fate, the loss of each step, and how many samples each run lost or repeated.
+    """
     fate = stays(seed)
     fork_server = TorchForkServer(worker_environment())
-    losses = {}
+    losses, wrong = {}, {}
     try:
         for name, mode, through in (
             ("undisturbed", "fixed-order", [Stay(1, STEPS)]),
@@ -28,19 +35,20 @@ def play(folder: Path, seed: int) -> tuple[list[Stay], dict[str, dict[int, float
             try:
                 job.play(through)
                 losses[name] = job.run.losses()
+                wrong[name] = once.in_logs(job.run.logs)
             finally:
                 job.run.close()
     finally:
         fork_server.close()
-    return fate, losses
+    return fate, losses, wrong
 
 
-def differences(losses: dict[str, dict[int, float]], name: str) -> list[float]:
+def differences(losses: Losses, name: str) -> list[float]:
     """Give the relative difference to the undisturbed run, step by step."""
     return [abs(losses[name][step] / loss - 1) for step, loss in sorted(losses["undisturbed"].items())]
 
 
-def draw(path: Path, fate: list[Stay], losses: dict[str, dict[int, float]]) -> None:
+def draw(path: Path, fate: list[Stay], losses: Losses) -> None:
     """Draw losses, sizes and differences over the steps."""
     figure = Figure(figsize=(9, 6.4), layout="constrained")
     FigureCanvasSVG(figure)

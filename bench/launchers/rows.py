@@ -54,7 +54,12 @@ LINES = (
     Line("crash seen after SIGKILL", "ms", "as before, from the signal on", ((ORIGINAL, None),), event="crash"),
     Line("crash back", "s", f"one worker of 4; {_BACK}", (*_BETTER_20, (COLD, None)), event="crash"),
     Line(
-        "node loss seen", "ms", "agent and worker of one of 4 nodes get SIGKILL", ((ORIGINAL, None),), event="node loss"
+        "node loss seen",
+        "ms",
+        "agent and worker of one of 4 nodes get SIGKILL, and their connections break; judged by the worst run",
+        ((ORIGINAL, None),),
+        Reach.worst(1000),
+        event="node loss",
     ),
     Line(
         "node loss back",
@@ -160,9 +165,21 @@ LINES = (
 )
 
 
-def rows(samples: Samples, lines: tuple[Line, ...] = LINES) -> list[Row]:
-    """Draw the rows from what was measured; a row stands there too when a side never managed, and says so."""
-    return [_row(samples, line, peer, reach) for line in lines for peer, reach in line.peers or ((None, None),)]
+def rows(samples: Samples, lines: tuple[Line, ...] = LINES, *, is_part: bool = False) -> list[Row]:
+    """Draw the rows from what was measured; a row stands there too when a side never managed, and says so.
+
+    is_part: leave out what nobody tried, because only some sides or parts were chosen; what was tried and failed stays.
+    """
+    drawn = [
+        (_row(samples, line, peer, reach), _has_failed(samples, line, peer))
+        for line in lines
+        for peer, reach in line.peers or ((None, None),)
+    ]
+    return [row for row, has_failed in drawn if not is_part or row.is_measured or has_failed]
+
+
+def _has_failed(samples: Samples, line: Line, peer: str | None) -> bool:
+    return any((side, line.event or line.metric) in samples.failures for side in (line.ours, peer) if side)
 
 
 def _row(samples: Samples, line: Line, peer: str | None, reach: Reach | None) -> Row:

@@ -2,6 +2,7 @@
 
 Each process writes `<log dir>/<pid>.log`; a line is a word, the monotonic clock of this machine in seconds, and what belongs to
 the word: `begin <is torch loaded already>`, `imported`, `grouped <rank> <world size>`, `step <number> <rank> <world size>`.
+The log dir is BENCH_LOGS, or else BENCH_FOLDER, which holds the checkpoint.
 The clock is one for all processes of a machine, so that lines of different processes can be compared.
 """
 
@@ -30,6 +31,7 @@ IMPORTED = time.monotonic()
 STEP_S = 0.05  # sleep in every step, in the place of a larger model's work
 CHECKPOINT_EVERY = 20  # steps
 LAST_STEP = 1_000_000
+BATCH = 32  # samples of each rank in a step
 
 
 def main() -> None:
@@ -37,7 +39,8 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    with open(folder / f"{os.getpid()}.log", "a", buffering=1) as log:
+    logs = Path(os.environ.get("BENCH_LOGS", folder))
+    with open(logs / f"{os.getpid()}.log", "a", buffering=1) as log:
         log.write(f"begin {BEGUN:.6f} {int(IS_WARM)}\nimported {IMPORTED:.6f}\n")
         log.write(f"grouped {time.monotonic():.6f} {rank} {world}\n")
         train(folder / "checkpoint.pt", log, rank, world)
@@ -57,7 +60,7 @@ def train(checkpoint, log, rank, world) -> None:  # type: ignore[no-untyped-def]
     while step < LAST_STEP:
         time.sleep(STEP_S)
         optimizer.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(model(torch.randn(32, 64)), torch.randint(10, (32,))).backward()  # type: ignore[no-untyped-call]
+        nn.functional.cross_entropy(model(torch.randn(BATCH, 64)), torch.randint(10, (BATCH,))).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         step += 1
         log.write(f"step {time.monotonic():.6f} {step} {rank} {world}\n")

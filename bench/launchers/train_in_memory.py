@@ -1,6 +1,7 @@
 """The same training as train.py with `elastipod.State`: processes outlive worlds, and the state stays in memory.
 
 Each process writes `<log dir>/<pid>-<generation>.log` for each world that it trains in, with the lines of train.py.
+Usage: train_in_memory.py [GLOBAL_BATCH]
 """
 
 import os
@@ -30,8 +31,10 @@ def build() -> dict[str, object]:
 
 def main() -> None:
     folder = Path(os.environ["BENCH_FOLDER"])
+    logs = Path(os.environ.get("BENCH_LOGS", folder))
     torch.set_num_threads(1)
-    plan = ElasticBatches(LAST_STEP * GLOBAL_BATCH, GLOBAL_BATCH)
+    global_batch = int(sys.argv[1]) if len(sys.argv) > 1 else GLOBAL_BATCH
+    plan = ElasticBatches(LAST_STEP * global_batch, global_batch)
     state = State(
         build, wrap=DistributedDataParallel, checkpoints=folder / "checkpoints", checkpoint_every=CHECKPOINT_EVERY
     )
@@ -39,7 +42,7 @@ def main() -> None:
     for step in state.steps(plan):
         if state.generation != generation:
             is_warm, generation = IS_WARM or generation >= 0, state.generation
-            log = open(folder / f"{os.getpid()}-{generation}.log", "a", buffering=1)  # noqa: SIM115 as long as its world
+            log = open(logs / f"{os.getpid()}-{generation}.log", "a", buffering=1)  # noqa: SIM115 as long as its world
             now = time.monotonic()  # a process may have waited for this world: it began when the world did
             log.write(f"begin {now:.6f} {int(is_warm)}\nimported {now:.6f}\n")
             log.write(f"grouped {time.monotonic():.6f} {state.rank} {state.world_size}\n")

@@ -11,6 +11,7 @@ from elastipod_operator.core.names import API_VERSION, KIND, PLURAL
 
 JOBS = f"/apis/{API_VERSION}/namespaces/{NAMESPACE}/{PLURAL}"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+BATCH_JOBS = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
 BARE_LABEL = "bench-job"
 
 
@@ -28,6 +29,24 @@ def job(name: str, pods: int, node: str, agent_port: int, **spec: Any) -> dict[s
             "replicaSpecs": [{"name": "pods", "replicas": pods, "template": template}],
             "elastipod": {"agentPort": agent_port},
             **spec,
+        },
+    }  # fmt: skip
+
+
+def batch_job(like: Mapping[str, Any], name: str, pods: int) -> dict[str, Any]:
+    """Give a Job of Kubernetes with so many pods as the operator made them, as JobSet has one for each group of replicas."""
+    template = bare_pod(like, name, name)
+    template["spec"] |= {"restartPolicy": "Never"}
+    for key in ("hostname", "subdomain"):  # the controller names its pods itself
+        template["spec"].pop(key, None)
+    return {
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            "completionMode": "Indexed", "completions": pods, "parallelism": pods, "backoffLimit": 0,
+            "template": {
+                "metadata": {key: template["metadata"][key] for key in ("labels", "annotations")},
+                "spec": template["spec"],
+            },
         },
     }  # fmt: skip
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import resource
 import secrets
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 import aiohttp
 from bench.common.machine import cpu_s, resident_mib
 from bench.common.processes import Failed, Process, Processes, free_port
+from bench.common.samples import quantile
 from bench.operator_load.api import ApiClient
 from bench.operator_load.cluster import LoadCluster, cluster, kwok_command, node
 from bench.operator_load.jobs import JOBS
@@ -52,11 +52,6 @@ class Times:
         if not self.count(what):
             raise Failed(f"the operator did no {what} in that time")
         return 1000 * quantile(self.seconds[what], share)
-
-
-def quantile(times: Sequence[float], share: float) -> float:
-    """Give the smallest of some times that at least this share of them do not exceed."""
-    return sorted(times)[max(0, math.ceil(share * len(times)) - 1)]
 
 
 class Load:

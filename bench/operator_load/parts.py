@@ -12,17 +12,17 @@ from typing import Any
 
 from bench.common.machine import busy_meter
 from bench.common.processes import Failed
-from bench.common.samples import Samples
+from bench.common.samples import Samples, quantile
 from bench.operator_load.api import ApiClient
 from bench.operator_load.bare import POD_ORDERS, WHOLE, Taken, bare_writes
 from bench.operator_load.cluster import count_by_kind
-from bench.operator_load.jobs import JOBS, PODS, bare_pod, job
-from bench.operator_load.load import API_WRITE, DECISION, POD_ORDER, RECONCILE, Load, quantile
+from bench.operator_load.jobs import BATCH_JOBS, JOBS, PODS, bare_pod, batch_job, job
+from bench.operator_load.load import API_WRITE, DECISION, POD_ORDER, RECONCILE, Load
 
 from elastipod_operator.core.names import ANNOTATION_STATE, LABEL_JOB
 
 Event = Callable[[Load, str, int, int], Coroutine[None, None, None]]
-OURS, BARE, OTHER = "operator", "bare loop", "another client"
+OURS, BARE, OTHER, JOB_CONTROLLER = "operator", "bare loop", "another client", "Job controller"
 PER_POD_S = 0.1  # time per pod after which a wait is given up
 IDLE_S, SETTLE_S = 60.0, 15.0
 ONCE = frozenset({"fleet"})  # parts that measure once and are repeated from an empty control plane
@@ -113,9 +113,9 @@ async def _settled(it: Load, name: str) -> dict[str, Any]:
 
 
 async def creations(it: Load, sizes: Sizes, samples: Samples) -> None:
-    """Pods made by the operator and by a bare loop in turn, and all pods of a job recreated after a fault.
+    """Pods made by the operator, a bare loop and the Job controller in turn, and all pods of a job recreated after a fault.
 
-    Both sides make the same pods with 16 calls at once, on the same API server, as the same user; the same watch counts.
+    Operator and loop make the same pods with 16 calls at once, on the same API server, as the same user; the same watch counts.
     """
     count = sizes.restart
     operator_config = it.cluster.kubeconfig_of("elastipod-operator")
@@ -135,6 +135,7 @@ async def creations(it: Load, sizes: Sizes, samples: Samples) -> None:
             samples.add(OURS, "all pods recreated", seen["last_ran"] - began)
             await it.delete(name, _patience(count))
             await _bare(it, bare, like, f"bare-{number}", count, samples)
+            await _job_controller(it, like, f"batch-{number}", count, samples)
 
 
 async def _bare(it: Load, bare: ApiClient, like: Mapping[str, Any], group: str, count: int, samples: Samples) -> None:
@@ -148,6 +149,31 @@ async def _bare(it: Load, bare: ApiClient, like: Mapping[str, Any], group: str, 
     await it.until(f"{count} new bare pods to run", _is_running(it, group, count), _patience(count))
     samples.add(BARE, "all pods recreated", (await it.about(group))["last_ran"] - began)
     await bare.all_of(*(("DELETE", f"{PODS}/{group}-{n}", None) for n in range(count, 2 * count)))
+
+
+async def _job_controller(it: Load, like: Mapping[str, Any], name: str, count: int, samples: Samples) -> None:
+    """Have a Job make the same pods, and restart it as JobSet does: delete it with all its pods, then create it again."""
+    for attempt in range(2):
+        began, attempted = time.monotonic(), f"{name}-{attempt}"
+        if attempt:
+            await _delete_batch_job(it, f"{name}-0", count)
+        await it.api.call("POST", BATCH_JOBS, batch_job(like, attempted, count))
+        await it.until(f"{count} pods of {attempted} to run", _is_running(it, attempted, count), 2 * _patience(count))
+        seen = await it.about(attempted)
+        if attempt:
+            samples.add(JOB_CONTROLLER, "all pods recreated", seen["last_ran"] - began)
+        else:
+            samples.add(JOB_CONTROLLER, "pods created", _rate(seen))
+    await _delete_batch_job(it, f"{name}-1", count)
+
+
+async def _delete_batch_job(it: Load, name: str, count: int) -> None:
+    await it.api.call("DELETE", f"{BATCH_JOBS}/{name}?propagationPolicy=Foreground")
+
+    async def is_gone() -> bool:
+        return await it.api.call("GET", f"{BATCH_JOBS}/{name}", fine=(404,)) == {}
+
+    await it.until(f"the Job {name} and its pods to be gone", is_gone, 2 * _patience(count))
 
 
 async def _create_bare(bare: ApiClient, like: Mapping[str, Any], group: str, numbers: range) -> None:

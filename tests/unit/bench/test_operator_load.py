@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 from bench import operator as bench_operator
 from bench.common.processes import Failed
-from bench.common.samples import Samples
+from bench.common.samples import Samples, quantile
 from bench.operator_load.cluster import Call, LoadCluster, count_by_kind
 from bench.operator_load.fake_agent import FakeAgent
 from bench.operator_load.fleet import Fleet
-from bench.operator_load.load import Times, quantile
-from bench.operator_load.parts import BARE, OURS, Sizes
+from bench.operator_load.jobs import BARE_LABEL, batch_job
+from bench.operator_load.load import Times
+from bench.operator_load.parts import BARE, JOB_CONTROLLER, OURS, Sizes
 from bench.operator_load.rows import rows
 from bench.operator_load.timed_operator import read_times
 from tests.unit.core.builders import job
@@ -199,9 +200,31 @@ def test_what_was_not_measured_counts_as_missed_and_limits_are_those_of_the_size
     samples.add(OURS, "start of 4000 agents", 9.0)
     samples.add(OURS, "pods created", 90.0)
     samples.add(BARE, "pods created", 100.0)
-    drawn = {row.metric: row for row in rows(samples, SIZES, ["starts", "creations"])}
+    every = rows(samples, SIZES, ["starts", "creations"])
+    drawn = {row.metric: row for row in every if row.peer in (None, BARE)}
     assert (drawn["start of 1000 agents"].met, drawn["start of 4000 agents"].met) == (True, False)
     assert not drawn["start of 64 agents"].met
     assert drawn["pods created"].ratio == pytest.approx(0.9)
     assert drawn["pods created"].met is True
-    assert not drawn["all pods recreated"].met
+    assert drawn["all pods recreated"].met is False
+    beside_jobs = [row for row in every if row.peer == JOB_CONTROLLER]
+    assert [row.metric for row in beside_jobs] == ["pods created", "all pods recreated"]
+    assert [row.is_measured for row in beside_jobs] == [False, False]
+
+
+def test_a_job_of_kubernetes_makes_the_same_pods_without_what_its_controller_sets() -> None:
+    like: dict[str, Any] = {
+        "metadata": {"name": "one-pods-0", "annotations": {"size": "of the pod"}},
+        "spec": {
+            "hostname": "one-pods-0",
+            "restartPolicy": "Always",
+            "nodeName": "node-1",
+            "containers": [{"name": "a"}],
+        },
+    }
+    body = batch_job(like, "batch-0", 1000)
+    assert (body["spec"]["parallelism"], body["spec"]["completions"]) == (1000, 1000)
+    template = body["spec"]["template"]
+    assert template["metadata"]["labels"] == {BARE_LABEL: "batch-0"}, "the fleet counts them by it"
+    assert template["spec"] == {"restartPolicy": "Never", "nodeName": "node-1", "containers": [{"name": "a"}]}
+    assert like["spec"]["restartPolicy"] == "Always", "what is copied stays as it is"

@@ -36,6 +36,17 @@ def test_failed_runs_are_told_with_a_reason() -> None:
     assert "theirs: n=0, 1 more failed, e.g.: waited 120 s in vain" in row.how
 
 
+def test_a_part_leaves_out_what_nobody_tried_but_not_what_failed() -> None:
+    samples = Samples()
+    samples.fail(WARM, "grow", "the agent ended")
+    lines = (GAP, Line("shrink", "s", "", ((ORIGINAL, None),)), Line("crash", "s", ""))
+    samples.add(WARM, "crash", 0.3)
+    drawn = rows(samples, lines, is_part=True)
+    assert [(row.metric, row.peer, row.is_measured) for row in drawn] == [
+        ("grow", "original-agent", False), ("grow", "ours-cold", False), ("crash", None, True)
+    ]  # fmt: skip
+
+
 def test_a_limit_holds_for_every_peer_and_without_one() -> None:
     samples = Samples()
     samples.add(WARM, "seen", 9.0)
@@ -67,5 +78,6 @@ def test_the_report_asks_for_what_the_figures_to_reach_name() -> None:
         assert asked.pop((metric, name)) == Reach.ratio(20)
     assert asked[("node loss back", TUNED)] == Reach.ratio(10)
     assert asked[("crash seen after the exit", "original-agent")] == Reach.median(10)
+    assert asked[("node loss seen", "original-agent")] == Reach.worst(1000)
     assert asked[("agent private", "torchrun")] == Reach.median(60)
     assert asked[("agent cpu", "torchrun")] == Reach.median(0.2)
