@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from elastipod.data.shards import ShardReader as ShardReader
     from elastipod.data.shards import Shards as Shards
     from elastipod.data.shards import shard_lengths as shard_lengths
+    from elastipod.data.stream_lanes import StreamLanes as StreamLanes
     from elastipod.data.tokens import TokenFile as TokenFile
     from elastipod.data.tokens import TokenWindows as TokenWindows
     from elastipod.elastic_event import elastic_event_detected as elastic_event_detected
@@ -98,6 +99,7 @@ _HOME = {
     "ShardReader": "data.shards",
     "Shards": "data.shards",
     "State": "in_memory.elastic_state",
+    "StreamLanes": "data.stream_lanes",
     "TokenFile": "data.tokens",
     "TokenWindows": "data.tokens",
     "UnevenBatch": "batches.batch_plan",

@@ -23,7 +23,7 @@ SAMPLES, EPOCHS, GLOBAL_BATCH = 197, 2, 13  # the last batch of an epoch has two
 EPOCH_END = -(-SAMPLES // GLOBAL_BATCH)
 STEPS = EPOCHS * EPOCH_END
 JOB = [f"--samples={SAMPLES}", f"--epochs={EPOCHS}", f"--global-batch={GLOBAL_BATCH}"]
-PRELOAD = ("transformers.trainer", "transformers.models.llama", "accelerate", "lightning.pytorch")
+PRELOAD = ("transformers.trainer", "transformers.models.llama", "accelerate", "lightning.pytorch", "datasets")
 
 MakeRun = Callable[..., TrainingRun]
 
@@ -158,6 +158,26 @@ def test_a_loop_of_accelerate_or_lightning_resizes(make_run: MakeRun, example: s
     undisturbed.start(2)
     undisturbed.finish()
     run = make_run(script, *JOB, "--sample-time=0.015")
+    grown_at, shrunk_at = resize_twice(run)
+    assert f"done: {STEPS} steps" in run.output(0)
+    check_audit(run, grown_at, shrunk_at)
+    check_losses(run.losses(), undisturbed.losses())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((f"--steps={STEPS}",), id="of unknown length"),
+        pytest.param(("--count", f"--epochs={EPOCHS}"), id="counted", marks=VARIANT),
+    ],
+)
+def test_a_stream_resizes(make_run: MakeRun, tmp_path: Path, options: tuple[str, ...]) -> None:
+    """The example's files have 188 samples: with 12 in a batch, two counted epochs have as many steps as the other jobs."""
+    arguments = ("examples/streaming/train.py", f"--data-dir={tmp_path}", *options)
+    undisturbed = make_run(*arguments)
+    undisturbed.start(2)
+    undisturbed.finish()
+    run = make_run(*arguments, "--min-step-time=0.1")
     grown_at, shrunk_at = resize_twice(run)
     assert f"done: {STEPS} steps" in run.output(0)
     check_audit(run, grown_at, shrunk_at)

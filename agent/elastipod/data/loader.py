@@ -240,7 +240,7 @@ def _check_dataset(dataset: object, plan: ElasticBatches) -> None:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise DataError(
             f"a {type(dataset).__name__} does not give samples by index, so a resize could not divide them; for data "
-            "that is read sequentially use Shards and a ShardReader"
+            "that is read sequentially use Shards and a ShardReader, or StreamLanes"
         )
     try:
         size = len(dataset)  # type: ignore[arg-type]
