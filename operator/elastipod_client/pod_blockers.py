@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
+from elastipod_operator.core.names import ANNOTATION_NODE_SIGNALS
 from elastipod_operator.core.reasons import AnyReason, Reason
 from elastipod_operator.core.snapshot import ObservedPod
+from elastipod_operator.kube.node_signals import SignalEffect, parse_signals
 from elastipod_operator.kube.observed_node import disruption_of
 from elastipod_operator.kube.observed_pod import observe_pod
 from elastipod_operator.kube.reading import Body, mapping, mappings, name_of, text
@@ -27,7 +30,15 @@ def pod_blockers(situation: Situation, job: JobFacts) -> list[Blocker]:
         pods = [(body, pod) for body, pod in pods if not pod.ended]
     found = _not_starting([pair for pair in pods if pair[1].deletion_grace is None], situation.now)
     found += _not_ending(pods, situation.now)
-    return found + _sick_nodes(pods, situation)
+    return found + _sick_nodes(pods, situation, _signals(job.annotations.get(ANNOTATION_NODE_SIGNALS, "")))
+
+
+def _signals(written: str) -> dict[str, SignalEffect]:
+    """Read what the job's operator is told about announcements of nodes; nothing, if that cannot be read."""
+    try:
+        return parse_signals(written)
+    except ArgumentTypeError:
+        return {}
 
 
 def _not_starting(pods: Iterable[tuple[Body, ObservedPod]], now: datetime) -> list[Blocker]:
@@ -64,7 +75,9 @@ def _not_ending(pods: Iterable[tuple[Body, ObservedPod]], now: datetime) -> list
     return found
 
 
-def _sick_nodes(pods: Iterable[tuple[Body, ObservedPod]], situation: Situation) -> list[Blocker]:
+def _sick_nodes(
+    pods: Iterable[tuple[Body, ObservedPod]], situation: Situation, signals: Mapping[str, SignalEffect]
+) -> list[Blocker]:
     """Give the nodes of pods that are lost or announce their end. A node is only missed if nodes could be read."""
     by_node: dict[str, list[str]] = defaultdict(list)
     for _, pod in pods:
@@ -83,7 +96,7 @@ def _sick_nodes(pods: Iterable[tuple[Body, ObservedPod]], situation: Situation) 
             at = time_or(ready.get("lastTransitionTime"), UNKNOWN)
             since = at if at is not UNKNOWN else None
             found.append(blocker_of(Reason.NODE_LOST, f"node {node}", f"{where} is not ready", since))
-        if disruption := disruption_of(body).reason_for(()):
+        if disruption := disruption_of(body, signals).reason_for(()):
             message = f"pods must leave {where}: {disruption}"
             found.append(blocker_of(Reason.NODE_DRAINED, f"node {node}", message, None))
     return found

@@ -95,7 +95,10 @@ class ApiServer(ApiObjects):
         pod = self.new_pod(manifest, f"pod-{self._uids}")
         if self.job is not None:
             images = {pod_id_of(p.labels): p.image for p in self.pods.values()}
-            self.checker.pod_made(name, pod.avoids, pod.image, images, self.spec_in_force())
+            known_at = self.kernel.now - CORDON_SEEN_S
+            announcing = [n for n in self.nodes.values() if n.health or n.is_gpu_sick]
+            closed = {n.name: self.is_seen and bool(n.health) and n.closed_at < known_at for n in announcing}
+            self.checker.pod_made(name, pod.avoids, pod.image, images, self.spec_in_force(), closed)
         self.pods[pod.uid] = pod
         if self.tenant is not None:
             self.tenant.server.watch.pod_made(self.tenant, pod)

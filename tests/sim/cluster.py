@@ -164,7 +164,8 @@ class Cluster(ApiServer):
 
     def _schedule(self) -> None:
         taken = {pod.node.name for pod in self.pods.values() if pod.node is not None and not pod.ended}
-        free = [n for n in self.nodes.values() if n.ready and not n.cordoned and not n.tainted and n.name not in taken]
+        closed = {n.name for n in self.nodes.values() if n.cordoned or n.tainted or n.notice}
+        free = [n for n in self.nodes.values() if n.ready and n.name not in closed | taken]
         waiting = [pod for pod in self.pods.values() if pod.node is None and pod.deleted_at is None]
         for pod in waiting:
             fitting = (n for n in free if n.name not in pod.avoids and n.name in (pod.only_on or {n.name}))
@@ -264,7 +265,7 @@ class Cluster(ApiServer):
 
     def usable(self, node: SimNode) -> bool:
         """Whether a pod could run there now and for good."""
-        return self._responsive(node) and node.ready and not node.cordoned and not node.tainted
+        return self._responsive(node) and node.ready and not (node.cordoned or node.tainted or node.health)
 
     def _node_controller(self) -> Script:
         while True:

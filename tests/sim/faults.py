@@ -133,6 +133,9 @@ FAULTS: dict[str, tuple[float, Fault]] = {
     "delete_job": (1, user_edits.delete_job),
     "drain_and_delete_job": (1, user_edits.drain_and_delete_job),
     "spot_notice": (0, node_faults.spot_notice),  # of a length that clouds give; what is drawn has any
+    # Where they matter, stories tell of them.
+    "label_node": (0, node_faults.label_node),
+    "sicken_gpu": (0, node_faults.sicken_gpu),
     **{trouble: (0, control_faults.temporary_fault(trouble)) for trouble in STORAGE_TROUBLES},  # drawn by themselves
 }
 """Weight and deed of each fault."""

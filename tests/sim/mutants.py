@@ -24,7 +24,6 @@ from elastipod_operator.core import (
     phase_accounting,
     plan,
     planned_change,
-    pod_supply,
     ranks,
     recovery,
     replica,
@@ -208,7 +207,11 @@ def fail_at_the_first_full_restart(patch: pytest.MonkeyPatch) -> None:
 def avoid_more_nodes_than_allowed(patch: pytest.MonkeyPatch) -> None:
     real = avoided_nodes.avoided
     wide = lambda record, policy, now: real(record, replace(policy, max_offenders=9 * policy.max_offenders), now)  # noqa: E731
-    patch.setattr(pod_supply, "avoided", wide)
+    patch.setattr(avoided_nodes, "avoided", wide)
+
+
+def place_pods_where_trouble_is_announced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(avoided_nodes, "MAX_CLOSED", 0)
 
 
 def count_a_spare_as_a_member(patch: pytest.MonkeyPatch) -> None:

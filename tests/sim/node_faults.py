@@ -135,6 +135,27 @@ def taint_node(sim: Simulation, event: Event) -> str:
     return f"{node.name}: {node.tainted}"
 
 
+def label_node(sim: Simulation, event: Event) -> str:
+    """Its machine is to be replaced, or is well again. Only a label says so."""
+    node = a_node(sim, event)
+    if node is None:
+        return ""
+    node.health, node.closed_at = "" if node.health else "UnschedulablePendingReplacement", sim.kernel.now
+    sim.cluster.node_changed(node)
+    sim.cluster.wake_scheduler()
+    return f"{node.name}: {node.health or 'well'}"
+
+
+def sicken_gpu(sim: Simulation, event: Event) -> str:
+    """Only a condition says so, which means what the administrator wants it to."""
+    node = a_node(sim, event)
+    if node is None:
+        return ""
+    node.is_gpu_sick, node.closed_at = True, sim.kernel.now
+    sim.cluster.node_changed(node)
+    return node.name
+
+
 def spot_notice(sim: Simulation, event: Event) -> str:
     """A Spot machine is taken back so many seconds after its notice. By then nobody waits for its workers any more."""
     node = a_node(sim, event)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from tests.sim.agents import SimAgent
 from tests.sim.kernel import EPOCH, format_time
 
+from elastipod_operator.kube.observed_node import HEALTH_LABEL
+
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
 
@@ -35,6 +37,12 @@ class SimNode:
     tainted: bool = False
     notice: str = ""
     """The taint by which its end is announced."""
+    health: str = ""
+    """HyperPod's label of its health, which no scheduler heeds."""
+    is_gpu_sick: bool = False
+    """Whether it has the condition GpuUnhealthy, which no scheduler heeds either."""
+    closed_at: float = 0.0
+    """When one of these two came up."""
     out_of_service: bool = False
     frozen_until: float = 0.0
     cut_until: float = 0.0
@@ -57,11 +65,14 @@ class SimNode:
             "metadata": {
                 "name": self.name,
                 "resourceVersion": str(self.version),
-                "labels": {"kubernetes.io/hostname": self.name},
+                "labels": {"kubernetes.io/hostname": self.name, **({HEALTH_LABEL: self.health} if self.health else {})},
             },
             "spec": {"unschedulable": self.cordoned, "taints": taints},
             "status": {
-                "conditions": [{"type": "Ready", "status": "True" if self.ready else "Unknown"}],
+                "conditions": [
+                    {"type": "Ready", "status": "True" if self.ready else "Unknown"},
+                    {"type": "GpuUnhealthy", "status": "True" if self.is_gpu_sick else "False"},
+                ],
                 "allocatable": {"pods": "1"},
             },
         }

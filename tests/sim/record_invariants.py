@@ -225,9 +225,15 @@ class RecordInvariants(FaultInvariants):
         )
 
     def pod_made(
-        self, name: str, avoids: frozenset[str], image: str, images: Mapping[PodId | None, str], spec: Any
+        self,
+        name: str,
+        avoids: frozenset[str],
+        image: str,
+        images: Mapping[PodId | None, str],
+        spec: Any,
+        closed: Mapping[str, bool],
     ) -> None:
-        """The API server took a new pod. images: of the pods that are there."""
+        """The API server took a new pod. images: of the pods that are there. closed: nodes to be left, and whether that is known."""
         if name in self._trained and self.are_names_known:
             raise Violation(
                 f"the name {name} is used again: what its bearer says late may be taken for the new one's word"
@@ -235,6 +241,10 @@ class RecordInvariants(FaultInvariants):
         if avoids:
             self.met["a pod avoids nodes"] += 1
         limit = policy_of(JobSpec.model_validate(spec)).max_offenders
+        if unknown := {node for node, is_known in closed.items() if is_known} - avoids:
+            raise Violation(f"pod {name} may get {sorted(unknown)}, which it would have to leave at once")
+        self.met["a pod avoids a node for what it announces"] += not avoids.isdisjoint(closed)
+        avoids -= closed.keys()
         if len(avoids) > limit:
             raise Violation(f"pod {name} avoids {sorted(avoids)}, but at most {limit} nodes may be avoided")
         others = {images[m] for m in self.record.members if m in images}

@@ -68,6 +68,9 @@ SCHEDULES: dict[str, Schedule] = {
         Event(60, "crash_again_and_again", 1, 60), Event(400, "add_node"), nodes=5,
         numRestartBeforeFullJobRestart=0, maxNumRepeatOffendersToAvoid=1, evalPeriodSeconds=300,
     ),
+    "a node says by a label alone that its machine is to be replaced, and later that it is well": scripted_job(
+        Event(80, "sicken_gpu", 2), Event(100, "label_node", 1), Event(250, "crash_worker", 0), Event(330, "label_node", 1),
+    ),
     "two nodes fault again and again and one may be avoided": scripted_job(
         Event(60, "crash_again_and_again", 1, 60), Event(70, "crash_again_and_again", 3, 60), nodes=6,
         numRestartBeforeFullJobRestart=0, maxNumRepeatOffendersToAvoid=1, evalPeriodSeconds=600,

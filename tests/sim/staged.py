@@ -13,6 +13,7 @@ from tests.sim.random_schedules import Schedule
 from tests.sim.simulation import Simulation
 
 from elastipod_client.situation import Situation
+from elastipod_operator.kube.node_signals import CONFIGURED, parse_signals
 
 Body = dict[str, Any]
 Play = Callable[[SimPod, Body], None]
@@ -22,16 +23,24 @@ AGO = "2026-01-01T00:00:10Z"
 
 
 def stage(
-    schedule: Schedule, at: float, play: Play | None = None, total_steps: int | None = None, until: str = ""
+    schedule: Schedule,
+    at: float,
+    play: Play | None = None,
+    total_steps: int | None = None,
+    until: str = "",
+    signals: str = "",
 ) -> Situation:
     """Give the objects of a job at a virtual time, as the operator left them.
 
     until: the reason of the state that the job is to have by then; for what passes soon, it waits for it.
+    signals: what the operator, but nobody who explains the job later, is told about announcements of nodes.
     play: changes what the API server shows of each pod, for parts of a kubelet or scheduler that the model lacks.
     """
     with pytest.MonkeyPatch.context() as patch:
         if play is not None:
             patch.setattr(SimPod, "body", _played(SimPod.body, play))
+        for signal, effect in parse_signals(signals).items():
+            patch.setitem(CONFIGURED, signal, effect)
         sim = Simulation(schedule)
         if total_steps is not None:
             sim.kernel.at(50.0, lambda: setattr(sim.training, "total", total_steps))

@@ -39,6 +39,9 @@ MUTANTS: dict[Mutant, str | None] = {
     mutants.never_restart_everything: "crashes in a row bring a full job restart",
     mutants.fail_at_the_first_full_restart: "crashes in a row bring a full job restart",
     mutants.avoid_more_nodes_than_allowed: "two nodes fault again and again and one may be avoided",
+    mutants.place_pods_where_trouble_is_announced: (
+        "a node says by a label alone that its machine is to be replaced, and later that it is well"
+    ),
     mutants.count_a_spare_as_a_member: "a spare beside two groups of pods",
     mutants.train_without_the_base: "a spare beside two groups of pods",
     mutants.start_the_workers_of_spares: "a spare takes the place of a lost one",

@@ -29,9 +29,10 @@ class Stage:
     play: Play | None = None
     total_steps: int | None = None
     until: str = ""
+    signals: str = ""
 
     def objects(self) -> Situation:
-        return stage(self.schedule, self.at, self.play, self.total_steps, self.until)
+        return stage(self.schedule, self.at, self.play, self.total_steps, self.until, self.signals)
 
 
 # What depends on the model's delays and draws: times, which pod or node was hit, how far the training was.
@@ -74,6 +75,21 @@ STAGES = {
     "made no progress": Stage(job(*(Event(100 + 8 * n, "crash_worker", n) for n in range(5))), 145),
     "used up its retries": Stage(job(*(Event(100 + 10 * n, "crash_worker", n) for n in range(4)), retries=2), 160),
     "a node is drained": Stage(job(Event(100, "drain_node", 1)), 100, until="Resizing"),
+    "a node's condition drains it": Stage(
+        job(Event(100, "sicken_gpu", 1)), 100, until="Resizing", signals="drain condition GpuUnhealthy=True"
+    ),
+    "left a node whose condition drains it": Stage(
+        job(Event(100, "sicken_gpu", 1)), 200, no_room, signals="drain condition GpuUnhealthy=True"
+    ),
+    "no pod is placed on a node with a condition": Stage(
+        job(Event(60, "add_node"), Event(60, "sicken_gpu", 3), nodes=3),
+        120,
+        no_room,
+        signals="stop-placing condition GpuUnhealthy=True",
+    ),
+    "a node announces what is to be ignored": Stage(
+        job(Event(100, "taint_node", 1)), 130, signals="ignore taint karpenter.sh/disrupted"
+    ),
     "was scaled down": Stage(job(Event(100, "scale", 1)), 130),
     "is suspended": Stage(job(Event(100, "suspend", 0, 100)), 180),
     "stops its workers for a suspension": Stage(job(Event(100, "suspend", 0, 100)), 100, until="SuspendedByUser"),

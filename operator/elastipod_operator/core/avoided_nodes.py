@@ -1,4 +1,4 @@
-"""Nodes with repeated faults: new pods avoid them for a while (maxNumRepeatOffendersToAvoid)."""
+"""Nodes that new pods avoid: for a while those with repeated faults (maxNumRepeatOffendersToAvoid), and those that announce trouble."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from .actions import JobEvent
+from .context import Context
 from .reasons import Reason
 from .record import NodeFaults, Record
 from .snapshot import Policy
@@ -14,6 +15,8 @@ from .snapshot import Policy
 REPEATED = 2
 # Only the faults of this many nodes are recorded; the record has no room for more.
 MAX_KEPT = 32
+# So many nodes are avoided for what they announce; each is a requirement in the affinity of a pod.
+MAX_CLOSED = 100
 
 
 def count_node_fault(record: Record, policy: Policy, now: datetime) -> tuple[Record, tuple[JobEvent, ...]]:
@@ -40,12 +43,21 @@ def _note(node: str, record: Record, policy: Policy) -> JobEvent:
 
 
 def avoided(record: Record, policy: Policy, now: datetime) -> tuple[str, ...]:
-    """Give the nodes that new pods must not be placed on: the latest offenders, as many as the user allows."""
+    """Give the repeat offenders: the latest ones, as many as the user allows."""
     if not policy.max_offenders:
         return ()
     repeated = [o for o in _current(record, policy, now) if o.times >= REPEATED]
     latest = sorted(repeated, key=lambda o: (o.at, o.node))[-min(policy.max_offenders, MAX_KEPT) :]
     return tuple(sorted(o.node for o in latest))
+
+
+def nodes_to_avoid(record: Record, context: Context) -> tuple[str, ...]:
+    """Give the nodes that new pods must not be placed on, of which the scheduler does not know, in the order of their names.
+
+    A pod that got one of them would have to leave at once, and so would the next one.
+    """
+    closed = sorted(context.snapshot.closed_nodes)[:MAX_CLOSED]
+    return tuple(sorted({*avoided(record, context.policy, context.now), *closed}))
 
 
 def drop_expired_faults(record: Record, policy: Policy, now: datetime) -> Record:

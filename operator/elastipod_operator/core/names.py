@@ -36,6 +36,8 @@ ANNOTATION_ETA = "elastipod.io/eta"
 ANNOTATION_CHECKPOINT = "elastipod.io/checkpoint"
 ANNOTATION_DRAIN_ON_DELETE = "elastipod.io/drain-on-delete"
 ANNOTATION_APPLIED = "elastipod.io/applied"
+# On a job: what the operator's nodeSignals say, for those who explain the job.
+ANNOTATION_NODE_SIGNALS = "elastipod.io/node-signals"
 ANNOTATION_AVOIDS = "elastipod.io/avoids"
 ANNOTATION_ONLY_ON = "elastipod.io/only-on"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from .actions import Action, CreatePod
-from .avoided_nodes import avoided
+from .avoided_nodes import nodes_to_avoid
 from .backoff import doubled
 from .context import Context, PlanDraft
 from .grant import Grant
@@ -180,7 +180,7 @@ def supply(draft: PlanDraft, context: Context) -> PlanDraft:
     requested = requested_pods(wanted, spares, record, context)
     capacity = context.snapshot.spare_capacity
     limits = CreationLimits(
-        avoids=avoided(record, context.policy, context.now),
+        avoids=nodes_to_avoid(record, context),
         pod_creation_retry_at=context.snapshot.pod_creation_retry_at,
         growth_until=growth_hold(record, context.policy),
         only_spare=requested.only_spare,

@@ -228,6 +228,8 @@ class ObservedNode:
     """When this operator first saw it; None if unknown."""
     leaves_at: datetime | None = None
     """The latest end of the node: the time that the notice gives, from when this operator first saw it; None if unknown."""
+    closed: str = ""
+    """What it announces that must keep new pods away but that the scheduler does not heed; empty if nothing."""
 
 
 class Preparation(StrEnum):
@@ -373,6 +375,8 @@ class Snapshot:
     """By pod name."""
     nodes: dict[str, ObservedNode] = field(default_factory=dict)
     """By node name; a missing name means that the node was deleted."""
+    closed_nodes: Mapping[str, str] = field(default_factory=dict)
+    """Nodes of the cluster that new pods must keep away from, although the scheduler does not know it, and what they announce."""
     pod_creation_error: str = ""
     """Why the API server refused to create the last pod (quota, admission), in one sentence; empty if it did not."""
     pod_creation_retry_at: datetime | None = None

@@ -13,6 +13,7 @@ from ..core.history import decode_history, encode_history, mark_running
 from ..core.names import (
     ANNOTATION_APPLIED,
     ANNOTATION_HISTORY,
+    ANNOTATION_NODE_SIGNALS,
     ANNOTATION_SIZE,
     ANNOTATION_STATE,
     FINALIZER,
@@ -23,6 +24,7 @@ from ..core.snapshot import Condition
 from .applied import applied_annotation
 from .identity import is_own
 from .limits import room_for_applied
+from .node_signals import written_signals
 from .reading import MAX_DEPTH, annotations_of, finalizers_of, is_within_depth, mapping
 from .store import Job
 
@@ -34,6 +36,8 @@ def metadata_changes(job: Job, todo: Plan) -> dict[str, Any]:
         wanted: dict[str, str] = {}
     else:
         wanted = {ANNOTATION_STATE: encode(replace(todo.record, owner=job.fact.uid)), ANNOTATION_SIZE: str(todo.size)}
+        if (signals := written_signals()) or present.get(ANNOTATION_NODE_SIGNALS):
+            wanted[ANNOTATION_NODE_SIGNALS] = signals
     if job.fact.policy is not None and (todo.adopts_spec or wanted):
         applied = applied_annotation(job.body, adopts_spec=todo.adopts_spec, room=room_for_applied(job.body))
         if applied is not None:

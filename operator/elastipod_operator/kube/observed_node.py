@@ -53,6 +53,22 @@ def observe_node(body: Mapping[str, Any], before: ObservedNode | None, now: date
         disruption=disruption_of(body).reason_for(()),
         seen_since=before.seen_since if before is not None else now,
         leaves_at=_leaves_at(mappings(spec.get("taints")), before, now),
+        closed=_why_closed(body),
+    )
+
+
+def _why_closed(body: Mapping[str, Any]) -> str:
+    """Give the announcement of a node that the scheduler does not heed: no taint, or one that pods may tolerate or that only asks."""
+    if mapping(body.get("spec")).get("unschedulable"):
+        return ""
+    return next(
+        (
+            words
+            for signal, words, usual in _signals(body)
+            if CONFIGURED.get(signal, usual) is not SignalEffect.IGNORE
+            and (signal in CONFIGURED or not words.endswith((":NoSchedule", ":NoExecute")))
+        ),
+        "",
     )
 
 
@@ -78,18 +94,19 @@ class Disruption:
         return self.announced or (_taint_text(taint) if taint is not None else "")
 
 
-def disruption_of(body: Mapping[str, Any]) -> Disruption:
-    """Read the disruptions of a node."""
+def disruption_of(body: Mapping[str, Any], configured: Mapping[str, SignalEffect] = CONFIGURED) -> Disruption:
+    """Read the disruptions of a node. configured: what an administrator says of its announcements."""
     listed = mappings(mapping(body.get("spec")).get("taints"))
     taints = [t for t in listed if text(t.get("key")) not in {*FAILURE_TAINTS, OUT_OF_SERVICE}]
-    announced = next((words for words, does in signals_of(body).items() if does is SignalEffect.DRAIN), "")
-    plain = (t for t in taints if f"taint {text(t.get('key'))}" not in CONFIGURED)
+    effects = signals_of(body, configured).items()
+    announced = next((words for words, does in effects if does is SignalEffect.DRAIN), "")
+    plain = (t for t in taints if f"taint {text(t.get('key'))}" not in configured)
     return Disruption(announced, tuple(t for t in plain if t.get("effect") == "NoExecute"))
 
 
-def signals_of(body: Mapping[str, Any]) -> dict[str, SignalEffect]:
+def signals_of(body: Mapping[str, Any], configured: Mapping[str, SignalEffect] = CONFIGURED) -> dict[str, SignalEffect]:
     """Give what a node announces that may have an effect, in words, and the effect."""
-    return {words: CONFIGURED.get(signal, usual) for signal, words, usual in _signals(body)}
+    return {words: configured.get(signal, usual) for signal, words, usual in _signals(body)}
 
 
 def _signals(body: Mapping[str, Any]) -> Iterator[tuple[str, str, SignalEffect]]:

@@ -63,6 +63,8 @@ class Store:
         self.jobs: dict[str, Job] = {}
         self.nodes: dict[str, ObservedNode] = {}
         self._disruptions: dict[str, Disruption] = {}
+        self.closed_nodes: Mapping[str, str] = {}
+        """Nodes that new pods must keep away from, although the scheduler does not know it, and what they announce."""
         self.capacity_freed_at: datetime | None = None
         """When capacity last became free: a node became schedulable, or a job ended."""
 
@@ -218,6 +220,9 @@ class Store:
         self._disruptions.pop(name, None)
         if fact.disruption:
             self._disruptions[name] = disruption_of(body)
+        self.closed_nodes = {n: why for n, why in self.closed_nodes.items() if n != name}
+        if fact.closed:
+            self.closed_nodes = {**self.closed_nodes, name: fact.closed}
         if fact == before:
             return []
         if not _is_fit(fact) or (before is not None and _is_fit(before)):
@@ -230,6 +235,7 @@ class Store:
         """Forget a node that was deleted; gives the UIDs of the jobs that had pods there."""
         self.nodes.pop(name, None)
         self._disruptions.pop(name, None)
+        self.closed_nodes = {n: why for n, why in self.closed_nodes.items() if n != name}
         return self.jobs_on(name)
 
     def nodes_of(self, job: Job) -> dict[str, ObservedNode]:
@@ -244,8 +250,10 @@ class Store:
         return found
 
     def jobs_on(self, node: str) -> list[str]:
-        """Give the UIDs of the jobs with pods on a node."""
-        return [uid for uid, job in self.jobs.items() if any(pod.node == node for pod in job.pods.values())]
+        """Give the UIDs of the jobs with pods on a node, or with pods that avoid it."""
+        return [
+            uid for uid, job in self.jobs.items() if any(node == p.node or node in p.avoids for p in job.pods.values())
+        ]
 
 
 def _is_fit(node: ObservedNode) -> bool:

@@ -153,6 +153,23 @@ def test_a_node_that_is_gone_is_told(kubectl: FakeKubectl, capsys: pytest.Captur
     assert ("node node-1 (pod llm-a-0) does not exist any more" in out) is is_lost
 
 
+@pytest.mark.parametrize(
+    ("said", "tells"),
+    [("", False), ("drain condition GpuUnhealthy=True", True), ("who knows what", False)],
+)
+def test_announcements_of_nodes_mean_what_the_operator_is_told(
+    kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str], said: str, tells: bool
+) -> None:
+    conditions = [{"type": "Ready", "status": "True"}, {"type": "GpuUnhealthy", "status": "True"}]
+    node = {"metadata": {"name": "node-1"}, "status": {"conditions": conditions}}
+    found = job()
+    found["metadata"]["annotations"] = {"elastipod.io/node-signals": said}
+    kubectl.answer(answers(found, [pod("llm-a-0", UID, "node-1")]) | {"get nodes node-1": {"kind": "Node", **node}})
+    cli.main(["why", "llm"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert ("node-1 (pod llm-a-0): condition GpuUnhealthy=True" in out) is tells
+
+
 def test_a_job_that_does_not_exist(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]) -> None:
     kubectl.answer({f"get {JOBS} llm": f'Error from server (NotFound): {JOBS} "llm" not found'})
     assert cli.main(["why", "llm"]) == 3

@@ -20,7 +20,7 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import CreatePod
-from elastipod_operator.core.avoided_nodes import MAX_KEPT, avoided
+from elastipod_operator.core.avoided_nodes import MAX_CLOSED, MAX_KEPT, avoided
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import FaultyReplica, NodeFaults, Record, TransitionKind
 
@@ -86,6 +86,37 @@ OFFENDED = trains(node_faults=(offence("bad"),))
 def test_new_pods_are_kept_off() -> None:
     todo = plan(observed(job(OFFENDED, AVOID), [(pod(1), running())]))
     assert [(a.pod, a.avoids) for a in acts(todo, CreatePod)] == [(pid(0, 1), ("bad",))]
+
+
+def test_new_pods_are_kept_off_nodes_that_announce_what_no_scheduler_heeds() -> None:
+    """Whatever the user says of repeat offenders; of very many nodes only the first ones are named."""
+    snapshot = observed(
+        job(OFFENDED, AVOID), [(pod(1), running())], closed_nodes={"worn": "label a=b", "bad": "label a=b"}
+    )
+    todo = plan(snapshot)
+    assert [a.avoids for a in acts(todo, CreatePod)] == [("bad", "worn")]
+    many = {f"n-{n:03}": "label a=b" for n in range(MAX_CLOSED + 1)}
+    (made,) = acts(plan(observed(job(trains(), policy(2, 2)), [(pod(1), running())], closed_nodes=many)), CreatePod)
+    assert made.avoids == tuple(many)[:MAX_CLOSED]
+
+
+def test_a_condition_names_the_nodes_that_a_waiting_pod_avoids() -> None:
+    wishes = policy(2, 3, max_offenders=2, eval_period=seconds(600))
+    faults = trains(node_faults=(offence("bad", 2, 60),))
+    told = "new pods avoid bad: 2 faults, until 12:09:00 UTC; n-0: label a=b; n-1: label a=b; and 2 more"
+    closed = {f"n-{n}": "label a=b" for n in range(4)}
+    avoids = ("bad", *closed)
+    trio = [(pod(0), running()), (pod(1), running())]
+    unplaced = pod(2, phase="Pending", node="", ip="", started=False, avoids=avoids)
+    grows = plan(observed(job(faults, wishes), [*trio, (unplaced, None)], closed_nodes=closed))
+    (scaling,) = [c.message for c in grows.conditions if c.type == "Scaling"]
+    assert scaling == f"1 more replica is wanted and 1 pod waits ({told})"
+    placed = plan(observed(job(faults, wishes), [*trio, (pod(2, avoids=avoids), None)], closed_nodes=closed))
+    assert "avoid" not in "".join(c.message for c in placed.conditions)
+    starting = Record(transition=transition(TransitionKind.START), node_faults=faults.node_faults)
+    first = pod(0, phase="Pending", node="", ip="", started=False, avoids=avoids)
+    starts = plan(observed(job(starting, wishes), [(first, None)], closed_nodes=closed))
+    assert f"0 of 2 replicas are ready ({told})" in starts.conditions[-1].message
 
 
 def waiting(*avoids: str) -> object:

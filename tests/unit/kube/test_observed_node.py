@@ -12,7 +12,7 @@ from tests.unit.kube.bodies import job_body, node_body
 from elastipod_operator.core.names import ANNOTATION_APPLIED
 from elastipod_operator.kube.applied import encode_applied
 from elastipod_operator.kube.node_signals import CONFIGURED, SignalEffect, parse_signals
-from elastipod_operator.kube.observed_node import disruption_of, observe_node, tolerations_of
+from elastipod_operator.kube.observed_node import HEALTH_LABEL, disruption_of, observe_node, tolerations_of
 
 NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
 
@@ -92,6 +92,31 @@ def test_an_administrator_says_otherwise(
     assert (node.disruption, node.cordoned, node.leaves_at) == (drains, is_cordoned, None)
     assert disruption_of(body).reason_for(()) == drains
     assert observe_node(node_body(), None, NOW).cordoned is False
+
+
+@pytest.mark.parametrize(
+    ("said", "body", "closed"),
+    [
+        ("", announcing(labels={HEALTH_LABEL: "Unschedulable"}), f"label {HEALTH_LABEL}=Unschedulable"),
+        ("", announcing(labels={HEALTH_LABEL: "Schedulable"}), ""),
+        ("", announcing(taints=[{"key": KNOWN, "effect": "NoSchedule"}]), ""),
+        ("", announcing(taints=[{"key": KNOWN, "effect": "PreferNoSchedule"}]), f"taint {KNOWN}:PreferNoSchedule"),
+        ("", announcing(conditions=[SICK]), ""),
+        ("drain condition GpuUnhealthy=True", announcing(conditions=[SICK]), "condition GpuUnhealthy=True"),
+        ("stop-placing condition GpuUnhealthy=True", announcing(conditions=[SICK]), "condition GpuUnhealthy=True"),
+        ("drain taint team", announcing(taints=[{"key": "team", "effect": "NoSchedule"}]), "taint team:NoSchedule"),
+        (f"ignore label {HEALTH_LABEL}=Unschedulable", announcing(labels={HEALTH_LABEL: "Unschedulable"}), ""),
+    ],
+)
+def test_what_the_scheduler_does_not_heed(
+    monkeypatch: pytest.MonkeyPatch, said: str, body: dict[str, Any], closed: str
+) -> None:
+    """A taint keeps pods away by itself, unless it only asks, or the administrator means those that tolerate it too."""
+    for signal, effect in parse_signals(said).items():
+        monkeypatch.setitem(CONFIGURED, signal, effect)
+    assert observe_node(body, None, NOW).closed == closed
+    body["spec"]["unschedulable"] = True
+    assert not observe_node(body, None, NOW).closed, "the scheduler places nothing on a cordoned node"
 
 
 def test_pods_that_tolerate_a_taint_leave_all_the_same_if_it_is_to_drain(monkeypatch: pytest.MonkeyPatch) -> None:

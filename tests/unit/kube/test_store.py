@@ -143,6 +143,20 @@ def test_a_change_of_a_node_names_the_jobs_with_pods_there(store: Store) -> None
     assert store.nodes == {}
 
 
+def test_nodes_that_new_pods_keep_away_from(store: Store) -> None:
+    """A pod that avoids a node waits for news of it, wherever the pod is."""
+    store.put_pod(pod_body(node="", annotations={"elastipod.io/avoids": "node-3,node-9"}))
+    sick = {"sagemaker.amazonaws.com/node-health-status": "Unschedulable"}
+    assert store.put_node(node_body("node-9", labels=sick)) == [JOB_UID]
+    assert store.put_node(node_body("node-8", labels=sick)) == []
+    assert store.closed_nodes == dict.fromkeys(
+        ("node-9", "node-8"), "label sagemaker.amazonaws.com/node-health-status=Unschedulable"
+    )
+    assert store.put_node(node_body("node-9")) == [JOB_UID]
+    store.drop_node("node-8")
+    assert store.closed_nodes == {}
+
+
 def test_a_job_of_the_same_name_made_anew_starts_from_nothing(store: Store) -> None:
     store.put_pod(pod_body())
     store.drop_job(JOB_UID)

@@ -17,7 +17,7 @@ from ..replica import Health
 from ..slots import wanted_slots
 from ..snapshot import Policy, Snapshot
 from ..wording import counted
-from .draft import ConditionDraft, first_problem, time_of_day
+from .draft import ConditionDraft, avoidance, first_problem, time_of_day
 
 
 def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, datetime | None]:
@@ -87,7 +87,8 @@ def _scaling(record: Record, context: Context) -> ConditionDraft | None:
         r for slot in wanted_slots(context.grant, record, replicas)
         if (r := replicas.newest.get(slot)) is not None and r.id not in members and not r.ready
     ]  # fmt: skip
-    text = f"{_wanted(maximum - size)} and {counted(len(waiting), 'pod waits', 'pods wait')}{first_problem(waiting)}"
+    wait = f"{counted(len(waiting), 'pod waits', 'pods wait')}{avoidance(record, context)}{first_problem(waiting)}"
+    text = f"{_wanted(maximum - size)} and {wait}"
     return ConditionDraft("Scaling", False, Reason.WAITING_FOR_CAPACITY, text)
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from ..context import Context
-from ..grant import Grant
 from ..ranks import base_minimum
 from ..reasons import Reason
 from ..record import Record, TransitionKind
-from ..replica import Health, Replicas
+from ..replica import Health
 from ..snapshot import AgentState
 from ..wording import counted, share, training
-from .draft import ConditionDraft, first_problem, time_of_day
+from .draft import ConditionDraft, avoidance, first_problem, time_of_day
 
 # Running stays the state through planned resizes, and through recoveries up to this long.
 FAULT_REPORTED_AFTER = timedelta(seconds=30)
@@ -20,7 +19,7 @@ FAULT_REPORTED_AFTER = timedelta(seconds=30)
 
 def describe(record: Record, context: Context) -> tuple[ConditionDraft, datetime | None]:
     """Give the state of a job that has not ended, and when it changes with time alone."""
-    policy, grant, replicas = context.policy, context.grant, context.replicas
+    policy, grant = context.policy, context.grant
     transition = record.transition
     if transition is not None and transition.kind is TransitionKind.SUSPEND:
         if grant.suspended_by is not None:
@@ -32,10 +31,10 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft, datetime
             "Suspended", True, Reason.SUSPENDED_BY_USER if policy.suspend else Reason.RESUMING, text
         ), None
     if transition is not None and transition.kind is TransitionKind.START:
-        return _starting(record, replicas, grant), None
+        return _starting(record, context), None
     text = training(len(record.members), record.generation)
     if transition is not None:
-        text = f"{transition.message}; {_waiting_for(record, replicas, grant)}"
+        text = f"{transition.message}; {_waiting_for(record, context)}"
     if record.fault_at is None:
         reason = (
             Reason.RESIZING if transition is not None else Reason.TRAINING if record.running_since else Reason.STARTING
@@ -53,16 +52,16 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft, datetime
     return ConditionDraft("Faulted", True, cause, text), None
 
 
-def _starting(record: Record, replicas: Replicas, grant: Grant) -> ConditionDraft:
-    started = [r for r in replicas.newest.values() if r.pod.started and not r.pod.ended]
-    text = _waiting_for(record, replicas, grant)
-    if len(started) >= grant.sizes.minimum:
+def _starting(record: Record, context: Context) -> ConditionDraft:
+    started = [r for r in context.replicas.newest.values() if r.pod.started and not r.pod.ended]
+    text = _waiting_for(record, context)
+    if len(started) >= context.grant.sizes.minimum:
         return ConditionDraft("PodsRunning", True, Reason.WAITING_FOR_AGENTS, text)
     return ConditionDraft("Created", True, Reason.WAITING_FOR_PODS, text)
 
 
-def _waiting_for(record: Record, replicas: Replicas, grant: Grant) -> str:
-    transition = record.transition
+def _waiting_for(record: Record, context: Context) -> str:
+    transition, replicas, grant = record.transition, context.replicas, context.grant
     assert transition is not None
     stopping = [
         r for m in record.members
@@ -77,14 +76,11 @@ def _waiting_for(record: Record, replicas: Replicas, grant: Grant) -> str:
     if gang is not None and gang.released_until is not None:
         at = time_of_day(gang.released_until)
         return f"there was room for too few replicas, and it was released; one pod waits for room, the others follow at {at}"
+    why_not = f"{avoidance(record, context)}{first_problem(replicas.newest.values())}"
     base = grant.specs[0].name
     of_base = sum(r.id.spec == base for r in replicas.candidates())
     if grant.sizes.minimum <= ready and of_base < (least := base_minimum(grant)):
-        return f"of {base}, {share(of_base, least, 'is', 'are')} ready, and training needs all of them{_why_not_ready(replicas)}"
+        return f"of {base}, {share(of_base, least, 'is', 'are')} ready, and training needs all of them{why_not}"
     if ready < aim:
-        return f"{share(ready, aim, 'is', 'are')} ready{_why_not_ready(replicas)}"
+        return f"{share(ready, aim, 'is', 'are')} ready{why_not}"
     return counted(ready, "replica is ready", "replicas are ready")
-
-
-def _why_not_ready(replicas: Replicas) -> str:
-    return first_problem(replicas.newest.values())
