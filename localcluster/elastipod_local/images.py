@@ -83,11 +83,7 @@ def ensure_images(progress: Progress = quiet) -> ImageSet:
     Needs root and the Debian packages. Raises LocalClusterError naming the step of the Dockerfile that failed.
     """
     folder = cache_dir() / "images"
-    folder.mkdir(exist_ok=True)
-    with exclusive(folder / "lock", wait_s=BUILD_WAIT_S):
-        _clear_drafts(folder)
-        builder = _builder(folder, progress)
-        built = builder.build(dockerfile.parse((checkout_root() / "Dockerfile").read_text()), STAGES)
+    with built_stages(STAGES, progress) as (builder, built):
         site_packages = _site_packages(builder, built["train"], progress)
         images = [_pause(folder), *(builder.image(built[stage], name) for stage, name in STAGES.items())]
         found = ImageSet.of(images, site_packages)
@@ -107,6 +103,7 @@ def built_stages(targets: Iterable[str], progress: Progress = quiet) -> Iterator
     folder = cache_dir() / "images"
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder / "lock", wait_s=BUILD_WAIT_S):
+        _clear_drafts(folder)
         builder = _builder(folder, progress)
         yield builder, builder.build(dockerfile.parse((checkout_root() / "Dockerfile").read_text()), targets)
 

@@ -12,8 +12,6 @@ from elastipod_operator.kube.times import time_or
 from .blocker import Blocker, blocker_of, kueue_advice
 from .situation import JobFacts, Situation
 
-QUEUE_REASONS = (Reason.QUEUE_MISSING, Reason.QUEUE_STOPPED, Reason.QUEUE_INACTIVE)
-
 
 def queue_blockers(situation: Situation, job: JobFacts) -> list[Blocker]:
     """Give what the job's queue and each of its Workloads wait for; nothing for a job without a queue, or that has ended."""

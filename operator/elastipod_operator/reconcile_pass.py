@@ -97,7 +97,7 @@ class ReconcilePass:
             pods=pods,
             agents={pod.name: self.agents.fact(pod.uid) for pod in pods},
             nodes=self.store.nodes_of(job),
-            closed_nodes=self.store.closed_nodes,
+            closed_nodes=self.store.closed_nodes(),
             operator_error=job_task.operator_error,
             pod_creation_error=job_task.creation.backoff.refusal,
             pod_creation_retry_at=job_task.creation.backoff.retry_at,

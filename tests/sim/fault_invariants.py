@@ -9,6 +9,7 @@ from tests.sim.invariant_state import JOB_NAME, WRITING_TIME, InvariantState, Vi
 from tests.sim.kernel import EPOCH
 
 from elastipod_operator.api import JobSpec
+from elastipod_operator.core.avoided_nodes import avoided
 from elastipod_operator.core.escalation import NO_PROGRESS_LIMIT
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.snapshot import Policy
@@ -32,6 +33,15 @@ class FaultInvariants(InvariantState):
             raise Violation(f"{window} for {self.worker_faults} worker faults")
         if sum(offence.times for offence in new.node_faults) > self.worker_faults + self._inflicted:
             raise Violation(f"{new.node_faults} for {self._inflicted} faults")
+        bad = avoided(new, policy, now)
+        back = {one.pod for one in old.faulty_replicas if one.node in bad}.intersection(new.members)
+        if back and new.generation > old.generation and old.transition is not None and old.transition.uses_budget:
+            raise Violation(
+                f"generation {new.generation} begins with {sorted(back)}, which failed on the avoided {bad}"
+            )
+        self.met["a node that was avoided in vain is used again"] += (
+            bool(avoided(old, policy, now)) and not new.node_faults
+        )
         is_new = self.has_true_time and window.restarts > old.window.restarts and old.transition is None
         if is_new and window.since is not None and now - window.since > policy.eval_period + WRITING_TIME:
             raise Violation(

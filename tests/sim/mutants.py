@@ -210,6 +210,10 @@ def avoid_more_nodes_than_allowed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(avoided_nodes, "avoided", wide)
 
 
+def stay_on_a_node_that_fails_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(escalation, "avoided", lambda *_: ())
+
+
 def place_pods_where_trouble_is_announced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(avoided_nodes, "MAX_CLOSED", 0)
 

@@ -68,6 +68,14 @@ SCHEDULES: dict[str, Schedule] = {
         Event(60, "crash_again_and_again", 1, 60), Event(400, "add_node"), nodes=5,
         numRestartBeforeFullJobRestart=0, maxNumRepeatOffendersToAvoid=1, evalPeriodSeconds=300,
     ),
+    "a node fails now and then, and the job makes progress between": scripted_job(
+        *(Event(100 + 60 * n, "crash_worker", 0) for n in range(3)), nodes=5,
+        maxNumRepeatOffendersToAvoid=1, evalPeriodSeconds=300,
+    ),
+    "a node fails again, and without it there are too few": scripted_job(
+        *(Event(100 + 60 * n, "crash_worker", 0) for n in range(2)), low=2, high=2, nodes=2,
+        maxNumRepeatOffendersToAvoid=1, evalPeriodSeconds=3600,
+    ),
     "a node says by a label alone that its machine is to be replaced, and later that it is well": scripted_job(
         Event(80, "sicken_gpu", 2), Event(100, "label_node", 1), Event(250, "crash_worker", 0), Event(330, "label_node", 1),
     ),

@@ -39,6 +39,7 @@ MUTANTS: dict[Mutant, str | None] = {
     mutants.never_restart_everything: "crashes in a row bring a full job restart",
     mutants.fail_at_the_first_full_restart: "crashes in a row bring a full job restart",
     mutants.avoid_more_nodes_than_allowed: "two nodes fault again and again and one may be avoided",
+    mutants.stay_on_a_node_that_fails_again: "a node fails now and then, and the job makes progress between",
     mutants.place_pods_where_trouble_is_announced: (
         "a node says by a label alone that its machine is to be replaced, and later that it is well"
     ),

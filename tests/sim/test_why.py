@@ -90,6 +90,15 @@ STAGES = {
     "a node announces what is to be ignored": Stage(
         job(Event(100, "taint_node", 1)), 130, signals="ignore taint karpenter.sh/disrupted"
     ),
+    "left a node that failed again": Stage(
+        job(
+            *(Event(100 + 60 * n, "crash_worker", 0) for n in range(2)),
+            maxNumRepeatOffendersToAvoid=1,
+            evalPeriodSeconds=900,
+        ),
+        240,
+        no_room,
+    ),
     "was scaled down": Stage(job(Event(100, "scale", 1)), 130),
     "is suspended": Stage(job(Event(100, "suspend", 0, 100)), 180),
     "stops its workers for a suspension": Stage(job(Event(100, "suspend", 0, 100)), 100, until="SuspendedByUser"),

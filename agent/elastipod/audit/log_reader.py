@@ -73,11 +73,6 @@ class LoggedGeneration:
         sources = [f"{draws // self.start.epochs} of the {size} of {name}" for name, size, draws in self.start.sources]
         return f"{said}, {', '.join(sources)}" if sources else said
 
-    @property
-    def last_step(self) -> int:
-        """The newest step that any rank completed in this generation, or the step it resumed from."""
-        return max(self.steps, default=self.start.resumed_step)
-
 
 def read_logs(directory: str | os.PathLike[str]) -> dict[int, LoggedGeneration]:
     """Read all sample logs in a directory; give generation number -> its logs.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from .actions import JobEvent
 from .context import Context
@@ -15,6 +15,8 @@ from .snapshot import Policy
 REPEATED = 2
 # Only the faults of this many nodes are recorded; the record has no room for more.
 MAX_KEPT = 32
+# How long pods that are needed for the minimum size wait for other nodes than those of repeat offenders.
+AVOIDED_IN_VAIN = timedelta(seconds=60)
 # So many nodes are avoided for what they announce; each is a requirement in the affinity of a pod.
 MAX_CLOSED = 100
 
@@ -58,6 +60,22 @@ def nodes_to_avoid(record: Record, context: Context) -> tuple[str, ...]:
     """
     closed = sorted(context.snapshot.closed_nodes)[:MAX_CLOSED]
     return tuple(sorted({*avoided(record, context.policy, context.now), *closed}))
+
+
+def use_again(record: Record, context: Context) -> tuple[Record, tuple[JobEvent, ...], datetime | None]:
+    """Forgive repeat offenders where too few other nodes have room for the minimum size: to wait would be worse than another fault.
+
+    Gives the record, what is told, and when that is due.
+    """
+    offenders = avoided(record, context.policy, context.now)
+    waiting = [r.pod.created_at for r in context.replicas.newest.values() if r.may_train and not r.pod.node]
+    if not offenders or not waiting:
+        return record, (), None
+    due = min(waiting) + AVOIDED_IN_VAIN
+    if context.now < due:
+        return record, (), due
+    text = f"too few nodes but {', '.join(offenders)} had room for the minimum size: repeated faults are no longer held against nodes"
+    return replace(record, node_faults=()), (JobEvent(Reason.NODE_USED_AGAIN, text, warning=True),), None
 
 
 def drop_expired_faults(record: Record, policy: Policy, now: datetime) -> Record:

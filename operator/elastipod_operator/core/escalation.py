@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from .actions import Action, JobEvent
-from .avoided_nodes import count_node_fault
+from .avoided_nodes import avoided, count_node_fault
 from .incarnations import record_incarnations
 from .pod_removal import remove
 from .reasons import NO_REASON, AnyReason, Reason, ReasonAndMessage
-from .record import Depth, Record, RestartMode, RestartWindow, Transition, TransitionKind
+from .record import Depth, FaultyReplica, Record, RestartMode, RestartWindow, Transition, TransitionKind
 from .replica import Health, Replicas
 from .snapshot import Policy
 from .time_order import earliest
@@ -63,8 +63,10 @@ def check_budgets(record: Record, replicas: Replicas, policy: Policy, now: datet
     if why:
         return _restart_everything(record, replicas, why, events)
     if transition.depth is Depth.POD:
-        return _restart_failed_pods(record, replicas, events)
-    return BudgetCheck(record, events=events)
+        return _restart_failed_pods(record, replicas, transition.depth_reason, record.faulty_replicas, events)
+    offenders = avoided(record, policy, now)
+    there = tuple(one for one in record.faulty_replicas if one.node in offenders)
+    return _restart_failed_pods(record, replicas, "its node is to be avoided", there, events)
 
 
 def does_not_progress(record: Record) -> bool:
@@ -127,12 +129,14 @@ def _restart_everything(record: Record, replicas: Replicas, why: str, events: tu
     return BudgetCheck(begun, actions=tuple(actions), events=(*events, event))
 
 
-def _restart_failed_pods(record: Record, replicas: Replicas, events: tuple[JobEvent, ...]) -> BudgetCheck:
-    """Give up the pods of the replicas that failed again and again; the others keep theirs."""
-    assert record.transition is not None
-    failed = [
-        r for one in record.faulty_replicas if (r := replicas.get(one.pod)) is not None and r.health is not Health.ENDED
-    ]
+def _restart_failed_pods(
+    record: Record, replicas: Replicas, why: str, faulty: tuple[FaultyReplica, ...], events: tuple[JobEvent, ...]
+) -> BudgetCheck:
+    """Give up the pods of replicas that failed again and again, or on a node that did; the others keep theirs."""
+    gone = (Health.ENDED, Health.LOST)
+    failed = [r for one in faulty if (r := replicas.get(one.pod)) is not None and r.health not in gone]
+    if not failed:
+        return BudgetCheck(record, events=events)
     actions: list[Action] = []
     for replica in failed:
         actions += remove(replica, "its workers failed again and again")
@@ -142,10 +146,8 @@ def _restart_failed_pods(record: Record, replicas: Replicas, events: tuple[JobEv
         lost=(*record.lost, *(r.id for r in failed if r.id not in known)),
     )
     names = ", ".join(r.pod.name for r in failed)
-    event = JobEvent(
-        Reason.FAILED_PODS_RECREATED, f"{record.transition.depth_reason}: {names} is recreated", warning=True
-    )
-    return BudgetCheck(begun, actions=tuple(actions), events=(*events, event) if failed else events)
+    event = JobEvent(Reason.FAILED_PODS_RECREATED, f"{why}: {names} is recreated", warning=True)
+    return BudgetCheck(begun, actions=tuple(actions), events=(*events, event))
 
 
 def next_window_end(record: Record, policy: Policy, now: datetime) -> datetime | None:

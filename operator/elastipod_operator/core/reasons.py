@@ -461,12 +461,18 @@ class Reason(StrEnum):
         "`status.latestFaultyPodInstanceList` names pods and nodes; check those nodes.",
     )  # fmt: skip
     FAILED_PODS_RECREATED = (
-        "FailedPodsRecreated", "", WARNING, HAPPENS, "The pods of replicas whose workers failed again and again in place are recreated.",
+        "FailedPodsRecreated", "", WARNING, HAPPENS,
+        "Pods are recreated whose workers failed again and again in place, or on an avoided node.",
         "Check their logs and nodes; if the new pods fail too, all pods are recreated.",
     )  # fmt: skip
     NODE_AVOIDED = (
-        "NodeAvoided", "", WARNING, HAPPENS, "A node caused two faults; new pods avoid it for `evalPeriodSeconds`.",
+        "NodeAvoided", "", WARNING, HAPPENS,
+        "A node caused two faults. The pod that failed there leaves it, and new pods avoid it for `evalPeriodSeconds`.",
         "Check the node; if capacity is short, lower `maxNumRepeatOffendersToAvoid`.",
+    )  # fmt: skip
+    NODE_USED_AGAIN = (
+        "NodeUsedAgain", "", WARNING, HAPPENS, "A node with repeated faults is used again: too few others had room for the minimum size.",
+        "Add nodes, or check the node that the message names.",
     )  # fmt: skip
     PLACES_GIVEN_BACK = (
         "PlacesGivenBack", "", INFO, HAPPENS, "For two minutes, too few pods had a node for the minimum size or a whole increment.",

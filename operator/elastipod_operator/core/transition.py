@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from .actions import Action, JobEvent, StartWorkers
+from .avoided_nodes import use_again
 from .context import Context, PlanDraft
 from .depth import describe_depth, settled_depth
 from .ending import finish
@@ -28,6 +29,7 @@ from .replica import Health, Replica
 from .snapshot import Policy
 from .spec_edits import recreate_all_pods
 from .stopping import RECHECK_AFTER, is_hard_stop_due, stop_members
+from .time_order import earliest
 from .wording import counted
 
 
@@ -172,8 +174,11 @@ def _gather(record: Record, context: Context) -> PlanDraft:
     target_size = sizes.fit(transition.target_size) or sizes.minimum
     size = sizes.fit(min(len(ready), target_size if is_first else sizes.maximum))
     if not size:
-        record, events = follow_partial_gang(replace(record, window_since=None), context)
-        return PlanDraft(record, events=events, wake_at=next_gang_check(record, context.key, now))
+        record, told, due = use_again(replace(record, window_since=None), context)
+        record, events = follow_partial_gang(record, context)
+        return PlanDraft(
+            record, events=(*told, *events), wake_at=earliest(due, next_gang_check(record, context.key, now))
+        )
     if transition.not_before is not None and now < transition.not_before:
         return PlanDraft(record, wake_at=transition.not_before)
     record = replace(record, window_since=record.window_since or now)

@@ -24,7 +24,7 @@ from ..core.snapshot import Condition
 from .applied import applied_annotation
 from .identity import is_own
 from .limits import room_for_applied
-from .node_signals import written_signals
+from .node_signals import CONFIGURED
 from .reading import MAX_DEPTH, annotations_of, finalizers_of, is_within_depth, mapping
 from .store import Job
 
@@ -36,7 +36,8 @@ def metadata_changes(job: Job, todo: Plan) -> dict[str, Any]:
         wanted: dict[str, str] = {}
     else:
         wanted = {ANNOTATION_STATE: encode(replace(todo.record, owner=job.fact.uid)), ANNOTATION_SIZE: str(todo.size)}
-        if (signals := written_signals()) or present.get(ANNOTATION_NODE_SIGNALS):
+        signals = ",".join(f"{effect} {signal}" for signal, effect in CONFIGURED.items())
+        if signals or present.get(ANNOTATION_NODE_SIGNALS):
             wanted[ANNOTATION_NODE_SIGNALS] = signals
     if job.fact.policy is not None and (todo.adopts_spec or wanted):
         applied = applied_annotation(job.body, adopts_spec=todo.adopts_spec, room=room_for_applied(job.body))

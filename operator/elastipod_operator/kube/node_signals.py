@@ -20,11 +20,6 @@ CONFIGURED: dict[str, SignalEffect] = {}
 """Effects by signal, as the operator's command line says; set once, when the process starts."""
 
 
-def written_signals() -> str:
-    """Give the configured effects as `parse_signals` reads them."""
-    return ",".join(f"{effect} {signal}" for signal, effect in CONFIGURED.items())
-
-
 def parse_signals(listed: str) -> dict[str, SignalEffect]:
     """Read entries such as "drain taint KEY", separated by commas. Raises ArgumentTypeError with one sentence."""
     found = {}

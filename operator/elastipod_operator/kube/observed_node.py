@@ -30,6 +30,8 @@ DISRUPTION_TAINTS = frozenset(
         "sagemaker.amazonaws.com/node-health-status",
     }
 )
+# How taints that the scheduler heeds end.
+HEEDED = (":NoSchedule", ":NoExecute")
 _DRAINS = {True: SignalEffect.DRAIN, False: SignalEffect.IGNORE}
 # Notices with a known lead time, by which a Spot machine is taken back: two minutes at AWS, half a minute at Google.
 NOTICES = {
@@ -61,15 +63,9 @@ def _why_closed(body: Mapping[str, Any]) -> str:
     """Give the announcement of a node that the scheduler does not heed: no taint, or one that pods may tolerate or that only asks."""
     if mapping(body.get("spec")).get("unschedulable"):
         return ""
-    return next(
-        (
-            words
-            for signal, words, usual in _signals(body)
-            if CONFIGURED.get(signal, usual) is not SignalEffect.IGNORE
-            and (signal in CONFIGURED or not words.endswith((":NoSchedule", ":NoExecute")))
-        ),
-        "",
-    )
+    effects = ((words, CONFIGURED.get(signal, usual), signal in CONFIGURED) for signal, words, usual in _signals(body))
+    unheeded = ((words, does) for words, does, is_told in effects if is_told or not words.endswith(HEEDED))
+    return next((words for words, does in unheeded if does is not SignalEffect.IGNORE), "")
 
 
 def _leaves_at(taints: Sequence[Mapping[str, Any]], before: ObservedNode | None, now: datetime) -> datetime | None:

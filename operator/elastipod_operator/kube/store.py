@@ -63,8 +63,6 @@ class Store:
         self.jobs: dict[str, Job] = {}
         self.nodes: dict[str, ObservedNode] = {}
         self._disruptions: dict[str, Disruption] = {}
-        self.closed_nodes: Mapping[str, str] = {}
-        """Nodes that new pods must keep away from, although the scheduler does not know it, and what they announce."""
         self.capacity_freed_at: datetime | None = None
         """When capacity last became free: a node became schedulable, or a job ended."""
 
@@ -220,9 +218,6 @@ class Store:
         self._disruptions.pop(name, None)
         if fact.disruption:
             self._disruptions[name] = disruption_of(body)
-        self.closed_nodes = {n: why for n, why in self.closed_nodes.items() if n != name}
-        if fact.closed:
-            self.closed_nodes = {**self.closed_nodes, name: fact.closed}
         if fact == before:
             return []
         if not _is_fit(fact) or (before is not None and _is_fit(before)):
@@ -235,7 +230,6 @@ class Store:
         """Forget a node that was deleted; gives the UIDs of the jobs that had pods there."""
         self.nodes.pop(name, None)
         self._disruptions.pop(name, None)
-        self.closed_nodes = {n: why for n, why in self.closed_nodes.items() if n != name}
         return self.jobs_on(name)
 
     def nodes_of(self, job: Job) -> dict[str, ObservedNode]:
@@ -248,6 +242,10 @@ class Store:
                 {n: replace(found[n], disruption=self._disruptions[n].reason_for(tolerations)) for n in disrupted}
             )
         return found
+
+    def closed_nodes(self) -> dict[str, str]:
+        """Give the nodes that new pods must keep away from, although the scheduler does not know it, and what they announce."""
+        return {name: node.closed for name, node in self.nodes.items() if node.closed}
 
     def jobs_on(self, node: str) -> list[str]:
         """Give the UIDs of the jobs with pods on a node, or with pods that avoid it."""

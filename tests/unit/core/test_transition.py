@@ -411,7 +411,7 @@ def test_a_job_that_ends_in_a_recovery_tells_of_the_node_first() -> None:
     assert [n.reason for n in step.events] == ["NodeAvoided", "Failed"]
 
 
-def test_a_start_after_a_fault_tells_of_the_node_first() -> None:
+def test_a_pod_leaves_the_node_on_which_it_failed_again_and_the_others_stay() -> None:
     began = transition(TransitionKind.RECOVERY, cause="WorkerCrash", uses_budget=True)
     record = trains(
         transition=began,
@@ -420,7 +420,13 @@ def test_a_start_after_a_fault_tells_of_the_node_first() -> None:
     )
     wishes = policy(2, 2, max_offenders=1, eval_period=seconds(600))
     step = step_of(observed(job(record, wishes), stopped(2, ready(1))))
-    assert [n.reason for n in step.events] == ["NodeAvoided", "Recovered"]
+    assert [n.reason for n in step.events] == ["NodeAvoided", "FailedPodsRecreated"]
+    assert step.events[1].message == "its node is to be avoided: job-workers-0 is recreated"
+    assert [type(a).__name__ for a in step.actions] == ["ShutDownAgent", "DeletePod"]
+    assert step.record.lost == (pid(0),)
+    assert step.record.transition is not None, "nobody starts before that is on record"
+    known = step_of(observed(job(replace(record, node_faults=()), wishes), stopped(2, ready(1))))
+    assert [n.reason for n in known.events] == ["Recovered"], "one fault is no repetition"
 
 
 def test_who_is_given_up_in_a_full_restart_is_on_record_before_anything_else_happens() -> None:

@@ -149,12 +149,12 @@ def test_nodes_that_new_pods_keep_away_from(store: Store) -> None:
     sick = {"sagemaker.amazonaws.com/node-health-status": "Unschedulable"}
     assert store.put_node(node_body("node-9", labels=sick)) == [JOB_UID]
     assert store.put_node(node_body("node-8", labels=sick)) == []
-    assert store.closed_nodes == dict.fromkeys(
+    assert store.closed_nodes() == dict.fromkeys(
         ("node-9", "node-8"), "label sagemaker.amazonaws.com/node-health-status=Unschedulable"
     )
     assert store.put_node(node_body("node-9")) == [JOB_UID]
     store.drop_node("node-8")
-    assert store.closed_nodes == {}
+    assert store.closed_nodes() == {}
 
 
 def test_a_job_of_the_same_name_made_anew_starts_from_nothing(store: Store) -> None:
