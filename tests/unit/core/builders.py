@@ -30,6 +30,8 @@ from elastipod_operator.core.snapshot import (
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 LONG_AGO = NOW - timedelta(hours=1)
+# A pod, and its agent if it has answered.
+Seen = tuple[ObservedPod, ObservedAgent | None]
 
 
 def seconds(number: float) -> timedelta:
@@ -147,6 +149,11 @@ def observed(
         nodes=found,
     )  # fmt: skip
     return replace(base, **changes)
+
+
+def replicas_of(record: Record, *pods: Seen, nodes: Iterable[Any] = ()) -> Replicas:
+    """Give what is known of the replicas of a job with this record."""
+    return assess(observed(job(record), pods, nodes))
 
 
 def granted(snapshot: Snapshot) -> Grant | None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.core.builders import (
     NOW,
+    Seen,
     acts,
     agent,
     granted,
@@ -34,9 +35,8 @@ from elastipod_operator.core.plan import plan
 from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
-from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod, Policy, Snapshot
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, Policy, Snapshot
 
-Seen = tuple[ObservedPod, ObservedAgent | None]
 ACCEPTED = NOW - seconds(100)
 FAULT = trains(transition=transition(TransitionKind.RECOVERY), fault_at=NOW - seconds(40))
 ALL: dict[str, Any] = {"active_deadline": seconds(150), "startup_deadline": seconds(130), "fault_deadline": seconds(60)}

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
+    Seen,
     agent,
     context,
     job,
@@ -57,9 +58,8 @@ from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import FaultyReplica, NodeFaults, Record, RestartMode, RestartWindow, TransitionKind
 from elastipod_operator.core.replica import Replicas
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Policy
+from elastipod_operator.core.snapshot import Policy
 
-Seen = tuple[ObservedPod, ObservedAgent | None]
 PERIOD = policy(2, 2, eval_period=seconds(600), max_offenders=2)
 RECOVERY = transition(TransitionKind.RECOVERY, cause="WorkerCrash", uses_budget=True)
 

@@ -9,14 +9,14 @@ import pytest
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
+    Seen,
     agent,
     faulted,
-    job,
-    observed,
     pid,
     pod,
     policy,
     ready,
+    replicas_of,
     running,
     seconds,
     silent,
@@ -26,22 +26,15 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.core.backoff import jitter
 from elastipod_operator.core.faults import Fault, failure_text, find_fault
-from elastipod_operator.core.health import assess
 from elastipod_operator.core.reasons import OpenReason, Reason
 from elastipod_operator.core.record import FaultyReplica, Record, RestartMode, RestartWindow, Transition, TransitionKind
 from elastipod_operator.core.recovery import begin_recovery, requested_restart, widen_restart
-from elastipod_operator.core.replica import Replicas
 from elastipod_operator.core.root_cause import attribute_to_outside
-from elastipod_operator.core.snapshot import AgentState, Failure, ObservedAgent, ObservedNode, ObservedPod
+from elastipod_operator.core.snapshot import AgentState, Failure, ObservedAgent, ObservedNode
 
-Seen = tuple[ObservedPod, ObservedAgent | None]
 DRAINS = transition(target_size=2)
 DRAINED = ready(1, drained=True)
 OUT = [ObservedNode(name=f"node-{n}", out_of_service=True) for n in range(9)]
-
-
-def replicas_of(record: Record, *pods: Seen, nodes: Any = ()) -> Replicas:
-    return assess(observed(job(record), pods, nodes))
 
 
 def find(record: Record, *pods: Seen, nodes: Any = ()) -> Fault | None:

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
+    Seen,
     agent,
     faulted,
     job,
@@ -28,9 +29,8 @@ from elastipod_operator.core.health import assess
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.replica import Health, Replica, Replicas
-from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode
 
-Seen = tuple[ObservedPod, ObservedAgent | None]
 STEPS = running(step=50, step_at=NOW - seconds(1), step_pace=seconds(2))
 AWAY = ObservedNode(name="node-0", ready=False, not_ready_since=NOW - seconds(10))
 

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
+    Seen,
     acts,
     job,
     observed,
@@ -26,9 +27,7 @@ from elastipod_operator.core.actions import CreatePod, DeletePod, Plan
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import PartialGang, Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod
 
-Seen = tuple[ObservedPod, ObservedAgent | None]
 STARTS = Record(transition=transition(TransitionKind.START, began_s=300, target_size=4), generation=0)
 FOUR = policy(4, 4)
 

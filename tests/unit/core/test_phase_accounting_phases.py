@@ -9,6 +9,7 @@ import pytest
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
+    Seen,
     job,
     observed,
     pod,
@@ -19,7 +20,7 @@ from tests.unit.core.builders import (
     trains,
     transition,
 )
-from tests.unit.core.conditions.reports import RUN, Seen, waits
+from tests.unit.core.conditions.reports import RUN, waits
 
 from elastipod_operator.core.health import assess
 from elastipod_operator.core.phase_accounting import (

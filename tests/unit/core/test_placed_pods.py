@@ -8,6 +8,7 @@ import pytest
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
+    Seen,
     agent,
     context,
     job,
@@ -16,6 +17,7 @@ from tests.unit.core.builders import (
     pod,
     policy,
     ready,
+    replicas_of,
     running,
     seconds,
     trains,
@@ -37,9 +39,8 @@ from elastipod_operator.core.partial_gangs import (
 from elastipod_operator.core.record import PartialGang, Record, TransitionKind
 from elastipod_operator.core.replica import Replicas
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Policy
+from elastipod_operator.core.snapshot import Policy
 
-Seen = tuple[ObservedPod, ObservedAgent | None]
 STARTS = Record(transition=transition(TransitionKind.START, target_size=4))
 EVEN = policy(sizes=Sizes((2, 4), 2))
 FOUR = policy(4, 4)
@@ -51,10 +52,6 @@ def bound(ordinal: int) -> Seen:
 
 def waits(ordinal: int) -> Seen:
     return pod(ordinal, phase="Pending", node="", ip="", started=False), None
-
-
-def replicas_of(record: Record, *pods: Seen) -> Replicas:
-    return assess(observed(job(record), pods))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
+    Seen,
     acts,
     agent,
     faulted,
@@ -40,9 +41,8 @@ from elastipod_operator.core.names import Slot
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import NodeFaults, PartialGang, PhaseTimes, Record, ResizeStatistics, TransitionKind
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod, SpecLimits
+from elastipod_operator.core.snapshot import AgentState, ObservedNode, SpecLimits
 
-Seen = tuple[ObservedPod, ObservedAgent | None]
 BOTH: list[Seen] = [(pod(0), running()), (pod(1), running())]
 PAIR = policy(2, 2)
 NEW = Record(transition=transition(TransitionKind.START, target_size=2))

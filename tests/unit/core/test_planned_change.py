@@ -10,6 +10,7 @@ import pytest
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
+    Seen,
     agent,
     context,
     job,
@@ -31,9 +32,8 @@ from elastipod_operator.core.health import assess
 from elastipod_operator.core.planned_change import awaits_start, begin
 from elastipod_operator.core.reasons import OpenReason, Reason
 from elastipod_operator.core.record import PartialGang, Record, Transition, TransitionKind
-from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedPod
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent
 
-Seen = tuple[ObservedPod, ObservedAgent | None]
 RUN: list[Seen] = [(pod(0), running(step_pace=seconds(2))), (pod(1), running())]
 
 

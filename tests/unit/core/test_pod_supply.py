@@ -10,6 +10,7 @@ import pytest
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
+    Seen,
     agent,
     context,
     job,
@@ -18,6 +19,7 @@ from tests.unit.core.builders import (
     pod,
     policy,
     ready,
+    replicas_of,
     running,
     seconds,
     silent,
@@ -27,19 +29,16 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.core.actions import Action, CreatePod, DeletePod, ShutDownAgent
 from elastipod_operator.core.grant import grant_all
-from elastipod_operator.core.health import assess
 from elastipod_operator.core.incarnations import newest_incarnations, record_incarnations
 from elastipod_operator.core.names import PodId, Slot
 from elastipod_operator.core.pod_removal import remove
 from elastipod_operator.core.pod_supply import CreationLimits, supply_pods
 from elastipod_operator.core.ranks import count_trainable, rank_order, usable
 from elastipod_operator.core.record import Record
-from elastipod_operator.core.replica import Replicas
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.slots import wanted_slots
-from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod, Policy, SpecLimits
+from elastipod_operator.core.snapshot import AgentState, ObservedNode, Policy, SpecLimits
 
-Seen = tuple[ObservedPod, ObservedAgent | None]
 PAIR = policy(2, 2)
 AWAY = ObservedNode(name="node-0", ready=False, not_ready_since=LONG_AGO)
 TWO = policy(2, 4, specs=(SpecLimits("base", 2), SpecLimits("extra", 2)))
@@ -51,10 +50,6 @@ def of(spec: str, ordinal: int, incarnation: int = 0) -> PodId:
 
 def waits(ordinal: int, **changes: Any) -> Seen:
     return pod(ordinal, **{"phase": "Pending", "node": "", "ip": "", "started": False, **changes}), None
-
-
-def replicas_of(record: Record, *pods: Seen, nodes: Any = ()) -> Replicas:
-    return assess(observed(job(record), pods, nodes))
 
 
 def supplied(

@@ -8,6 +8,7 @@ import pytest
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
+    Seen,
     acts,
     job,
     observed,
@@ -25,9 +26,8 @@ from elastipod_operator.core.plan import plan
 from elastipod_operator.core.pod_supply import SPARE_PATIENCE
 from elastipod_operator.core.record import PartialGang
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Policy, SpecLimits
+from elastipod_operator.core.snapshot import Policy, SpecLimits
 
-Seen = tuple[ObservedPod, ObservedAgent | None]
 PAIRS = policy(2, 4, sizes=Sizes((2, 4), 2), specs=(SpecLimits("base", 2, 1), SpecLimits("extra", 2)))
 BASE = trains(members=(pid(0, spec="base"), pid(1, spec="base")))
 MEMBERS: list[Seen] = [(pod(pid(n, spec="base"), node=f"node-b{n}"), running()) for n in range(2)]

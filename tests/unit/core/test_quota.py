@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.core.builders import (
     NOW,
+    Seen,
     acts,
     agent,
     job,
@@ -43,9 +44,7 @@ from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.snapshot import (
     AgentState,
-    ObservedAgent,
     ObservedNode,
-    ObservedPod,
     ObservedWorkload,
     Policy,
     Snapshot,
@@ -53,7 +52,6 @@ from elastipod_operator.core.snapshot import (
 )
 
 QUEUE = "gpus"
-Seen = tuple[ObservedPod, ObservedAgent | None]
 
 
 def workload(number: int, pods: int = 1, **changes: Any) -> ObservedWorkload:

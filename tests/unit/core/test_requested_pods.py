@@ -10,6 +10,7 @@ from tests.nonempty import every
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
+    Seen,
     acts,
     job,
     observed,
@@ -29,9 +30,8 @@ from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.requested_pods import READ_EVERY
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import ObservedAgent, ObservedNode, ObservedPod, Policy, SpareCapacity, SpecLimits
+from elastipod_operator.core.snapshot import ObservedNode, Policy, SpareCapacity, SpecLimits
 
-Seen = tuple[ObservedPod, ObservedAgent | None]
 EVEN = policy(2, 8, sizes=Sizes((2, 4, 6, 8), 2), specs=(SpecLimits("workers", 8),))
 SPARE = replace(EVEN, growth=GrowthMode.SPARE_CAPACITY_ONLY)
 MEMBERS: list[Seen] = [(pod(0), running()), (pod(1), running())]

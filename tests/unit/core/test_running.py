@@ -10,6 +10,7 @@ import pytest
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
+    Seen,
     acts,
     agent,
     context,
@@ -33,9 +34,8 @@ from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import NodeFaults, PartialGang, Record, RestartWindow, TransitionKind
 from elastipod_operator.core.running import running as decide
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedPod, Snapshot, SpecLimits
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, Snapshot, SpecLimits
 
-Seen = tuple[ObservedPod, ObservedAgent | None]
 DRAINED = ready(1, drained=True)
 
 

@@ -8,6 +8,7 @@ import pytest
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
+    Seen,
     acts,
     job,
     observed,
@@ -30,9 +31,8 @@ from elastipod_operator.core.ranks import base_minimum
 from elastipod_operator.core.record import PartialGang, Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.slots import BASE_PATIENCE
-from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Policy, SpecLimits
+from elastipod_operator.core.snapshot import Policy, SpecLimits
 
-Seen = tuple[ObservedPod, ObservedAgent | None]
 TWO = policy(2, 4, specs=(SpecLimits("base", 2), SpecLimits("extra", 2)))
 ALL_AT_ONCE = replace(TWO, growth=GrowthMode.MAXIMUM)
 STARTS = Record(transition=transition(TransitionKind.START, began_s=90, target_size=2))

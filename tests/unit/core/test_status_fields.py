@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.core.builders import (
     NOW,
+    Seen,
     granted,
     job,
     observed,
@@ -20,7 +21,7 @@ from tests.unit.core.builders import (
     trains,
     transition,
 )
-from tests.unit.core.conditions.reports import ENDED, FULL, RESIZING, RUN, STARTS, Seen, unschedulable
+from tests.unit.core.conditions.reports import ENDED, FULL, RESIZING, RUN, STARTS, unschedulable
 
 from elastipod_operator.api.job_status import RUNNING, SELECTOR
 from elastipod_operator.core.health import assess

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
+    Seen,
     agent,
     context,
     faulted,
@@ -29,10 +30,9 @@ from tests.unit.core.builders import (
 from elastipod_operator.core.actions import Action, DeletePod, ShutDownAgent, StopWorkers
 from elastipod_operator.core.names import PodId, Slot
 from elastipod_operator.core.record import Record, TransitionKind
-from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedPod
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent
 from elastipod_operator.core.stopping import is_hard_stop_due, stop_members
 
-Seen = tuple[ObservedPod, ObservedAgent | None]
 STOPPING = agent(AgentState.STOPPING)
 PARKED = (pod(1), ready(1, drained=True))
 

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
+    Seen,
     acts,
     agent,
     context,
@@ -34,10 +35,9 @@ from elastipod_operator.core.plan import plan
 from elastipod_operator.core.reasons import OpenReason, Reason
 from elastipod_operator.core.record import Depth, FaultyReplica, NodeFaults, PartialGang, Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedPod, Snapshot
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, Snapshot
 from elastipod_operator.core.transition import in_transition
 
-Seen = tuple[ObservedPod, ObservedAgent | None]
 DRAINED = ready(1, drained=True)
 GROWTH = "CapacityAvailable"
 

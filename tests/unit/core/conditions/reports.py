@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.unit.core.builders import (
     NOW,
+    Seen,
     granted,
     pod,
     policy,
@@ -24,9 +25,8 @@ from elastipod_operator.core.record import (
     Record,
     TransitionKind,
 )
-from elastipod_operator.core.snapshot import Condition, ObservedAgent, ObservedPod, Snapshot
+from elastipod_operator.core.snapshot import Condition, ObservedPod, Snapshot
 
-Seen = tuple[ObservedPod, ObservedAgent | None]
 Told = list[tuple[str, bool, str]]
 RUN: list[Seen] = [(pod(0), running()), (pod(1), running())]
 ACCEPTED = ("Created", True, "Accepted")
