@@ -40,7 +40,7 @@ SPEC: dict[str, tuple[str, ...]] = {
                                             CORE + "test_plan_start_and_growth.py::test_sizes_between_the_allowed_ones_are_not_taken"),
     "elasticPolicy.scalingTimeoutInSeconds": (CORE + "test_plan_start_and_growth.py::test_the_start",
                                               CORE + "test_plan_start_and_growth.py::test_growth"),
-    "elasticPolicy.gracefulShutdownTimeoutInSeconds": (CORE + "test_plan_planned_changes.py::test_the_stop_of_a_member",
+    "elasticPolicy.gracefulShutdownTimeoutInSeconds": (CORE + "test_plan_drains.py::test_the_stop_of_a_member",
                                                        KUBE + "test_pods.py::test_the_time_to_end"),
     "elasticPolicy.faultyScaleDownTimeoutInSeconds": (CORE + "test_transition.py::test_who_is_gathered",),
     "runPolicy.activeDeadlineSeconds": (CORE + "test_plan_ends_and_deadlines.py::test_deadlines",),
@@ -71,7 +71,7 @@ SPEC: dict[str, tuple[str, ...]] = {
     "runPolicy.restartPolicy.numRestartBeforeFullJobRestart": (CORE + "test_escalation_budgets.py::test_a_full_restart",),
     "runPolicy.restartPolicy.maxFullJobRestarts": (CORE + "test_escalation_budgets.py::test_what_ends_a_job",),
     "runPolicy.restartPolicy.maxNumRepeatOffendersToAvoid": (
-        CORE + "test_escalation_budgets.py::test_the_latest_offenders_are_avoided_and_named_in_order",
+        CORE + "test_avoided_nodes_limits.py::test_the_latest_offenders_are_avoided_and_named_in_order",
                                           KUBE + "test_pods.py::test_nodes_are_avoided"),
     "runPolicy.restartPolicy.scaleUpSnoozeTimeInSeconds": (CORE + "test_plan_start_and_growth.py::test_growth",),
     "elastipod.minStableSeconds": (CORE + "test_plan_start_and_growth.py::test_growth",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.unit.core.builders import NOW, acts, policy, ready, running, seconds, trains, transition
-from tests.unit.core.test_quota import evicted, look, on, pending, queued, workload
+from tests.unit.core.quota_builders import evicted, look, on, pending, queued, workload
 
 from elastipod_operator.core.actions import CreatePod, CreateWorkload, DeletePod, DeleteWorkload, ReleaseBaseQuota
 from elastipod_operator.core.plan import plan

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.unit.core.builders import NOW, acts, job, observed, pod, policy, running, seconds, trains
-from tests.unit.core.test_quota import FOUR, QUEUE, evicted, on, pending, train, workload
+from tests.unit.core.quota_builders import FOUR, QUEUE, evicted, on, pending, train, workload
 
 from elastipod_operator.core.actions import CreatePod, DeletePod, DeleteWorkload, Plan, SetFinalizer
 from elastipod_operator.core.ending import DELETION_LIMIT

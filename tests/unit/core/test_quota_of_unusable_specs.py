@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.unit.core.builders import NOW, acts, job, observed, pod, running, trains
-from tests.unit.core.test_quota import QUEUE, evicted, on, pending, train, workload
+from tests.unit.core.quota_builders import QUEUE, evicted, on, pending, train, workload
 
 from elastipod_operator.core.actions import DeletePod, DeleteWorkload, FinishWorkload
 from elastipod_operator.core.plan import plan
