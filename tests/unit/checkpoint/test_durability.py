@@ -17,12 +17,6 @@ from elastipod.checkpoint.manifest import CheckpointId
 RUN = "0a1b"
 
 
-@pytest.fixture(autouse=True)
-def outside_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ELASTIPOD_GENERATION", "JOB_RESTART_COUNT", "ELASTIPOD_RUN_ID", "ELASTIPOD_JOB"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def violations(disk: RecordedDisk) -> list[str]:
     """Say what a power loss could leave half done."""
     found = [f"{show.path.name}: {what} may be lost" for show in disk.shown() for what in disk.lost_at(show)]

@@ -20,12 +20,6 @@ from elastipod.cli import main
 from elastipod.errors import CheckpointError
 
 
-@pytest.fixture(autouse=True)
-def outside_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ELASTIPOD_GENERATION", "JOB_RESTART_COUNT", "ELASTIPOD_RUN_ID", "ELASTIPOD_MEMORY_DIR"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> Path:
     """A directory with steps 1 to 3; the weights after step n are those of ``trained(n)``."""

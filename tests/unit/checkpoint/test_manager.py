@@ -34,18 +34,6 @@ from elastipod.errors import CheckpointError, FencedError
 ONE_PROCESS = pytest.mark.filterwarnings("ignore:torch.distributed is .*unavailable or uninitialized")
 
 
-@pytest.fixture(autouse=True)
-def outside_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (
-        "ELASTIPOD_GENERATION",
-        "JOB_RESTART_COUNT",
-        "ELASTIPOD_RUN_ID",
-        "ELASTIPOD_JOB",
-        "ELASTIPOD_MEMORY_DIR",
-    ):
-        monkeypatch.delenv(name, raising=False)
-
-
 def places_in(folder: Path) -> dict[str, Any]:
     """Give the arguments of a manager that saves to a directory and to memory."""
     return {"directory": folder / "disk", "memory": folder / "memory"}

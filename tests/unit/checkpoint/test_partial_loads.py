@@ -15,12 +15,6 @@ from elastipod.checkpoint import CheckpointManager
 from elastipod.errors import CheckpointError
 
 
-@pytest.fixture(autouse=True)
-def outside_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ELASTIPOD_GENERATION", "JOB_RESTART_COUNT", "ELASTIPOD_RUN_ID", "ELASTIPOD_MEMORY_DIR"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def saved(folder: Path, *, steps: int = 3) -> list[list[torch.Tensor]]:
     """Train and save each step; gives the weights after each."""
     run, weights = Trainer(), []

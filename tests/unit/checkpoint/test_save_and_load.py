@@ -28,12 +28,6 @@ from elastipod.errors import CheckpointError, FencedError
 WANTS = "its format is 3, this library reads 2; use the version that wrote it, or another directory"
 
 
-@pytest.fixture(autouse=True)
-def outside_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ELASTIPOD_GENERATION", "JOB_RESTART_COUNT"):
-        monkeypatch.delenv(name, raising=False)
-
-
 class Trainer:
     """A little model that can make steps."""
 

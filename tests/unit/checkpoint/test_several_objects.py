@@ -21,12 +21,6 @@ EARLIER = Path(__file__).parent / "earlier"  # written by the version before sev
 MATRIX_OPTIMIZER = getattr(torch.optim, "Muon", torch.optim.SGD)  # Muon exists from torch 2.9 on
 
 
-@pytest.fixture(autouse=True)
-def outside_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ELASTIPOD_GENERATION", "JOB_RESTART_COUNT", "ELASTIPOD_RUN_ID", "ELASTIPOD_MEMORY_DIR"):
-        monkeypatch.delenv(name, raising=False)
-
-
 class CountingLoader:
     """A loader whose position is plain values, and whose random state is a tensor."""
 
