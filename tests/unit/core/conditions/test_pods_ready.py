@@ -9,6 +9,7 @@ import pytest
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
+    Seen,
     job,
     observed,
     pod,
@@ -20,7 +21,6 @@ from tests.unit.core.builders import (
 from tests.unit.core.conditions.reports import (
     STARTING,
     STARTS,
-    Seen,
     condition,
     report,
     sentence,

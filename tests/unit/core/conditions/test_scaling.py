@@ -10,6 +10,7 @@ from tests.nonempty import every
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
+    Seen,
     agent,
     job,
     observed,
@@ -24,7 +25,6 @@ from tests.unit.core.conditions.reports import (
     FULL,
     RUN,
     UNSCHEDULABLE,
-    Seen,
     condition,
     scaling,
     sentence,

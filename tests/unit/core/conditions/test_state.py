@@ -9,6 +9,7 @@ import pytest
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
+    Seen,
     agent,
     job,
     observed,
@@ -31,7 +32,6 @@ from tests.unit.core.conditions.reports import (
     RUN,
     STARTING,
     STARTS,
-    Seen,
     condition,
     report,
     sentence,
