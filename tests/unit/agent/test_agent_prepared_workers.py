@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.agent_client import until
 from tests.unit.agent.agent_in_process import AgentInProcess
-from tests.unit.agent.test_agent_kept_workers import KEEP, LOOP, Job
+from tests.unit.agent.kept_workers_job import KEEP, LOOP, Job
 
 from elastipod_agent.inprocess.worker_pool import WorkerPool
 
