@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.patience import PATIENCE_S
-from tests.unit.checkpoint.test_save_and_load import Trainer
+from tests.unit.checkpoint.trainer import Trainer
 
 from elastipod import local_worker
 from elastipod.checkpoint import CheckpointManager

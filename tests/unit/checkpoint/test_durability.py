@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.checkpoint.recorded_disk import RecordedDisk, recorded_disk
-from tests.unit.checkpoint.test_save_and_load import Trainer
+from tests.unit.checkpoint.trainer import Trainer
 from tests.unit.library.sample_logs import PLAN
 
 from elastipod.audit.sample_log import SampleLog

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tests.nonempty import every, some
-from tests.unit.checkpoint.test_save_and_load import Trainer, entries, flip_a_byte, shard
+from tests.unit.checkpoint.trainer import Trainer, entries, flip_a_byte, shard
 from torch.optim.swa_utils import AveragedModel
 
 from elastipod.checkpoint import CheckpointManager, export_weights

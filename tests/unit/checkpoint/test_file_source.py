@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.nonempty import every
-from tests.unit.checkpoint.test_save_and_load import Trainer
+from tests.unit.checkpoint.trainer import Trainer
 
 from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint.directory_store import DirectoryStore

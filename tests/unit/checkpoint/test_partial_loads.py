@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.nonempty import every
-from tests.unit.checkpoint.test_save_and_load import Trainer, entries, flip_a_byte, shard
+from tests.unit.checkpoint.trainer import Trainer, entries, flip_a_byte, shard
 
 from elastipod.checkpoint import CheckpointManager
 from elastipod.errors import CheckpointError

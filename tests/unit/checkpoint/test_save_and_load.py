@@ -9,68 +9,22 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 import torch
 from tests.nonempty import every
 from tests.patience import PATIENCE_S
-from tests.unit.library.sample_logs import PLAN
+from tests.unit.checkpoint.trainer import Trainer, entries, flip_a_byte, shard
 
-from elastipod import SampleLog
 from elastipod.audit.moments import optimizer_norm
 from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint.dcp_format import write_rank_file
 from elastipod.checkpoint.directory_store import DirectoryStore
-from elastipod.checkpoint.manifest import CheckpointId, Manifest, measure_file
+from elastipod.checkpoint.manifest import Manifest, measure_file
 from elastipod.errors import CheckpointError, FencedError
 
 WANTS = "its format is 3, this library reads 2; use the version that wrote it, or another directory"
-
-
-class Trainer:
-    """A little model that can make steps."""
-
-    def __init__(self, seed: int = 0) -> None:
-        torch.manual_seed(seed)
-        self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
-        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 4], gamma=0.5)
-
-    def step(self, number: int) -> None:
-        inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(number))
-        self.optimizer.zero_grad()
-        self.model(inputs).square().mean().backward()
-        self.optimizer.step()
-        self.scheduler.step()
-
-    def save(self, manager: CheckpointManager, step: int, **extra: object) -> Path:
-        path = manager.save(
-            step, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, extra={"note": step, **extra}
-        )
-        assert isinstance(path, Path)
-        return path
-
-    def weights(self) -> list[torch.Tensor]:
-        return [parameter.detach().clone() for parameter in self.model.parameters()]
-
-    def load(self, manager: CheckpointManager) -> int | None:
-        resume = manager.load_latest(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler)
-        return resume.step if resume else None
-
-
-def entries(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
-
-
-def flip_a_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def shard(checkpoint: Path) -> Path:
-    return next(checkpoint.glob("__0_*"))
 
 
 def test_a_resumed_run_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
@@ -292,196 +246,6 @@ def test_an_unfinished_checkpoint_does_not_exist(tmp_path: Path) -> None:
     path = Trainer().save(CheckpointManager(tmp_path), 1)
     path.rename(tmp_path / ".tmp-step-0000000001-gen-000001-0abc")
     assert Trainer().load(CheckpointManager(tmp_path)) is None
-
-
-@pytest.mark.parametrize("name", [".metadata", "elastipod.json"])
-def test_somebody_elses_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).touch()
-    with pytest.raises(CheckpointError, match="is itself one checkpoint, not a directory of checkpoints"):
-        Trainer().load(CheckpointManager(tmp_path))
-
-
-def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="is not a directory"):
-        Trainer().load(CheckpointManager(tmp_path / "file"))
-
-
-def test_a_replaced_generation_can_neither_commit_nor_delete(tmp_path: Path) -> None:
-    trainer, old = Trainer(), CheckpointManager(tmp_path, keep=1, generation=1)
-    trainer.save(old, 1)
-    assert Trainer().load(CheckpointManager(tmp_path, generation=2)) == 1
-    with pytest.raises(FencedError, match=r"generation 2 has taken over .* generation 1 and must stop"):
-        trainer.save(old, 2)
-    assert DirectoryStore(tmp_path).list_complete() == [CheckpointId(1, 1)]
-    with pytest.raises(FencedError):
-        DirectoryStore(tmp_path).prune(1, keep=1)
-
-
-def test_a_claim_in_the_middle_of_a_save_stops_the_commit(tmp_path: Path) -> None:
-    directory = DirectoryStore(tmp_path)
-    directory.claim(1)
-    target = CheckpointId(5, 1)
-    temporary = directory.begin(target)
-    directory.claim(2)
-    with pytest.raises(FencedError):
-        directory.commit(temporary, Manifest(target, 1, {}, {}))
-    assert directory.list_complete() == []
-
-
-def test_an_older_generation_cannot_claim(tmp_path: Path) -> None:
-    directory = DirectoryStore(tmp_path)
-    directory.claim(4)
-    with pytest.raises(FencedError, match="generation 4 has taken over"):
-        directory.claim(3)
-
-
-def test_the_freshest_is_the_highest_step_then_generation(tmp_path: Path) -> None:
-    for step, generation in ((10, 1), (12, 1), (12, 3), (11, 4)):
-        (tmp_path / CheckpointId(step, generation).name).mkdir()
-    assert DirectoryStore(tmp_path).list_complete() == [
-        CheckpointId(12, 3),
-        CheckpointId(12, 1),
-        CheckpointId(11, 4),
-        CheckpointId(10, 1),
-    ]
-
-
-def test_another_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    Trainer().save(CheckpointManager(tmp_path), 1)
-    other = torch.nn.Linear(4, 9)
-    with pytest.raises(CheckpointError, match="does not fit this model and optimizer"):
-        CheckpointManager(tmp_path).load_latest(model=other, optimizer=torch.optim.AdamW(other.parameters()))
-
-
-def test_the_optimizer_of_another_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    mine, other = Trainer(), Trainer()
-    manager = CheckpointManager(tmp_path)
-    with pytest.raises(
-        CheckpointError, match="4 parameters of the optimizer are not the model's; make the optimizer from"
-    ):
-        manager.save(1, model=mine.model, optimizer=other.optimizer)
-    mine.save(manager, 1)
-    with pytest.raises(CheckpointError, match="4 parameters of the optimizer are not the model's"):
-        manager.load_latest(model=mine.model, optimizer=other.optimizer)
-
-
-@pytest.mark.parametrize("step", ["9", -1, 1.0, True, torch.tensor(3)])
-def test_a_step_that_is_none_is_refused_before_anything_is_copied(tmp_path: Path, step: int) -> None:
-    with pytest.raises(ValueError, match="it is the number of completed optimizer steps"):
-        Trainer().save(CheckpointManager(tmp_path), step)
-    assert entries(tmp_path) == []
-
-
-def test_a_run_that_begins_anew_below_an_older_one_is_warned_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer, before = Trainer(), CheckpointManager(tmp_path)
-    trainer.save(before, 8)
-    trainer.save(before, 9)
-    assert caplog.messages == []
-    anew = CheckpointManager(tmp_path)
-    trainer.save(anew, 3)
-    trainer.save(anew, 4)
-    (told,) = caplog.messages
-    assert told.startswith(
-        f"{tmp_path} holds the checkpoint of step 9, which this run did not resume from: until 2 saves"
-    )
-    caplog.clear()
-    after = CheckpointManager(tmp_path)
-    assert trainer.load(after) == 4
-    trainer.save(after, 4)
-    assert caplog.messages == []
-
-
-def test_a_schedule_that_was_not_saved_is_missed(tmp_path: Path) -> None:
-    trainer = Trainer()
-    CheckpointManager(tmp_path).save(1, model=trainer.model, optimizer=trainer.optimizer)
-    with pytest.raises(CheckpointError, match="was saved without a scheduler"):
-        trainer.load(CheckpointManager(tmp_path))
-
-
-def test_extra_values_must_be_plain(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="extra must hold JSON values only"):
-        Trainer().save(CheckpointManager(tmp_path), 1, weights=torch.zeros(1))
-
-
-def test_a_manifest_that_points_outside_is_not_believed(tmp_path: Path) -> None:
-    path = Trainer().save(CheckpointManager(tmp_path), 1)
-    manifest = json.loads((path / "elastipod.json").read_text())
-    manifest["files"]["../../etc/passwd"] = {"size": 1, "crc32": "00000000"}
-    (path / "elastipod.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match="outside its own directory"):
-        DirectoryStore(tmp_path).manifest(CheckpointId(1, 1))
-
-
-def test_keeping_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="keep is 0"):
-        CheckpointManager(tmp_path, keep=0)
-
-
-def test_the_sample_log_notes_the_checkpoint_with_its_moments(tmp_path: Path) -> None:
-    trainer, manager = Trainer(), CheckpointManager(tmp_path / "checkpoints")
-    trainer.step(1)
-    with SampleLog(tmp_path, PLAN, generation=manager.claim(), rank=0, world_size=1) as log:
-        manager.save(1, model=trainer.model, optimizer=trainer.optimizer, sample_log=log)
-    last = json.loads(log.path.read_text().splitlines()[-1])
-    assert (last["kind"], last["step"], last["optimizer_norm"]) == ("saved", 1, optimizer_norm(trainer.optimizer))
-
-
-def test_the_sample_log_is_durable_before_the_checkpoint_appears(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A crash in between would otherwise leave a checkpoint whose samples nobody knows."""
-    order: list[str] = []
-
-    def noted(place: type, name: str) -> None:
-        whole = getattr(place, name)
-
-        def call(*arguments: Any, **named: Any) -> Any:
-            order.append(name)
-            return whole(*arguments, **named)
-
-        monkeypatch.setattr(place, name, call)
-
-    noted(SampleLog, "sync")
-    noted(DirectoryStore, "commit")
-    noted(SampleLog, "saved")
-    trainer, manager = Trainer(), CheckpointManager(tmp_path / "checkpoints")
-    with SampleLog(tmp_path, PLAN, generation=manager.claim(), rank=0, world_size=1) as log:
-        manager.save(1, model=trainer.model, optimizer=trainer.optimizer, sample_log=log)
-    assert order[:3] == ["sync", "commit", "saved"]
-
-
-def test_moments_of_all_parameter_groups_are_kept_and_counted(tmp_path: Path) -> None:
-    def made() -> tuple[torch.nn.Linear, torch.optim.Adam]:
-        model = torch.nn.Linear(3, 2)
-        groups: list[dict[str, Any]] = [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.5}]
-        return model, torch.optim.Adam(groups)
-
-    model, optimizer = made()
-    model(torch.ones(4, 3)).square().sum().backward()
-    optimizer.step()
-    moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
-    assert len(moments) == 4
-    norm = torch.cat([each.flatten().double() for each in moments]).norm()
-    assert optimizer_norm(optimizer) == pytest.approx(float(norm), rel=1e-12)
-    CheckpointManager(tmp_path).save(1, model=model, optimizer=optimizer)
-    other, resumed = made()
-    assert CheckpointManager(tmp_path).load_latest(model=other, optimizer=resumed) is not None
-    for mine, theirs in zip((model.weight, model.bias), (other.weight, other.bias), strict=True):
-        for name in ("exp_avg", "exp_avg_sq"):
-            assert torch.equal(optimizer.state[mine][name], resumed.state[theirs][name])
-    assert optimizer_norm(resumed) == optimizer_norm(optimizer)
-
-
-def test_the_norm_is_that_of_all_moments() -> None:
-    trainer = Trainer()
-    assert optimizer_norm(trainer.optimizer) == 0
-    trainer.step(1)
-    state = trainer.optimizer.state.values()
-    moments = torch.cat([each[name].flatten().double() for each in state for name in ("exp_avg", "exp_avg_sq")])
-    assert optimizer_norm(trainer.optimizer) == pytest.approx(float(moments.norm()), rel=1e-12)
 
 
 def test_a_job_applied_again_goes_on_after_its_former_self(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.patience import PATIENCE_S
-from tests.unit.checkpoint.test_save_and_load import Trainer
+from tests.unit.checkpoint.trainer import Trainer
 
 from elastipod.checkpoint import CheckpointManager
 from elastipod.data.batch_cache import BatchCache
