@@ -1,8 +1,7 @@
 """A churn: elastic and fixed jobs of all priorities come and go in queues that lend to each other, on a real Kueue.
 
 Workers crash, pods are deleted, users suspend, resume, scale and delete. One seed gives all choices; what they hit depends
-on how far the cluster is by then. What happened is judged afterwards, by `quota_checker` and from the same history.
-"""
+on how far the cluster is by then. What happened is judged afterwards, by `quota_checker` and from the same history."""
 
 from __future__ import annotations
 
@@ -12,27 +11,21 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import yaml
+from tests.api.churn_queues import CLASSES, QUEUES, _jobs_path
 from tests.api.compat_nodes import PlayedNodes
 from tests.api.etcd_history import Change, Client, Recorder
 from tests.api.jobs import job
-from tests.api.kueue_objects import API
-from tests.api.quota_checker import JOB, POD, WORKLOAD, holds_quota, lives
+from tests.api.quota_checker import JOB, POD, WORKLOAD
+from tests.api.quota_objects import holds_quota, lives
 
 from elastipod_agent.core.states import AgentState
 from elastipod_operator.core.history import HistoryEntry, decode_history
 from elastipod_operator.core.names import ANNOTATION_HISTORY
 from elastipod_operator.core.record import TransitionKind
 
-KIND = "ml.g6e.12xlarge"
-NODE_LABELS = {"node.kubernetes.io/instance-type": KIND}
-COOKBOOK = Path(__file__).resolve().parents[2] / "examples" / "kueue" / "cohort.yaml"
-QUEUES = "abc"
 GRACE_S = 3
-CLASSES = {"churn-low": -100, "churn-normal": 0, "churn-high": 1000}
 # Pods take so long to go after they were told to, as kubelets do.
 LINGERS_S = (0.0, 0.0, 0.2, 1.0)
 TICK_S = 0.1
@@ -118,40 +111,6 @@ class ChurnNodes(PlayedNodes):
 
 def _lingers(pod: dict[str, Any]) -> float:
     return LINGERS_S[sum(pod["metadata"]["name"].encode()) % len(LINGERS_S)]
-
-
-def queue_objects(namespace: str, cpus: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Give the queues of one cohort, with the settings that the cookbook recommends, and the quota of each ClusterQueue."""
-    documents = yaml.safe_load_all(COOKBOOK.read_text(encoding="utf-8"))
-    recommended = next(d for d in documents if d["kind"] == "ClusterQueue")["spec"]
-    resources = [{"name": "cpu", "nominalQuota": cpus}]
-    groups = [{"coveredResources": ["cpu"], "flavors": [{"name": namespace, "resources": resources}]}]
-    own = {"cohortName": namespace, "namespaceSelector": {}, "resourceGroups": groups}
-    names = [f"{namespace}-{letter}" for letter in QUEUES]
-    found = [_body("ResourceFlavor", namespace, spec={"nodeLabels": NODE_LABELS})]
-    for name in names:
-        found.append(_body("ClusterQueue", name, spec={**recommended, **own}))
-        found.append(_body("LocalQueue", name, namespace, spec={"clusterQueue": name}))
-    found += [_body("WorkloadPriorityClass", name, value=value) for name, value in CLASSES.items()]
-    return found, {name: 1000 * cpus for name in names}
-
-
-def _body(kind: str, name: str, namespace: str = "", **rest: Any) -> dict[str, Any]:
-    where = {"namespace": namespace} if namespace else {}
-    return {"apiVersion": API, "kind": kind, "metadata": {"name": name, **where}, **rest}
-
-
-def watched_paths(namespace: str) -> dict[str, str]:
-    """Give the paths of all that a churn's history is made of."""
-    return {
-        POD: f"/api/v1/namespaces/{namespace}/pods",
-        WORKLOAD: f"/apis/{API}/namespaces/{namespace}/workloads",
-        JOB: _jobs_path(namespace),
-    }
-
-
-def _jobs_path(namespace: str) -> str:
-    return f"/apis/sagemaker.amazonaws.com/v1/namespaces/{namespace}/hyperpodpytorchjobs"
 
 
 class Churn:

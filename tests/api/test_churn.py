@@ -16,7 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from tests.api.churn import GRACE_S, KIND, Churn, ChurnNodes, Plan, finished, queue_objects, starts, watched_paths
+from tests.api.churn import GRACE_S, Churn, ChurnNodes, Plan, finished, starts
+from tests.api.churn_queues import KIND, queue_objects, watched_paths
 from tests.api.compat_lives import OPERATOR, operator
 from tests.api.etcd_history import Change, Client, Recorder
 from tests.api.kueue_objects import apply

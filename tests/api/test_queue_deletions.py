@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.api.churn import watched_paths
+from tests.api.churn_queues import watched_paths
 from tests.api.compat_lives import operator
 from tests.api.compat_nodes import PlayedNodes
 from tests.api.etcd_history import Client, Recorder

@@ -23,7 +23,8 @@ from tests.api.neighbours import (
     trespasses,
 )
 from tests.api.queue_jobs import FLAVOR_LABELS, KIND, Team
-from tests.api.quota_checker import EXTRA_BEFORE_BASE, JOB, POD, WORKLOAD, check, holds_quota, lives
+from tests.api.quota_checker import EXTRA_BEFORE_BASE, JOB, POD, WORKLOAD, check
+from tests.api.quota_objects import holds_quota, lives
 from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
