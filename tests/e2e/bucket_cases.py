@@ -121,6 +121,6 @@ def _trouble(folder: Path, options: dict[str, Any], packages: str) -> dict[str, 
 
 
 def _run(kind: str, seed: int) -> Any:
-    from tests.e2e.checkpoint_cases import Run
+    from tests.e2e.checkpoint_run import Run
 
     return Run(kind, seed=seed)

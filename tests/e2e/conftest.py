@@ -1,11 +1,16 @@
-"""A real cluster for the e2e tests of jobs: four nodes with room for one replica each, the operator installed from its chart."""
+"""Agents as real processes; and a real cluster for jobs: four nodes with room for one replica each, the operator from its chart."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+from tests.agent_client import until
+from tests.e2e.agent_process import AgentProcess, until_gone
+from tests.e2e.agent_scripts import RunAgent
 from tests.e2e.job_run import JobRun
 
 from elastipod_local.cluster import Cluster
@@ -34,3 +39,27 @@ def job(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[JobRun]:
     run = JobRun(cluster, name)
     yield run
     run.delete()
+
+
+@pytest.fixture
+def run_agent(tmp_path: Path) -> Iterator[RunAgent]:
+    """Start agents whose workers run a script; at the end they leave and nothing of theirs is left."""
+    agents: list[AgentProcess] = []
+
+    def run(script: str, *arguments: str, script_args: tuple[str, ...] = (), **options: Any) -> AgentProcess:
+        path = tmp_path / "train.py"
+        path.write_text(script, "utf-8")
+        agent = AgentProcess(tmp_path, [*arguments, str(path), *script_args], **options)
+        agents.append(agent)
+        until(agent.answers, "the agent's server")
+        agent.until("ready")
+        return agent
+
+    yield run
+    for agent in agents:
+        agent.end()
+    until_gone(p for p in psutil.process_iter(["environ"]) if f"HOME={tmp_path}" in _environment(p))
+
+
+def _environment(process: psutil.Process) -> list[str]:
+    return [f"{name}={value}" for name, value in (process.info["environ"] or {}).items()]

@@ -9,18 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.e2e.original_agents import ControlledAgent
-from tests.e2e.original_script import (
-    DECISIVE,
-    STEPS,
-    Difference,
-    Lane,
-    Observation,
-    Step,
-    be_ready,
-    compare,
-    observe,
-    stay,
-)
+from tests.e2e.original_script import DECISIVE, Difference, Lane, Observation, be_ready, compare, observe, stay
+from tests.e2e.original_steps import STEPS, Step
 
 # Without "sleeps", whom SIGUSR1 kills there and not here: that is a step of the other test.
 MODES = ("completes", "crashes", "drains", "ignores")

@@ -19,13 +19,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.agent_client import free_port, until
 from tests.e2e.agent_process import PACKAGES, AgentProcess
-from tests.e2e.test_agent_process import POLL, RunAgent, run_agent, worker_pids
+from tests.e2e.agent_scripts import POLL, RunAgent, worker_pids
 from tests.nonempty import every
 from tests.patience import PATIENCE_S
 
 from elastipod_agent.authentication import Credentials, challenge_in, signed
-
-__all__ = ["run_agent"]
 
 KEY, TOKEN = "5a" * 32, "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
 HOLDS_KEY = {"ELASTIPOD_KEY": KEY, "ELASTIPOD_TOKEN": TOKEN, "ELASTIPOD_POD": "job-workers-0"}

@@ -16,12 +16,9 @@ import psutil
 import pytest
 from tests.agent_client import until
 from tests.e2e.agent_process import AgentProcess, until_gone
-from tests.e2e.test_agent_process import FAMILY, POLL, RunAgent, run_agent, worker_pids
+from tests.e2e.agent_scripts import FAMILY, POLL, RunAgent, worker_pids
 from tests.nonempty import every
 from tests.patience import PATIENCE_S
-
-__all__ = ["run_agent"]
-
 
 HELLO = "print('hello')\n"
 FORK_AND_EXIT = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\n"

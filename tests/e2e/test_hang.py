@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 from tests.agent_client import until
 from tests.e2e.agent_process import AgentProcess
-from tests.e2e.test_agent_process import RunAgent, run_agent
-
-__all__ = ["run_agent"]
-
+from tests.e2e.agent_scripts import RunAgent
 
 # Steps of 10 ms; after some of them rank 1 hangs as the script's argument says, and rank 0 waits for it, as in a collective.
 TRAIN = """

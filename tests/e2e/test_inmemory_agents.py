@@ -13,9 +13,9 @@ import psutil
 import pytest
 from tests.agent_client import free_port, until
 from tests.e2e.agent_process import AgentProcess
+from tests.e2e.agent_scripts import RunAgent
 from tests.e2e.inmemory_job import WORKER
 from tests.e2e.inmemory_schedules import JOINED
-from tests.e2e.test_agent_process import RunAgent, run_agent  # noqa: F401 a fixture
 
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
@@ -48,7 +48,7 @@ class Agents:
 
 
 @pytest.fixture
-def agents(run_agent: RunAgent, tmp_path: Path) -> Any:  # noqa: F811
+def agents(run_agent: RunAgent, tmp_path: Path) -> Any:
     """Make agents whose workers train for a while."""
 
     def make(num: int, *arguments: str, **options: Any) -> Agents:

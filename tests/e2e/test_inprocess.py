@@ -18,57 +18,19 @@ import pytest
 from tests.agent_client import free_port, until
 from tests.agent_scenarios import ASK_THE_LIBRARY, restart_loop
 from tests.e2e.agent_process import AgentProcess, until_gone
-from tests.e2e.test_agent_process import RunAgent, run_agent  # noqa: F401 a fixture
+from tests.e2e.agent_scripts import RunAgent
+from tests.e2e.inprocess_pods import Pods
 from tests.long_runs import LongRun
 from tests.nonempty import some
 
 from elastipod.ipc.protocol import SOCKET_ENV, RestartMode
 
 LOOP = restart_loop(ASK_THE_LIBRARY)
-
 EXIT = "import sys; sys.exit(int(sys.argv[1]))"
 
 
-class Pods:
-    """Agents of one job, and what their ranks printed about runs."""
-
-    def __init__(self, folder: Path, agents: list[AgentProcess], nproc: int) -> None:
-        self.folder = folder
-        self.agents = agents
-        self.nproc = nproc
-
-    def start(self, generation: int, **fields: Any) -> None:
-        """Start all pods, and wait until all ranks are in the run."""
-        port = free_port()
-        for rank, agent in enumerate(self.agents):
-            assert agent.start(generation, rank=rank, nnodes=len(self.agents), master_port=port, **fields) == (
-                200,
-                None,
-            )
-        until(lambda: len(self.pids(generation)) == self.nproc * len(self.agents), f"all ranks in run {generation}")
-
-    def stop(self, generation: int, **fields: Any) -> None:
-        """Stop all pods and wait until they are ready."""
-        for agent in self.agents:
-            assert agent.stop(generation, **fields) == (200, None)
-        for agent in self.agents:
-            agent.until("ready")
-
-    def pids(self, generation: int) -> dict[int, int]:
-        """Give which process was which rank in a run."""
-        lines = re.findall(rf"run {generation} restarts .* rank (\d+) .* pid (\d+)", self.printed())
-        return {int(rank): int(pid) for rank, pid in lines}
-
-    def printed(self) -> str:
-        return "".join(agent.printed() for agent in self.agents)
-
-    def order(self, rank: int, todo: str) -> None:
-        (self.folder / f"order-{rank}.new").write_text(todo)
-        (self.folder / f"order-{rank}.new").rename(self.folder / f"order-{rank}")
-
-
 @pytest.fixture
-def pods(run_agent: RunAgent, tmp_path: Path) -> Any:  # noqa: F811
+def pods(run_agent: RunAgent, tmp_path: Path) -> Any:
     """Make pods whose workers run LOOP."""
 
     def make(num: int, nproc: int, *options: str, script_args: tuple[str, ...] = (), timeout_s: int = 20) -> Pods:
@@ -229,7 +191,7 @@ def test_a_worker_that_dies_at_the_barrier_is_replaced_and_released_with_the_oth
     assert agent.status()["status"] == "running"
 
 
-def test_a_spare_waits_and_knows_it(run_agent: RunAgent) -> None:  # noqa: F811
+def test_a_spare_waits_and_knows_it(run_agent: RunAgent) -> None:
     script = (
         "from hyperpod_elastic_agent.ipc import InProcessRestartSocketClient\n"
         "agent = InProcessRestartSocketClient()\n"
@@ -257,7 +219,7 @@ def test_a_spare_waits_and_knows_it(run_agent: RunAgent) -> None:  # noqa: F811
     ],
 )
 def test_a_script_that_never_comes_to_the_barrier_is_a_fault_of_the_next_start(
-    run_agent: RunAgent,  # noqa: F811
+    run_agent: RunAgent,
     code: int,
     words: str,
 ) -> None:
@@ -281,7 +243,7 @@ def test_a_killed_agent_leaves_no_worker(pods: Any) -> None:
     shutil.rmtree(socket_path.parent, ignore_errors=True)  # in a pod it goes with the container's memory
 
 
-def test_the_plain_mode_takes_reports_checkpoints_and_faults(run_agent: RunAgent) -> None:  # noqa: F811
+def test_the_plain_mode_takes_reports_checkpoints_and_faults(run_agent: RunAgent) -> None:
     script = (
         "import os, time\n"
         "from hyperpod_elastic_agent.checkpoint_discovery import CheckpointType\n"
@@ -347,7 +309,7 @@ while True:
 
 
 def test_torch_ranks_form_a_new_group_in_the_same_processes_and_agree_on_an_event(
-    run_agent: RunAgent,  # noqa: F811
+    run_agent: RunAgent,
 ) -> None:
     agents = [run_agent(TORCH, "--inprocess-restart", "--inprocess-timeout=40") for _ in range(2)]
     for generation in (1, 2):

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from tests.agent_client import free_port, until
 from tests.e2e.agent_process import AgentProcess, until_gone
-from tests.e2e.test_agent_process import RunAgent, run_agent  # noqa: F401 a fixture
+from tests.e2e.agent_scripts import RunAgent
 from tests.nonempty import every
 
 KEEP = "in_process_restart"
@@ -82,7 +82,7 @@ class Pods:
 
 
 @pytest.fixture
-def pods(run_agent: RunAgent) -> Any:  # noqa: F811
+def pods(run_agent: RunAgent) -> Any:
     return lambda nproc=1: Pods(run_agent, nproc)
 
 

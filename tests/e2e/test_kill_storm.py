@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from tests.agent_client import until
 from tests.e2e.agent_process import AgentProcess, suspend, until_gone
-from tests.e2e.storm import PLAIN, STANDING, TORCH, Callers, Pod, Storm, Tally, bad_lines
+from tests.e2e.storm import Callers, Storm
+from tests.e2e.storm_pods import Pod, Tally, bad_lines
+from tests.e2e.storm_scripts import PLAIN, STANDING, TORCH
 from tests.e2e.warm_start_run import make_bare_python, run_warm
 from tests.long_runs import LongRun
 from tests.nonempty import some

@@ -12,11 +12,8 @@ import psutil
 import pytest
 from tests.agent_client import until
 from tests.e2e.agent_process import AgentProcess
+from tests.e2e.agent_scripts import RunAgent
 from tests.e2e.output_load import run_load
-from tests.e2e.test_agent_process import RunAgent, run_agent
-
-__all__ = ["run_agent"]
-
 
 # Does what its arguments say, one after the other, in local rank 0; other local ranks repeat the first line for ever.
 SAY = """

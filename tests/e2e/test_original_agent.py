@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.original_differences import ALLOWED, unexplained
-from tests.e2e.original_script import LANES, STEPS, Observation, compare, run_lane
+from tests.e2e.original_script import LANES, Observation, compare, run_lane
+from tests.e2e.original_steps import STEPS
 from tests.e2e.original_walk import random_walk
 from tests.long_runs import LongRun
 from tests.peers import peer_python

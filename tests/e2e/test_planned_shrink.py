@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pytest
 from tests.agent_client import until
+from tests.e2e.agent_scripts import RunAgent
 from tests.e2e.core_operator import CoreOperator
 from tests.e2e.inmemory_schedules import JOINED
-from tests.e2e.test_agent_process import RunAgent, run_agent  # noqa: F401 a fixture
 from tests.e2e.test_inmemory_sharded import HSDP, SHARDED_WORKER, undisturbed, whole_state  # noqa: F401 a fixture
 from tests.patience import PATIENCE_S
 from tests.unit.core.builders import pid, policy, seconds
@@ -67,7 +67,7 @@ class Job:
 
 
 @pytest.fixture
-def begin(run_agent: RunAgent, tmp_path: Path) -> Any:  # noqa: F811
+def begin(run_agent: RunAgent, tmp_path: Path) -> Any:
     """Let four pods train, and give the job after some steps."""
 
     def make(**options: Any) -> Job:

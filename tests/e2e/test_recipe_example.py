@@ -10,7 +10,7 @@ import pytest
 import yaml
 from tests.agent_client import free_port, until
 from tests.e2e.agent_process import AgentProcess
-from tests.e2e.test_agent_process import RunAgent, run_agent  # noqa: F401 a fixture
+from tests.e2e.agent_scripts import RunAgent
 
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
@@ -85,7 +85,7 @@ def test_the_manifest_of_the_example_is_what_the_command_renders(capsys: pytest.
 
 def test_each_start_takes_the_configuration_of_its_size(
     tmp_path: Path,
-    run_agent: RunAgent,  # noqa: F811
+    run_agent: RunAgent,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     runs = []

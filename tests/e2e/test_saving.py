@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.agent_client import until
-from tests.e2e.test_agent_process import RunAgent, run_agent  # noqa: F401 a fixture
+from tests.e2e.agent_scripts import RunAgent
 
 # Asks for the event when the file ask-<rank> is there, says what it heard, and ends when the file end-<rank> is there.
 ON_ORDER = """
@@ -26,7 +26,7 @@ wait_for("end")
 
 
 def test_saving_begins_when_the_last_worker_knows_and_ends_with_the_workers(
-    run_agent: RunAgent,  # noqa: F811
+    run_agent: RunAgent,
     tmp_path: Path,
 ) -> None:
     agent = run_agent(ON_ORDER, "--nproc-per-node=2")
@@ -48,7 +48,7 @@ def test_saving_begins_when_the_last_worker_knows_and_ends_with_the_workers(
     assert (seen["drained"], seen["saving"]) == (True, False)
 
 
-def test_who_is_ended_hard_saves_nothing(run_agent: RunAgent, tmp_path: Path) -> None:  # noqa: F811
+def test_who_is_ended_hard_saves_nothing(run_agent: RunAgent, tmp_path: Path) -> None:
     agent = run_agent(ON_ORDER)
     agent.start(1)
     agent.until_printed("up")
@@ -71,7 +71,7 @@ time.sleep(600)
 """
 
 
-def test_the_newest_durable_checkpoint_reaches_the_operator(run_agent: RunAgent) -> None:  # noqa: F811
+def test_the_newest_durable_checkpoint_reaches_the_operator(run_agent: RunAgent) -> None:
     agent = run_agent(TELLS, "--nproc-per-node=2")
     agent.start(1)
     agent.until_printed("told", 2)
