@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from tests.long_runs import LongRun
-from tests.mutation import PACKAGES, PARTS, ROOT, Mutant, Part, Workshop, _mutants_of, choose, report, share_found
+from tests.mutation import PACKAGES, ROOT, Workshop, choose, report, share_found
+from tests.mutation_diff import Mutant, _mutants_of
+from tests.mutation_parts import PARTS, Part
 
 WANTED_SHARE = 0.85
 HOURS = 3600
