@@ -15,13 +15,13 @@ from elastipod_operator.core.snapshot import ObservedJob
 from elastipod_operator.kube.api import ApiError
 
 if TYPE_CHECKING:
-    from tests.sim.shell import Shell
+    from tests.sim.job_views import JobView
 
 
 class ApiCalls:
     """What the operator's `kube.api.Api` is to its Reconciler."""
 
-    def __init__(self, shell: Shell, cluster: Cluster) -> None:
+    def __init__(self, shell: JobView, cluster: Cluster) -> None:
         self._shell = shell
         self._cluster = cluster
         self._kueue = KueueApi(cluster.tenant, self._call) if cluster.tenant is not None else None

@@ -33,7 +33,15 @@ class ApiFailure(ApiError):
 class ApiObjects(ABC):
     """The job, its pods and the nodes, who is told of them, and what users do with the job."""
 
-    def __init__(self, kernel: Kernel, rng: Random, checker: InvariantChecker, training: Training, spec: Body) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        rng: Random,
+        checker: InvariantChecker,
+        training: Training,
+        spec: Body,
+        number: int = 0,
+    ) -> None:
         self.kernel = kernel
         self.rng = rng
         self.checker = checker
@@ -66,6 +74,11 @@ class ApiObjects(ABC):
         """The newest Events about the job."""
         self._versions = 1
         self._uids = 0
+        self.namespace = NAMESPACE if not number else f"{NAMESPACE}-{number}"
+        self.job_uid = checker.job_uid = JOB_UID if not number else f"{JOB_UID}-{number}"
+        self.prefix = "" if not number else f"{self.namespace}-"
+        """Of the UIDs of pods and the names of nodes."""
+        self.number = number
         self._watches: list[Watch] = []
 
     @abstractmethod
@@ -163,7 +176,7 @@ class ApiObjects(ABC):
     def job_body(self) -> Body:
         job = self._the_job()
         meta: Body = {
-            "name": JOB_NAME, "namespace": NAMESPACE, "uid": JOB_UID, "resourceVersion": str(job.version),
+            "name": JOB_NAME, "namespace": self.namespace, "uid": self.job_uid, "resourceVersion": str(job.version),
             "creationTimestamp": format_time(self.utc(0.0)), "annotations": {**job.annotations, **job.wishes},
             "finalizers": list(job.finalizers), "labels": dict(self.labels),
         }  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.api_objects import ApiFailure, ApiObjects
-from tests.sim.invariant_state import JOB_UID, Violation
+from tests.sim.invariant_state import Violation
 from tests.sim.objects import Body, SimPod
 
 from elastipod_operator.core.names import LABEL_UID, pod_id_of
@@ -92,7 +92,7 @@ class ApiServer(ApiObjects):
         if any(pod.name == name for pod in self.pods.values()):
             raise self._failed("API: 409 of a pod", 409, f"pods {name} already exists")
         self._uids += 1
-        pod = self.new_pod(manifest, f"pod-{self._uids}")
+        pod = self.new_pod(manifest, f"{self.prefix}pod-{self._uids}")
         if self.job is not None:
             images = {pod_id_of(p.labels): p.image for p in self.pods.values()}
             known_at = self.kernel.now - CORDON_SEEN_S
@@ -125,7 +125,7 @@ class ApiServer(ApiObjects):
         return {"items": [pod.body() for pod in there]}
 
     def list_pods(self) -> tuple[list[Body], int]:
-        return [pod.body() for pod in self.pods.values() if pod.labels[LABEL_UID] == JOB_UID], self._versions
+        return [pod.body() for pod in self.pods.values() if pod.labels[LABEL_UID] == self.job_uid], self._versions
 
     @abstractmethod
     def is_gone(self, pod: SimPod) -> bool:

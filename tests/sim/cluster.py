@@ -29,8 +29,16 @@ RETURN_SEEN_S = 3.0
 class Cluster(ApiServer):
     """Everything outside of the operator."""
 
-    def __init__(self, kernel: Kernel, rng: Random, checker: InvariantChecker, training: Training, spec: Body) -> None:
-        super().__init__(kernel, rng, checker, training, spec)
+    def __init__(
+        self,
+        kernel: Kernel,
+        rng: Random,
+        checker: InvariantChecker,
+        training: Training,
+        spec: Body,
+        number: int = 0,
+    ) -> None:
+        super().__init__(kernel, rng, checker, training, spec, number)
         self.make = Make.OURS
         self.agents_tell_of_others = True
         self.preparing: Preparing | None = None
@@ -188,7 +196,7 @@ class Cluster(ApiServer):
             return
         if pod.ended:
             return
-        pod.phase, pod.ip = "Running", f"10.0.0.{pod.uid.rpartition('-')[2]}"
+        pod.phase, pod.ip = "Running", f"10.0.{self.number}.{pod.uid.rpartition('-')[2]}"
         yield from self._begin_agent(pod)
 
     def _begin_agent(self, pod: SimPod) -> Script:
@@ -209,7 +217,7 @@ class Cluster(ApiServer):
     # -- nodes
 
     def add_node(self) -> SimNode:
-        node = SimNode(f"node-{self.bump()}")
+        node = SimNode(f"{self.prefix}node-{self.bump()}")
         self.nodes[node.name] = node
         self.node_changed(node, "ADDED")
         return node

@@ -15,13 +15,15 @@ from elastipod_operator.agents.commands import SETTLE_S, Command
 from elastipod_operator.core.names import pod_id_of
 
 if TYPE_CHECKING:
-    from tests.sim.shell import Shell
+    from tests.sim.job_views import JobView
 
 
 class SimCommandSender:
     """What the operator's `CommandSender` is to its Reconciler."""
 
-    def __init__(self, shell: Shell, kernel: Kernel, rng: Random, cluster: Cluster, checker: InvariantChecker) -> None:
+    def __init__(
+        self, shell: JobView, kernel: Kernel, rng: Random, cluster: Cluster, checker: InvariantChecker
+    ) -> None:
         self._shell = shell
         self._kernel = kernel
         self._rng = rng

@@ -39,9 +39,11 @@ def repeated_watch(sim: Simulation, event: Event) -> str:
 
 def clock_jumps(sim: Simulation, event: Event) -> str:
     """The clock of the operator's machine is set; with an odd number the operator dies then, and begins with it."""
-    sim.checker.has_true_time = False
-    sim.cluster.clock_offset_s += (jump := JUMPS_S[event.number // 2 % len(JUMPS_S)])
-    sim.checker.clock_error_s += abs(jump)
+    jump = JUMPS_S[event.number // 2 % len(JUMPS_S)]
+    for one in (sim, *sim.neighbours):
+        one.checker.has_true_time = False
+        one.cluster.clock_offset_s += jump
+        one.checker.clock_error_s += abs(jump)
     if event.number % 2 and sim.shell is not None:
         sim.shell.die()
         sim.start_operator()

@@ -28,14 +28,19 @@ def draw_of_storage(rng: Random, until: float) -> Event:
     return Event(round(rng.uniform(0.0, until), 1), rng.choice(STORAGE_TROUBLES), 0, float(rng.choice((12, 40, 100))))
 
 
-def inject(sim: Simulation, event: Event) -> None:
-    """Let an event happen."""
+def note(sim: Simulation, event: Event) -> None:
+    """Remember what an event excuses."""
     sim.cluster.may_be_late |= event.what in DELAYS
     is_fenced = event.what not in LATE_WRITERS
     sim.cluster.is_fenced &= is_fenced
     sim.checker.is_fenced &= is_fenced
     if sim.server is not None:
         sim.server.watch.is_fenced &= is_fenced
+
+
+def inject(sim: Simulation, event: Event) -> None:
+    """Let an event happen."""
+    note(sim, event)
     _, fault = FAULTS.get(event.what) or QUEUE_FAULTS[event.what]
     happened = fault(sim, event)
     sim.checker.met[event.what] += bool(happened)

@@ -122,14 +122,15 @@ class IdleChecker:
         will_wake = self._loop.will_call(self._shell.reconciler.wake)
         if job_task is None or job_task.task is None or job_task.task.done():
             if not will_wake:
-                raise Violation("nobody cares for the job: it has no task, and nothing will make one")
+                raise Violation(f"nobody cares for the job: {uid} has no task, and nothing will make one")
             return
-        todo = self._shell.last_plan
+        view = self._shell.views.of_job(uid)
+        todo = view.last_plan
         if job_task.due is not None or will_wake or todo is None:
             return
         state = todo.conditions[-1]
         events = (ENDED[state.type],) if state.type in ENDED else WAITS_FOR.get((state.type, state.reason), ())
-        at = IdleJob(job, todo, self._shell.statuses.asks)
+        at = IdleJob(job, todo, view.statuses.asks)
         if not any(event(at) for event in events):
             awaited = ", ".join(event.__name__ for event in events) or "nothing that is known here"
             raise Violation(

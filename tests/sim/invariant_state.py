@@ -68,6 +68,7 @@ class InvariantState:
         self.worker_faults = 0
         self.asked_for_pods = 0
         self.record = Record()
+        self.job_uid = JOB_UID
 
     def touched(self, pod: str, until: float) -> None:
         """A fault is inflicted on a pod, whose consequences may be seen until then."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -41,7 +42,9 @@ class JobInSimulation(ABC):
     is_spec_broken: bool = False
     name: str = "team"
     host: JobInSimulation | None = None
-    """The simulation in which this job is a rival."""
+    """The simulation in which this job is a rival, or a neighbour."""
+    number: int = 0
+    """Of a job that has its host's operator; 0 for one with an operator of its own."""
 
     def __post_init__(self) -> None:
         forget_operator_errors()
@@ -53,7 +56,9 @@ class JobInSimulation(ABC):
             heeds_events=self.schedule.heeds_events, timeout_s=self.schedule.collective_timeout_s,
         )  # fmt: skip
         self.training.is_hindered = any(event.what in DELAYS for event in self.schedule.events)
-        self.cluster = Cluster(self.kernel, self.rng, self.checker, self.training, self.schedule.spec())
+        self.cluster = Cluster(
+            self.kernel, self.rng, self.checker, self.training, self.schedule.spec(), self.number
+        )  # fmt: skip
         self.cluster.make = self.schedule.make
         self.cluster.preparing = self.schedule.preparing if self.schedule.make.keeps_state else None
         if self.schedule.copied is not None:
@@ -67,16 +72,27 @@ class JobInSimulation(ABC):
         if self.schedule.api_clock_s:
             self.met[f"the API server's clock is {'ahead' if self.schedule.api_clock_s > 0 else 'behind'}"] += 1
         self.shell: Shell | None = None
+        self.neighbours: Sequence[JobInSimulation] = ()
         self.shells: list[Shell] = []
         """All lives of operators."""
         self.server: KueueServer | None = self.host.server if self.host is not None else None
         if self.schedule.queue is not None:
             self._join(self.schedule.queue)
+        self._invite()
         self.start_operator()
 
     @abstractmethod
     def _join(self, queue: InQueue) -> None:
         """Put the job into its queue, beside the others."""
+
+    @abstractmethod
+    def _invite(self) -> None:
+        """Make the other jobs of its operator."""
+
+    @property
+    def is_neighbour(self) -> bool:
+        """Whether the operator of its host runs it too."""
+        return self.number > 0
 
     def say(self, text: str) -> None:
         """Write a line of the log."""
@@ -89,12 +105,19 @@ class JobInSimulation(ABC):
 
     def start_operator(self) -> None:
         """Begin a life of the operator, if none is under way."""
-        if self.shell is None or not self.shell.alive:
+        if not self.is_neighbour and (self.shell is None or not self.shell.alive):
             self.shell = self.another_operator()
+
+    def operator(self) -> Shell:
+        """Give the operator that runs the job."""
+        found = self.host.shell if self.is_neighbour and self.host is not None else self.shell
+        assert found is not None
+        return found
 
     def another_operator(self) -> Shell:
         """Begin a life of an operator, whoever else may be there."""
-        self.shells.append(Shell(self.kernel, self.rng, self.cluster, self.checker))
+        jobs = [(sim.cluster, sim.checker) for sim in (self, *self.neighbours)]
+        self.shells.append(Shell(self.kernel, self.rng, *jobs))
         return self.shells[-1]
 
     def is_over(self) -> bool:

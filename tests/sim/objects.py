@@ -136,7 +136,7 @@ class SimPod:
 
     def body(self) -> Body:
         meta: Body = {
-            "name": self.name, "namespace": NAMESPACE, "uid": self.uid, "labels": self.labels,
+            "name": self.name, "namespace": self._cluster.namespace, "uid": self.uid, "labels": self.labels,
             "annotations": self.annotations, "resourceVersion": str(self.version),
             "creationTimestamp": format_time(self._cluster.utc(self.created_at)),
             "ownerReferences": self.owners,

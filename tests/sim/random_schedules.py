@@ -10,7 +10,7 @@ from typing import Any
 from tests.sim import faults, queue_faults
 from tests.sim.copied_annotations import Copied
 from tests.sim.events import Event, Make, Preparing
-from tests.sim.fault_targets import UNFENCED
+from tests.sim.fault_targets import OF_OPERATORS, UNFENCED
 from tests.sim.kueue_server import RESOURCE, QueueSettings
 from tests.sim.plain_workloads import PlainGang
 
@@ -24,6 +24,9 @@ COPIED_SHARE = 0.05
 COMPLETING_SHARE = 0.2
 # The share of schedules whose storage fails, is full, or is slow.
 STORAGE_SHARE = 0.15
+# The share of schedules with other jobs of the same operator, and how much happens to each of those at most.
+NEIGHBOURS_SHARE = 0.15
+MOST_EVENTS = 4
 # The share of schedules with an API server whose clock differs from the operator's by one of these.
 SKEWED_SHARE = 0.3
 CLOCKS_S = (-3600.0, -240.0, -20.0, 20.0, 240.0, 3600.0)
@@ -73,6 +76,8 @@ class Schedule:
     """What becomes of workers that agents start ahead of their first generation; None for agents of the version before."""
     completes_at: float | None = None
     """When the training is almost at its last step; None for after all faults."""
+    neighbours: tuple[Schedule, ...] = ()
+    """Other jobs of the same operator, each with nodes of its own."""
     copied: Copied | None = None
     """What another job was doing when this one's manifest was exported from it, with the operator's annotations."""
 
@@ -114,6 +119,7 @@ class Schedule:
             lines.append(f"  the training ends soon after {self.completes_at:g}")
         if not self.agents_tell_of_others:
             lines.append("  agents do not tell of others")
+        lines += [f"  neighbour: {one}" for one in self.neighbours]
         if self.queue is not None:
             lines += [f"  {self.queue.settings}, priority {self.queue.priority}, queue {self.queue.at}"]
             lines += [f"  {gang}" for gang in self.queue.plain_gangs]
@@ -133,7 +139,26 @@ def draw(seed: int, *, queued: bool | None = None) -> Schedule:
     schedule = _with_storage_troubles(Random(f"storage of {seed}"), schedule)
     rng = Random(f"queues of {seed}")
     is_queued = rng.random() < QUEUED_SHARE
-    return _draw_queued(rng, schedule) if (is_queued if queued is None else queued) else schedule
+    if is_queued if queued is None else queued:
+        return _draw_queued(rng, schedule)
+    return _with_neighbours(Random(f"neighbours of {seed}"), schedule)
+
+
+def _with_neighbours(rng: Random, schedule: Schedule) -> Schedule:
+    if rng.random() >= NEIGHBOURS_SHARE:
+        return schedule
+    return replace(
+        schedule, neighbours=tuple(_draw_neighbour(rng, schedule, at) for at in range(rng.choice((1, 1, 2))))
+    )
+
+
+def _draw_neighbour(rng: Random, schedule: Schedule, at: int) -> Schedule:
+    """Draw another job of the operator. What happens to the operator happens to both (Simulation._invite), the rest to one of them."""
+    own = _draw_plain(schedule.seed * 37 + at + 1)
+    events = tuple(event for event in own.events if event.what not in OF_OPERATORS)[:MOST_EVENTS]
+    is_unfenced = any(event.what in UNFENCED for event in schedule.events)
+    make = Make.OURS if own.make is Make.FOREIGN and is_unfenced else own.make
+    return replace(own, make=make, events=events, completes_at=_draw_end(rng), api_clock_s=schedule.api_clock_s)
 
 
 def _draw_end(rng: Random) -> float | None:

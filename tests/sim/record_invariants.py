@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.fault_invariants import FaultInvariants
-from tests.sim.invariant_state import JOB_UID, WRITING_TIME, Violation, short
+from tests.sim.invariant_state import WRITING_TIME, Violation, short
 
 from elastipod_operator.api import JobSpec
 from elastipod_operator.core.actions import Plan
@@ -44,7 +44,7 @@ class RecordInvariants(FaultInvariants):
         cordoned: Collection[PodId | None] = (),
     ) -> None:
         """The API server took new annotations. bound: UIDs of the pods that have a node. cordoned: pods on cordoned ones."""
-        old, new = own_record(before), own_record(after)
+        old, new = own_record(before, self.job_uid), own_record(after, self.job_uid)
         if new is None or new == old:
             return
         self.record = new
@@ -259,10 +259,10 @@ def _decided_size(record: Record) -> int:
     return begun.target_size if begun is not None and is_in_memory else 0
 
 
-def own_record(annotations: Mapping[str, str]) -> Record | None:
+def own_record(annotations: Mapping[str, str], uid: str) -> Record | None:
     """Give the job's own record; that of another job is none."""
     try:
         record = decode(annotations[ANNOTATION_STATE])
     except (KeyError, RecordError):
         return None
-    return record if record.owner in ("", JOB_UID) else None
+    return record if record.owner in ("", uid) else None

@@ -137,6 +137,8 @@ QUEUES = (
 )
 TRAINING = (
     "completes in trouble",
+    "several jobs of one operator",
+    "recovered beside another job",
     "storage: a save fails",
     "storage: a slow save",
     "storage: workers fail",

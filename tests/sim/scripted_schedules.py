@@ -8,6 +8,7 @@ from tests.sim.copied_annotations import Copied
 from tests.sim.ending_schedules import ENDING_SCHEDULES
 from tests.sim.events import Event, Make
 from tests.sim.memory_schedules import MEMORY_SCHEDULES
+from tests.sim.neighbour_schedules import NEIGHBOUR_SCHEDULES
 from tests.sim.random_schedules import Containers, Schedule
 from tests.sim.scripted_jobs import TWO, scripted_job
 
@@ -171,6 +172,7 @@ SCHEDULES: dict[str, Schedule] = {
     },
     **MEMORY_SCHEDULES,
     **ENDING_SCHEDULES,
+    **NEIGHBOUR_SCHEDULES,
     "a worker asks for new processes of all": scripted_job(Event(100, "crash_worker", 7 * 2), make=Make.IN_PROCESS),
     "workers that could outlive a fault are to be new ones": scripted_job(
         Event(100, "crash_worker", 0), make=Make.IN_PROCESS, ours={"recovery": "Process"}

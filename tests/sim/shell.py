@@ -6,29 +6,28 @@ It can die between any two calls; a new one begins with nothing but what the API
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from random import Random
 from typing import Any
 
-from tests.sim.api_calls import ApiCalls
 from tests.sim.cluster import Cluster
-from tests.sim.commands import SimCommandSender
 from tests.sim.idle_checker import IdleChecker
 from tests.sim.invariant_state import JOB_UID
 from tests.sim.invariants import InvariantChecker
+from tests.sim.job_views import JobView, RoutedApi, RoutedCommands, RoutedStatuses, SimEvents, Views
 from tests.sim.kernel import EPOCH, Kernel, Process, Script
 from tests.sim.objects import Body
 from tests.sim.process import VirtualLoop
-from tests.sim.status_cache import SimStatusCache
+from tests.sim.watches import Watch
 
 from elastipod_operator import clock, reconcile_pass
 from elastipod_operator.agents.agent_ports import ConnectAgents
 from elastipod_operator.agents.commands import Command
 from elastipod_operator.clock import SteadyClock
-from elastipod_operator.core.actions import JobEvent, Plan
-from elastipod_operator.core.snapshot import ObservedJob, Snapshot
+from elastipod_operator.core.actions import Plan
+from elastipod_operator.core.snapshot import Snapshot
 from elastipod_operator.in_flight import WRITE_PARALLEL
 from elastipod_operator.job_agents import JobAgents
 from elastipod_operator.job_task import Decision, JobTask
@@ -43,28 +42,12 @@ from elastipod_operator.watch_events import WatchEvents
 SLOTS = (1, 2, WRITE_PARALLEL)
 
 
-class SimEvents:
-    """Where Events go: the checker of the invariants notes them, and the cluster keeps the newest."""
-
-    def __init__(self, checker: InvariantChecker, cluster: Cluster) -> None:
-        self._checker = checker
-        self._cluster = cluster
-
-    def record(self, job: ObservedJob, events: Iterable[JobEvent]) -> None:
-        for note in events:
-            self._checker.met[f"Event: {note.reason}"] += 1
-            self._cluster.keep_event(str(note.reason), note.message)
-
-    async def close(self) -> None:
-        """Nothing waits here."""
-
-
 class ObservedReconciler(Reconciler):
     """The Reconciler with its steps shown to the checker; nothing that it does is changed. slots: calls for pods at a time."""
 
     def __init__(self, shell: Shell, store: Store, slots: int) -> None:
-        connect: ConnectAgents = lambda _: (shell.statuses, shell.commander)  # noqa: E731
-        super().__init__(shell.api, store, connect, SimEvents(shell.checker, shell.cluster))
+        connect: ConnectAgents = lambda _: (RoutedStatuses(shell.views), RoutedCommands(shell.views))  # noqa: E731
+        super().__init__(RoutedApi(shell.views), store, connect, SimEvents(shell.views))
         self._agents = ObservedAgents(connect, self.wake, shell)
         self._control = replace(self._control, slots=asyncio.Semaphore(slots), forget=self._agents.forget)
         self._reconcile = ObservedPass(**{**vars(self._reconcile), "agents": self._agents}, shell=shell)
@@ -78,7 +61,7 @@ class ObservedAgents(JobAgents):
         self._shell = shell
 
     async def send(self, job: Job, calls: list[Command]) -> None:
-        self._shell.commander.is_ending = job.fact.deleting_since is not None
+        self._shell.views.of_job(job.fact.uid).commander.is_ending = job.fact.deleting_since is not None
         await super().send(job, calls)
 
 
@@ -89,14 +72,15 @@ class ObservedPass(ReconcilePass):
     shell: Shell
 
     async def _decide(self, job: Job, job_task: JobTask) -> Decision:
-        self.shell.looks = 0
-        self.shell.passes += 1
+        view = self.shell.views.of_job(job.fact.uid)
+        view.looks = 0
+        view.passes += 1
         made = await super()._decide(job, job_task)
-        self.shell.checker.met["a decision waits for calls that it does not want"] += self.shell.looks - 1
-        self.shell.last_plan = made.todo
-        self.shell.checker.decided(made.job.fact, made.todo, clock.now())
+        view.checker.met["a decision waits for calls that it does not want"] += view.looks - 1
+        view.last_plan = made.todo
+        view.checker.decided(made.job.fact, made.todo, clock.now())
         agents = {pod.name: self.agents.fact(pod.uid) for pod in made.job.pods.values()}
-        self.shell.checker.depth_decided(made.job.fact, made.todo, agents, clock.now())
+        view.checker.depth_decided(made.job.fact, made.todo, agents, clock.now())
         return made
 
     def _progress(self, job: Job, todo: Plan) -> dict[str, str | None]:
@@ -106,51 +90,53 @@ class ObservedPass(ReconcilePass):
         return await super()._write_progress(job, todo) if self.shell.writes_progress else None
 
     def observe(self, job: Job, job_task: JobTask) -> Snapshot:
-        self.shell.looks += 1
+        self.shell.views.of_job(job.fact.uid).looks += 1
         return super().observe(job, job_task)
 
 
 class Shell:
     """One life of the operator's process."""
 
-    def __init__(self, kernel: Kernel, rng: Random, cluster: Cluster, checker: InvariantChecker) -> None:
+    def __init__(self, kernel: Kernel, rng: Random, *jobs: tuple[Cluster, InvariantChecker]) -> None:
+        """jobs: all that it runs; the first one's machine is where it runs, with that clock."""
         self._kernel = kernel
-        self._cluster = self.cluster = cluster
-        self.checker = checker
+        cluster, self.checker = jobs[0]
         steady = self._clock = SteadyClock(
             wall=lambda: EPOCH.timestamp() + kernel.now + cluster.clock_offset_s, steady=lambda: kernel.now
         )
+        self.now = steady.now
         self.alive = True
-        self.last_plan: Plan | None = None
-        self.passes = 0
         self.writes_progress = False
         """Without it nothing is written, and nobody wakes, while nothing happens but steps: then a forgotten time is found."""
-        self.looks = 0
-        """How often the decision that is under way was made."""
         self.die_after: int | None = None
         """Die after so many further calls."""
         self.held_until = 0.0
         """It stands still until then, and goes on where it was."""
         self._loop = VirtualLoop(kernel, steady, self._held)  # type: ignore[abstract]  # sockets and processes: the core uses none
-        self.statuses = SimStatusCache(kernel, rng, cluster, steady.now, self.wake, self._held)
-        self.commander = SimCommandSender(self, kernel, rng, cluster, checker)
-        self.api = ApiCalls(self, cluster)
+        self.views = Views([JobView(self, kernel, its.rng, its, checker) for its, checker in jobs])
         self.store = Store(steady.now)
         with self._loop.inside():
             self.reconciler = ObservedReconciler(self, self.store, rng.choice(SLOTS))
         self._events = WatchEvents(self.store, self.reconciler)
-        cluster.followers.append(self.statuses.agent_changed)
-        self._watch = cluster.watch(self._watched)
+        self._watches: list[Watch] = []
+        for view in self.views.all:
+            view.cluster.followers.append(view.statuses.agent_changed)
+            self._watches.append(view.cluster.watch(self._watched))
         self._idle_checker = IdleChecker(self, kernel, self._loop)
         self._loop.at_rest = self._idle_checker.look
-        scripts = (self.statuses.beat(), self._idle_checker.second_looks())
+        scripts = (*(view.statuses.beat() for view in self.views.all), self._idle_checker.second_looks())
         self._beside: list[Process] = [kernel.spawn(script, self._held) for script in scripts]
         if cluster.tenant is not None:
             self._watch_workloads()
 
+    @property
+    def passes(self) -> int:
+        """How many passes over its jobs it has begun."""
+        return sum(view.passes for view in self.views.all)
+
     def _watch_workloads(self) -> None:
         of = self.reconciler
-        watch = WorkloadWatch(QueueApi(self.api), self.store, of.wake, of.retry_queues, of.queues_needed)
+        watch = WorkloadWatch(QueueApi(RoutedApi(self.views)), self.store, of.wake, of.retry_queues, of.queues_needed)
         with self._loop.inside():
             self._workload_watch = asyncio.create_task(watch._follow(""))
 
@@ -159,13 +145,15 @@ class Shell:
         if not self.alive:
             return
         self.alive = False
-        self._cluster.unwatch(self._watch)
-        self._cluster.followers.remove(self.statuses.agent_changed)
-        self.statuses.is_open = False
+        for view, watch in zip(self.views.all, self._watches, strict=True):
+            view.cluster.unwatch(watch)
+            view.cluster.followers.remove(view.statuses.agent_changed)
+            view.statuses.is_open = False
         for process in self._beside:
             process.kill()
         self._loop.end()
-        self.api.close()
+        for view in self.views.all:
+            view.api.close()
 
     def wake(self, uid: str = JOB_UID) -> None:
         """Have the job looked at soon."""
@@ -183,9 +171,9 @@ class Shell:
         """Whether a job is looked at within some seconds in any case."""
         return job_task.due is not None and (job_task.due - self._clock.now()).total_seconds() < seconds
 
-    def may_die(self) -> Script:
+    def may_die(self, cluster: Cluster) -> Script:
         """A call to the API server or to an agent is about to be made."""
-        self._cluster.called_at.append(self._kernel.now)
+        cluster.called_at.append(self._kernel.now)
         if self.die_after is None:
             return
         if self.die_after <= 0:
@@ -193,12 +181,6 @@ class Shell:
             self._kernel.at(self._kernel.now, self.die)
             yield 1e9
         self.die_after -= 1
-
-    def note_sent_away(self, name: str, uid: str) -> None:
-        """From here on a pod ends because the operator wants it, unless its container has ended already."""
-        real = self._cluster.pods.get(uid)
-        if real is None or real.exit_code is None:
-            self.checker.sent_away(name)
 
     def _held(self) -> float:
         return self.held_until

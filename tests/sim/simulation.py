@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from random import Random
 
 from tests.sim import faults, plain_workloads
 from tests.sim.events import Event
-from tests.sim.fault_targets import QUOTA_HINDRANCES
+from tests.sim.fault_targets import OF_OPERATORS, QUOTA_HINDRANCES
 from tests.sim.invariant_state import Violation
 from tests.sim.invariants import lineage
 from tests.sim.job_in_simulation import JobInSimulation
@@ -35,6 +36,18 @@ class Simulation(JobInSimulation):
         self.rivals: list[Simulation] = []
         super().__post_init__()
 
+    def _invite(self) -> None:
+        shared = [event for event in self.schedule.events if event.what in OF_OPERATORS]
+        others = (
+            replace(one, events=tuple(sorted([*one.events, *shared], key=lambda event: event.at)))
+            for one in self.schedule.neighbours
+        )
+        self.guests = [
+            Simulation(one, log=self.log, name=f"neighbour-{number}", host=self, number=number)
+            for number, one in enumerate(others, 1)
+        ]
+        self.neighbours = self.guests
+
     def _join(self, queue: InQueue) -> None:
         """Put the job into its queue, beside the others."""
         if self.server is None:
@@ -57,15 +70,19 @@ class Simulation(JobInSimulation):
                     shell.die()
 
     def _inject(self, event: Event) -> None:
-        faults.inject(self, event)
+        if self.is_neighbour and event.what in OF_OPERATORS:
+            faults.note(self, event)  # it happens to its host
+        else:
+            faults.inject(self, event)
 
     def _run(self) -> Simulation:
-        for event in self.schedule.events:
-            self.kernel.at(event.at, partial(self._inject, event))
-        if self.schedule.completes_at is not None:
-            self.kernel.at(self.schedule.completes_at, self._finish_soon)
+        sims = [self, *self.guests, *self.rivals]
+        for sim in sims:
+            for event in sim.schedule.events:
+                self.kernel.at(event.at, partial(sim._inject, event))
+            if sim.schedule.completes_at is not None:
+                self.kernel.at(sim.schedule.completes_at, sim._finish_soon)
         self.kernel.run(CHAOS_S)
-        sims = [self, *self.rivals]
         if self.server is not None:
             self.server.heal()
         for sim in sims:
@@ -76,8 +93,9 @@ class Simulation(JobInSimulation):
             sim = sims[0] if len(sims) == 1 else self._next(sims)
             sim._end_well()
             sims.remove(sim)
-        for sim in self.rivals:
+        for sim in (*self.guests, *self.rivals):
             self.met.update(sim.met)
+        self.met["several jobs of one operator"] += bool(self.guests)
         if self.server is not None:
             self.met.update(self.server.watch.met)
         return self
@@ -141,11 +159,12 @@ class Simulation(JobInSimulation):
                 writes, quiet_since = self.cluster.writes, self.kernel.now
             if self.kernel.now > limit:
                 raise Violation(f"the operator goes on writing though nothing happens; last: {self.cluster.last_write}")
-        assert self.shell is not None
-        self.shell.wake()
+        shell = self.operator()
+        shell.wake(self.cluster.job_uid)
         self.kernel.run(self.kernel.now + 5.0)
-        assert self.shell.last_plan is not None
-        actions = [a for a in self.shell.last_plan.actions if not isinstance(a, ListPods)]
+        todo = shell.views.of_job(self.cluster.job_uid).last_plan
+        assert todo is not None
+        actions = [a for a in todo.actions if not isinstance(a, ListPods)]
         return f"{actions}; last: {self.cluster.last_write}" if self.cluster.writes != writes or actions else ""
 
     def _complete(self) -> None:

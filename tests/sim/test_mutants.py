@@ -6,6 +6,7 @@ import pytest
 from tests.sim import mutants
 from tests.sim import mutants_of_endings as endings
 from tests.sim import mutants_of_evidence as evidence
+from tests.sim import mutants_of_neighbours as neighbours
 from tests.sim.failures import failure_of
 from tests.sim.mutants import Mutant
 from tests.sim.random_schedules import draw
@@ -90,6 +91,9 @@ MUTANTS: dict[Mutant, str | None] = {
     endings.complete_with_the_first_member: "the training ends: nothing happens",
     endings.charge_nobody_for_a_save_that_failed: "the storage is full in a drain",
     endings.prune_the_newest: "the storage is away in a drain",
+    neighbours.forget_all_jobs_with_one: "a worker crashes beside a job that is deleted",
+    neighbours.tell_pods_by_the_name_of_their_job: "a worker crashes beside a job to which nothing happens",
+    neighbours.stop_with_the_first_job_that_fails: "a worker crashes beside a job whose calls fail",
 }
 """By mistake, the scripted schedule that finds it; None where a random one does."""
 

@@ -18,6 +18,7 @@ from tests.sim.events import Event, Make, Preparing
 from tests.sim.failures import explain, failure_of
 from tests.sim.fault_targets import BLINDNESS, LATE_WRITERS, QUOTA_HINDRANCES
 from tests.sim.faults import FAULTS
+from tests.sim.neighbour_schedules import NEIGHBOUR_TURNS
 from tests.sim.queue_faults import QUEUE_FAULTS
 from tests.sim.random_schedules import draw
 from tests.sim.required_coverage import MUST_MEET
@@ -33,7 +34,7 @@ MAX_STORIES = 3
 LEAST_CALLS = 8
 ALL_FAULTS = FAULTS | QUEUE_FAULTS
 ALL_SCHEDULES = SCHEDULES | QUEUE_SCHEDULES
-ALL_TURNS = TURNS | QUEUE_TURNS | ENDING_TURNS
+ALL_TURNS = TURNS | QUEUE_TURNS | ENDING_TURNS | NEIGHBOUR_TURNS
 # Of the turns in which the training ends too, before every third call: which ones, differs from turn to turn.
 SAMPLED = 3
 
