@@ -12,7 +12,7 @@ _releasing: list[threading.Thread] = []
 
 
 def release_in_background(held: list[Any]) -> None:
-    """Empty a list whose objects hold the last references to process groups. Returns at once."""
+    """Empty a list whose objects hold the last references to gloo's part of process groups. Returns at once."""
     # Not a daemon: a process that ends waits for it, because it would otherwise return into an interpreter that is gone.
     thread = threading.Thread(target=held.clear, name="elastipod-group-release")
     thread.start()

@@ -66,9 +66,17 @@ def abort_groups() -> None:
         abort()
 
 
-def all_groups() -> list[Any]:
-    """Give all process groups that torch knows of; a caller that keeps the list keeps them from ending."""
-    return list(dist.distributed_c10d._world.pg_map)
+def gloo_backends() -> list[Any]:
+    """Give gloo's part of each process group that torch knows of, which has the connections and threads.
+
+    A caller that keeps them keeps a group's end from blocking. Before torch 2.8, a group ends with Python's lock held and waits for a
+    thread of gloo that may be waiting for this lock, to free the tensors of its last collective. A backend never held the lock there.
+    """
+    backends = []
+    for group in dist.distributed_c10d._world.pg_map:
+        with suppress(RuntimeError):  # a group without a backend for CPUs
+            backends.append(group._get_backend(torch.device("cpu")))
+    return backends
 
 
 def run_after_backward(action: Callable[[], None]) -> None:

@@ -32,6 +32,7 @@ TORCHES = {
     **{"2.10": "3.13", "2.11": "3.11", "2.12": "3.11", "2.13": "3.12", "2.14": "3.13", "2.15": "3.11"},
 }
 OPERATOR_SINCE = (3, 11)
+GROUPS = Path(__file__).with_name("versions_groups.py")
 EXAMPLE = peers.ROOT / "examples" / "in_memory" / "train.py"
 EPOCHS = 100
 SAMPLES = 1500  # of the example, in each epoch
@@ -107,6 +108,7 @@ def test_jobs_run_on_each_torch(
     torch = versions_of(python)["torch"]
     assert torch.startswith(f"{minor}.")
     what = f"torch {torch}, python {version}"
+    assert said(python, "-I", GROUPS).strip().isdigit()
     run_job(python, tmp_path / "drained", is_warm=True, parallel="ddp")
     long_run.count(**{f"{what}: drained and continued": 1})
     starts = resize_in_memory(python, tmp_path / "memory")

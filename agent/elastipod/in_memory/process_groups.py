@@ -20,7 +20,7 @@ from elastipod.in_memory.agent_link import WorldPlace
 from elastipod.in_memory.peer_connections import PeerConnections, open_sockets
 from elastipod.in_memory.phases import LIMITS, Phase
 from elastipod.store_wait import wait_until_listening
-from elastipod.torch_compat import abort_groups, all_groups, number_groups_anew, set_group_timeout
+from elastipod.torch_compat import abort_groups, gloo_backends, number_groups_anew, set_group_timeout
 
 log = logging.getLogger(__name__)
 
@@ -127,10 +127,7 @@ class ProcessGroups:
         self._connections = None  # a peer may still be reading what this rank has sent last
         if dist.is_initialized():
             self._abort_backend()
-            held = all_groups() if dist.get_backend() == "gloo" else []
-            with suppress(RuntimeError):  # the group is broken already and is no longer used
-                dist.destroy_process_group()
-            release_in_background(held)
+            _destroy_groups()
         # The server of a store that this process hosts stays until the next world is built: others may be reading it.
         self._former_store, self._store = self._store or self._former_store, None
 
@@ -179,10 +176,16 @@ class ProcessGroups:
         if _verdict(store, wait) == _OK:
             self._connections = PeerConnections(sockets, place.port)
             return True
-        with suppress(RuntimeError):  # half a group
-            if dist.is_initialized():
-                dist.destroy_process_group()
+        if dist.is_initialized():  # half a group
+            _destroy_groups()
         return False
+
+
+def _destroy_groups() -> None:
+    held = gloo_backends() if dist.get_backend() == "gloo" else []
+    with suppress(RuntimeError):  # the group is broken already and is no longer used
+        dist.destroy_process_group()
+    release_in_background(held)
 
 
 class _Wait:

@@ -330,6 +330,17 @@ def test_groups_end_beside_the_training_and_before_others_are_built() -> None:
     assert ends.is_set()
 
 
+def test_what_is_released_is_gloos_part_of_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The groups themselves block with Python's lock held when they end with it, before torch 2.8."""
+    released: list[Any] = []
+    monkeypatch.setattr(process_groups, "release_in_background", released.extend)
+    groups = ProcessGroups("gloo", None)
+    groups.connect_alone()
+    dist.new_group([0])
+    groups.leave()
+    assert [type(one) for one in released] == [dist.ProcessGroupGloo] * 2
+
+
 def test_a_key_is_waited_for_until_the_limit_or_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     assert _Wait(200.0, never).for_key(Store(99_999), "key", 1.0) is False
