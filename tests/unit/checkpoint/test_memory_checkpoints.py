@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.nonempty import every
+from tests.nonempty import every, some
 from tests.unit.checkpoint.memory_places import Regression, save_async
 from tests.unit.checkpoint.trainer import Trainer
 
@@ -261,7 +261,7 @@ def test_drafts_that_a_crash_left_in_memory_are_deleted(tmp_path: Path) -> None:
         (job / ".plan-0123.json-89abcdef").touch()
         (job / ".image-gen-000000-rank-00000-slot-0.json-89abcdef").touch()
         trainer.save(manager, 2)
-        assert [path.name for path in job.iterdir() if path.name.startswith(".")] == []
+        assert [path.name for path in some(job.iterdir()) if path.name.startswith(".")] == []
 
 
 def test_a_new_generation_lets_the_memory_of_the_last_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

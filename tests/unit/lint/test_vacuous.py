@@ -29,6 +29,22 @@ def found_in(text: str, path: str = "tests/unit/core/test_one.py") -> list[Findi
             "def test_x():\n    if found:\n        assert one\n    for one in found:\n        assert one",
             "test_x asserts nothing", id="a loop after what asserts sometimes",
         ),
+        pytest.param(
+            "def test_x():\n    for _, one in zip(range(3), found):\n        assert one.ok",
+            "test_x asserts nothing", id="a loop that ends with the shorter one",
+        ),
+        pytest.param(
+            "def test_x():\n    for a, b in product(range(3), found):\n        assert a.ok",
+            "test_x asserts nothing", id="a loop over pairs",
+        ),
+        *(
+            pytest.param(f"def test_x():\n    assert {nothing}", "only what was not found", id=nothing)
+            for nothing in (
+                "[one for one in found if one.bad] == []", "not [one for one in found if one.bad]",
+                "not any(one.bad for one in found)", "not any(map(is_bad, found))", "{one.name for one in found} <= known",
+                "set(found) <= known", "{one for one in found if one.bad} == set()",
+            )
+        ),
     ],
 )  # fmt: skip
 def test_a_check_that_cannot_fail_is_found(text: str, words: str) -> None:
@@ -49,8 +65,17 @@ def test_a_check_that_cannot_fail_is_found(text: str, words: str) -> None:
             "def test_x():\n    for one in found:\n        assert one.ok\n    assert len(found) == 2", id="a count"
         ),
         pytest.param(
-            "def test_x():\n    for _, one in zip(range(3), found):\n        assert one.ok", id="as often as a range"
+            "def test_x():\n    for _, one in zip(range(3), found, strict=True):\n        assert one.ok",
+            id="as often as a range",
         ),
+        pytest.param(
+            "def test_x():\n    assert [one for one in some(found) if one.bad] == []", id="a search of some()"
+        ),
+        pytest.param(
+            "def test_x():\n    assert len(found) == 3\n    assert not any(one.bad for one in found)",
+            id="a search of what was counted",
+        ),
+        pytest.param("@PAGES\ndef test_x(page):\n    assert {*names(page)} <= KNOWN", id="a case of many"),
         pytest.param(
             "@given(found=lists())\ndef test_x(found):\n    for one in found:\n        assert one.ok", id="examples"
         ),

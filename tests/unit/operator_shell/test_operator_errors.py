@@ -123,7 +123,9 @@ async def test_a_failure_while_a_failure_is_handled_ends_nothing(shell: Shell, m
     with monkeypatch.context() as patch:
         patch.setattr(api_module.Api, "effective_job", garbage)
         shell.watch_shows(old)
+        task = shell.reconciler._job_tasks[JOB_UID].task
         await until(lambda: reads >= 2)
+        assert shell.reconciler._job_tasks[JOB_UID].task is task, "it goes on, and none has to replace it"
     await until(lambda: len(shell.server.pods) == 1)
 
 

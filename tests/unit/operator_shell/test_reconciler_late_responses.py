@@ -13,7 +13,7 @@ from tests.unit.kube.bodies import JOB_UID
 from tests.unit.operator_shell.shells import Decisions, Shell, decide_again, settled
 from tests.unit.operator_shell.test_reconciler_order import Notes, carried_out, decided
 
-from elastipod_operator import reconcile_pass
+from elastipod_operator import clock, reconcile_pass
 from elastipod_operator.core.actions import DeletePod, Plan, ShutDownAgent
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.snapshot import Snapshot
@@ -21,9 +21,14 @@ from elastipod_operator.kube.api import ApiError
 
 
 async def test_an_edit_that_comes_with_the_answer_to_the_last_write_is_acted_on(
-    shell: Shell,
-    decisions: Decisions,
+    shell: Shell, decisions: Decisions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    wait = clock.wait
+
+    async def until_woken(wake: asyncio.Event, due: object) -> None:
+        """A timer would have the edit found, too, only later."""
+        await wait(wake, None)
+
     def edit(job: dict[str, Any]) -> None:
         job["spec"]["runPolicy"] = {"suspend": True}
 
@@ -31,6 +36,7 @@ async def test_an_edit_that_comes_with_the_answer_to_the_last_write_is_acted_on(
     await settled(shell)
     await decide_again(shell, decisions)
     shell.server.before_status = edit
+    monkeypatch.setattr(clock, "wait", until_woken)
     waits = shell.server.pods["job-workers-0"]
     said = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
     waits["status"] = {"phase": "Pending", "conditions": [said]}
