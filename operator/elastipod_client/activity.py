@@ -9,7 +9,7 @@ from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.wording import counted
 
-from .situation import JobFacts, ReportedCondition
+from .situation import JobFacts, ReportedCondition, job_began
 from .spans import since_text, span_text, time_text
 
 
@@ -32,18 +32,13 @@ def activity(job: JobFacts, now: datetime) -> Activity:
         return _ended(job, state, now)
     if state.type == "Suspended":
         if job.record is not None and job.record.members:
-            return _dated("stops its workers, to be suspended,", _start_began(job, state), now)
+            return _dated("stops its workers, to be suspended,", job_began(job, state), now)
         what = "cannot be run" if state.reason == Reason.INVALID_SPEC else "is suspended, and no worker runs,"
         return _dated(what, state.since, now)
     if state.type in ("Running", "Faulted"):
         return _running(job, state, now)
     has_trained = job.record is not None and job.record.generation > 0
-    return _dated("waits to train again" if has_trained else "waits to start training", _start_began(job, state), now)
-
-
-def _start_began(job: JobFacts, state: ReportedCondition) -> datetime | None:
-    transition = job.record.transition if job.record is not None else None
-    return transition.began_at if transition is not None else state.since
+    return _dated("waits to train again" if has_trained else "waits to start training", job_began(job, state), now)
 
 
 def _dated(what: str, since: datetime | None, now: datetime) -> Activity:

@@ -11,7 +11,7 @@ from elastipod_operator.kube.reading import Body, mapping, text
 from elastipod_operator.kube.times import time_or
 
 from .blocker import Blocker, blocker_of
-from .situation import JobFacts, ReportedCondition
+from .situation import JobFacts, ReportedCondition, job_began
 
 # How long an Event that no condition repeats is told.
 EVENT_TOLD = timedelta(minutes=10)
@@ -49,12 +49,6 @@ def state_blocker(job: JobFacts) -> Blocker | None:
     if state.reason == Reason.RESIZING:
         return blocker_of(state.reason, state.type, state.message, job_began(job, state))
     return None
-
-
-def job_began(job: JobFacts, state: ReportedCondition) -> datetime | None:
-    """Give when the present transition began, else when the state did."""
-    transition = job.record.transition if job.record is not None else None
-    return transition.began_at if transition is not None else state.since
 
 
 def auxiliary_blockers(job: JobFacts, events: Sequence[Body]) -> list[Blocker]:

@@ -13,7 +13,7 @@ from elastipod_operator.core.snapshot import ObservedPod
 from elastipod_operator.kube.node_signals import SignalEffect, parse_signals
 from elastipod_operator.kube.observed_node import disruption_of
 from elastipod_operator.kube.observed_pod import observe_pod
-from elastipod_operator.kube.reading import Body, mapping, mappings, name_of, text
+from elastipod_operator.kube.reading import Body, condition_of, mapping, mappings, name_of, text
 from elastipod_operator.kube.times import time_or
 
 from .blocker import Blocker, blocker_of
@@ -91,7 +91,7 @@ def _sick_nodes(
             if "nodes" not in situation.unread:
                 found.append(blocker_of(Reason.NODE_DELETED, f"node {node}", f"{where} does not exist any more", None))
             continue
-        ready = _ready(body)
+        ready = condition_of(body, "Ready")
         if ready.get("status") != "True":
             at = time_or(ready.get("lastTransitionTime"), UNKNOWN)
             since = at if at is not UNKNOWN else None
@@ -100,11 +100,6 @@ def _sick_nodes(
             message = f"pods must leave {where}: {disruption}"
             found.append(blocker_of(Reason.NODE_DRAINED, f"node {node}", message, None))
     return found
-
-
-def _ready(node: Body) -> Body:
-    conditions = mappings(mapping(node.get("status")).get("conditions"))
-    return next((c for c in conditions if c.get("type") == "Ready"), {})
 
 
 def _named(what: str, names: list[str]) -> str:

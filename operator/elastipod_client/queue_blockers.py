@@ -6,7 +6,7 @@ from collections import defaultdict
 from datetime import datetime
 
 from elastipod_operator.core.reasons import Reason, Severity
-from elastipod_operator.kube.reading import Body, mapping, mappings, name_of, text
+from elastipod_operator.kube.reading import Body, condition_of, mapping, mappings, name_of, text
 from elastipod_operator.kube.times import time_or
 
 from .blocker import Blocker, blocker_of, kueue_advice
@@ -30,7 +30,7 @@ def _queue_problems(situation: Situation, job: JobFacts) -> list[Blocker]:
     for kind, queue in (("LocalQueue", situation.local_queue), ("ClusterQueue", situation.cluster_queue)):
         if queue is None:
             continue
-        active = _condition(queue, "Active")
+        active = condition_of(queue, "Active")
         if active.get("status") == "False":
             what = f"{kind} {name_of(queue)}"
             is_stopped = text(mapping(queue.get("spec")).get("stopPolicy")) not in ("", "None")
@@ -45,10 +45,10 @@ def _waiting(situation: Situation) -> list[Blocker]:
     names: dict[str, list[str]] = defaultdict(list)
     since: dict[str, datetime] = {}
     for body in situation.workloads:
-        reserved = _condition(body, "QuotaReserved")
+        reserved = condition_of(body, "QuotaReserved")
         if _is(body, "Admitted") or _is(body, "Finished") or mapping(body.get("spec")).get("active") is False:
             continue
-        condition = _condition(body, "Admitted") if reserved.get("status") == "True" else reserved
+        condition = condition_of(body, "Admitted") if reserved.get("status") == "True" else reserved
         message = text(condition.get("message")) or "Kueue has not considered it yet"
         names[message].append(name_of(body))
         created = time_or(mapping(body.get("metadata")).get("creationTimestamp"), situation.now)
@@ -64,7 +64,7 @@ def _waiting(situation: Situation) -> list[Blocker]:
 def _evicted(situation: Situation) -> list[Blocker]:
     found = []
     for body in situation.workloads:
-        evicted = _condition(body, "Evicted")
+        evicted = condition_of(body, "Evicted")
         if evicted.get("status") == "True" and _is(body, "QuotaReserved") and not _is(body, "Finished"):
             reason, what = text(evicted.get("reason")), f"Workload {name_of(body)}"
             found.append(
@@ -103,13 +103,8 @@ def _workloads(names: list[str]) -> str:
     return f"Workload {names[0]}" if len(names) == 1 else f"each of the Workloads {', '.join(sorted(names))}"
 
 
-def _condition(body: Body, kind: str) -> Body:
-    conditions = mappings(mapping(body.get("status")).get("conditions"))
-    return next((one for one in conditions if one.get("type") == kind), {})
-
-
 def _is(body: Body, kind: str) -> bool:
-    return _condition(body, kind).get("status") == "True"
+    return condition_of(body, kind).get("status") == "True"
 
 
 def _since(condition: Body, now: datetime) -> datetime:

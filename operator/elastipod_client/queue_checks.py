@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elastipod_operator.core.names import API_VERSION, KIND
-from elastipod_operator.kube.reading import Body, mapping, mappings, name_of, text
+from elastipod_operator.kube.reading import Body, condition_of, mapping, mappings, name_of, text
 
 from .check import Check, error, ok, unknown, warning
 
@@ -56,8 +56,7 @@ def check_cluster_queues(queues: Sequence[Body]) -> list[Check]:
     found = []
     for queue in queues:
         what, spec = f"ClusterQueue {name_of(queue)}", mapping(queue.get("spec"))
-        conditions = mappings(mapping(queue.get("status")).get("conditions"))
-        active = next((one for one in conditions if one.get("type") == "Active"), {})
+        active = condition_of(queue, "Active")
         if active.get("status") == "False":
             advice = "Repair what the message names, or set `stopPolicy` to `None`."
             found.append(error(what, f"it admits nothing: {text(active.get('message'))}", advice))

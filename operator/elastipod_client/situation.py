@@ -97,6 +97,12 @@ def job_facts(job: Body, now: datetime) -> JobFacts:
     )
 
 
+def job_began(job: JobFacts, state: ReportedCondition) -> datetime | None:
+    """Give when the present transition began, else when the state did."""
+    transition = job.record.transition if job.record is not None else None
+    return transition.began_at if transition is not None else state.since
+
+
 def _condition(found: Body) -> ReportedCondition:
     since = time_or(found.get("lastTransitionTime"), UNKNOWN)
     return ReportedCondition(

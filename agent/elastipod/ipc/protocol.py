@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any, Final
+
+from elastipod.string_enum import StringEnum
 
 SOCKET_ENV: Final = "HYPERPOD_ELASTICAGENT_SOCKET_SERVER_PATH"
 # What a worker that can be kept is told beside the variables that torch needs: the key under which workers of its job know each other,
@@ -22,7 +23,7 @@ MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024  # one line from the agent; a start c
 MAX_WAIT_S: Final = 60.0  # the longest wait of one call; the worker then calls again
 
 
-class RestartMode(str, Enum):
+class RestartMode(StringEnum):
     """How much is restarted after a fault. The values are used on the wire and in /status."""
 
     IN_PROCESS_RESTART = "in_process_restart"
@@ -32,7 +33,7 @@ class RestartMode(str, Enum):
     JOB_LEVEL_RESTART = "job_level_restart"
 
 
-class CheckpointType(str, Enum):
+class CheckpointType(StringEnum):
     """The part of the training state that a checkpoint holds."""
 
     MODEL_CHECKPOINT = "model_checkpoint"

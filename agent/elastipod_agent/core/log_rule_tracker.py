@@ -8,8 +8,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 
+from elastipod.string_enum import StringEnum
 from elastipod_agent.core.log_rules import LogRule
 
 MAX_LINE_SHOWN = 300
@@ -23,7 +23,7 @@ _HOLDS: dict[str, Callable[[float, float], bool]] = {
 _WORDS = {"gt": "above", "lt": "below", "eq": "equal to", "gteq": "at or above", "lteq": "at or below"}
 
 
-class RuleState(str, Enum):
+class RuleState(StringEnum):
     """The state of a rule. WAITING: no line has matched yet."""
 
     WAITING = "WAITING"
@@ -31,9 +31,6 @@ class RuleState(str, Enum):
     SLOW = "SLOW"
     HANGING = "HANGING"
     FAULTED = "FAULTED"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 FAULT_REASONS = {RuleState.SLOW: "LogSlow", RuleState.HANGING: "LogHang", RuleState.FAULTED: "LogFault"}

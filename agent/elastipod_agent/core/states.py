@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from elastipod.string_enum import StringEnum
 
 
 class IllegalTransition(AssertionError):
     """A transition that the table does not allow: an error of the agent, never of a caller."""
 
 
-class AgentState(str, Enum):
+class AgentState(StringEnum):
     """A state of the agent. Its value is sent as `status`; its name is the key in `transitions`."""
 
     INIT = "init"
@@ -19,9 +19,6 @@ class AgentState(str, Enum):
     FAULTED = "faulted"
     STOPPING = "stopping"
     SHUTDOWN = "shutdown"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 S = AgentState

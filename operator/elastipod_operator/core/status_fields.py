@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from ..api.job_status import RUNNING, SELECTOR
@@ -14,6 +14,7 @@ from .names import LABEL_JOB, PodId, master_port
 from .record import Record, TransitionKind
 from .replica import Replicas
 from .snapshot import Snapshot
+from .time_order import timestamp
 
 
 def job_size(snapshot: Snapshot, record: Record, replicas: Replicas, grant: Grant | None) -> JobSize:
@@ -33,9 +34,9 @@ def status_fields(snapshot: Snapshot, record: Record, replicas: Replicas, grant:
     status: dict[str, Any] = {"restartCount": record.restarts}
     started_at = _start_time(snapshot, record)
     if started_at is not None:
-        status["startTime"] = _stamp(started_at)
+        status["startTime"] = timestamp(started_at)
     if record.ended_at is not None:
-        status["completionTime"] = _stamp(record.ended_at)
+        status["completionTime"] = timestamp(record.ended_at)
     if record.generation:
         status["masterAddr"] = record.master_addr
         status["masterPort"] = str(master_port(record.generation))
@@ -81,9 +82,9 @@ def _scaling(record: Record, replicas: Replicas, grant: Grant) -> dict[str, Any]
         "consecutiveScalingFailures": record.resize_failures,
     }
     if record.resized_at is not None:
-        scaling["lastScalingTime"] = _stamp(record.resized_at)
+        scaling["lastScalingTime"] = timestamp(record.resized_at)
     if record.recovered_at is not None:
-        scaling["lastRestartTime"] = _stamp(record.recovered_at)
+        scaling["lastRestartTime"] = timestamp(record.recovered_at)
     return scaling
 
 
@@ -116,8 +117,4 @@ def _last_updated(scaling: dict[str, Any], snapshot: Snapshot) -> str:
     """Keep the time while nothing else changes."""
     before = dict(snapshot.job.scaling)
     at = before.pop("lastUpdated", None)
-    return str(at) if at and before == scaling else _stamp(snapshot.now)
-
-
-def _stamp(at: datetime) -> str:
-    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return str(at) if at and before == scaling else timestamp(snapshot.now)

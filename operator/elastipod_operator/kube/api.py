@@ -6,7 +6,7 @@ import json
 import re
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import aiohttp
@@ -16,6 +16,7 @@ from ..core.actions import JobEvent
 from ..core.names import API_VERSION, CRD_NAME, FIELD_MANAGER, GROUP, KIND, LABEL_UID, PLURAL, VERSION
 from ..core.quoted_output import redact_quotes
 from ..core.snapshot import ObservedJob
+from ..core.time_order import timestamp
 
 MERGE_PATCH = "application/merge-patch+json"
 # With a charset, because the client would otherwise serialize the body itself, as JSON that is not valid YAML.
@@ -122,7 +123,7 @@ class Api:
 
     async def emit(self, job: ObservedJob, event: JobEvent, at: datetime) -> None:
         """Write a Kubernetes Event about the job, without output of its scripts. at: when it happened."""
-        format_time = at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        format_time = timestamp(at)
         body = {
             "apiVersion": "v1",
             "kind": "Event",

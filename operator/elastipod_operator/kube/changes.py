@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC
 from typing import Any
 
 from ..core.actions import Plan, SetFinalizer, SetQueueLabel
@@ -21,6 +20,7 @@ from ..core.names import (
 )
 from ..core.record_codec import encode
 from ..core.snapshot import Condition
+from ..core.time_order import timestamp
 from .applied import applied_annotation
 from .identity import is_own
 from .limits import room_for_applied
@@ -109,7 +109,7 @@ def _condition_body(condition: Condition) -> dict[str, str]:
         "status": "True" if condition.status else "False",
         "reason": condition.reason,
         "message": condition.message,
-        "lastTransitionTime": condition.since.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "lastTransitionTime": timestamp(condition.since),
     }
 
 

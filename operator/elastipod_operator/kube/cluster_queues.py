@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..core.queue_facts import ClusterQueueFact, QueueFact
-from .reading import mapping, mappings, name_of, text
+from .reading import condition_of, mapping, mappings, name_of, text
 
 Body = Mapping[str, Any]
 
@@ -53,6 +53,5 @@ def _stop(body: Body) -> str:
 
 def _inactive(body: Body) -> str:
     """Give the reason and message of Kueue; empty while the queue is active, and before Kueue has reconciled it."""
-    conditions = mappings(mapping(body.get("status")).get("conditions"))
-    active: Body = next((c for c in conditions if c.get("type") == "Active"), {})
+    active = condition_of(body, "Active")
     return f"{text(active.get('reason'))}: {text(active.get('message'))}" if active.get("status") == "False" else ""

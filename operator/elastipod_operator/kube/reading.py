@@ -52,6 +52,12 @@ def name_of(body: Any) -> str:
     return text(mapping(mapping(body).get("metadata")).get("name"))
 
 
+def condition_of(body: Any, kind: str) -> Body:
+    """Give the condition of an object with this type; an empty one if it has none."""
+    conditions = mappings(mapping(mapping(body).get("status")).get("conditions"))
+    return next((one for one in conditions if one.get("type") == kind), {})
+
+
 def finalizers_of(body: Body) -> list[str]:
     """Give the finalizers of an object."""
     found = mapping(body.get("metadata")).get("finalizers")

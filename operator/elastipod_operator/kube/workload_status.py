@@ -7,11 +7,12 @@ if a patch removes the admission and keeps the conditions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from ..core.actions import FinishWorkload, SetPodsReady
 from ..core.names import FIELD_MANAGER
+from ..core.time_order import timestamp
 from .times import time_or
 from .workloads import GROUP, VERSION, conditions_of
 
@@ -84,7 +85,7 @@ def _condition(
 ) -> dict[str, Any]:
     text = "True" if status else "False"
     is_same = before is not None and before.get("status") == text and before.get("lastTransitionTime")
-    since = before["lastTransitionTime"] if before is not None and is_same else _text(now)
+    since = before["lastTransitionTime"] if before is not None and is_same else timestamp(now)
     found: dict[str, Any] = {
         "type": kind, "status": text, "reason": reason, "message": message[:MESSAGE_LIMIT], "lastTransitionTime": since,
     }  # fmt: skip
@@ -108,7 +109,3 @@ def _executed_s(status: Body, admitted: Body, now: datetime) -> int:
     past = before if isinstance(before, int) else 0
     since = time_or(admitted.get("lastTransitionTime"), now) if admitted.get("status") == "True" else now
     return past + max(0, int((now - since).total_seconds()))
-
-
-def _text(at: datetime) -> str:
-    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
