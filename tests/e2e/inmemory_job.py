@@ -34,7 +34,8 @@ RETURN_S = 60.0  # for a process that was in a generation; one that has just beg
 class InMemoryJob:
     """One job; `run` plays it to its end. hang_s: for how long a member of a running generation may report nothing.
 
-    command: another script than the tests' worker, with its arguments.
+    command: another script than the tests' worker, with its arguments. racks: how many failure domains the slots are spread over in
+    turn; the death of one kills all of its rack. 0: each slot is by itself.
     """
 
     def __init__(
@@ -49,8 +50,10 @@ class InMemoryJob:
         hang_s: float = 3.0,
         command: Sequence[str] = (),
         worker: Path = WORKER,
+        racks: int = 0,
     ) -> None:
         self.folder = folder
+        self._racks = racks
         self.log: list[str] = []
         self._servers = servers
         self._size = size
@@ -121,6 +124,10 @@ class InMemoryJob:
                 return True
             self._kill_hung(members)
             dead = [slot.number for slot in members if slot.process.poll() not in (None, 0)]
+            if self._racks and dead:
+                dead = [slot.number for slot in members if slot.number % self._racks == dead[0] % self._racks]
+                for number in dead:
+                    kill(self._slots[number])
             if dead or self._reported:
                 self._note(f"fault: {f'slots {dead} died' if dead else self._reported}")
                 self._num_faults += 1
@@ -250,7 +257,7 @@ class InMemoryJob:
             SOCKET_ENV: str(self._socket),
             WORKER_FILE_ENV: str(self.folder / f"worker-file-{number}"),
             "ELASTIPOD_JOB": "tests/inmemory",
-            "ELASTIPOD_FAILURE_DOMAIN": f"domain-{number}",
+            "ELASTIPOD_FAILURE_DOMAIN": f"domain-{number % self._racks if self._racks else number}",
             CHAOS_ENV: json.dumps([fault.to_json() for fault in self._faults]),
         }
         output = self.folder / f"output-{number}-{attempt}"

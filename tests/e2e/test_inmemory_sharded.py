@@ -133,6 +133,18 @@ def test_copies_in_another_failure_domain_survive_the_loss_of_a_rank(play: Any, 
     assert_as_if_nothing_happened(job, undisturbed)
 
 
+@pytest.mark.long("power-loss")
+def test_the_loss_of_a_whole_rack_costs_the_steps_since_the_last_copy(play: Any, undisturbed: dict[str, str]) -> None:
+    """Ranks 1 and 3 are in it, so a copy half-way round the ring would have gone with the original."""
+    faults = [PlannedFault(FaultKind.KILL, Moment.BACKWARD, rank=1, step=9)]
+    job = play(size=4, racks=2, faults=faults, options={"copies": {"memory_bytes": 1 << 20, "every": 4}})
+    first, second = job.joined(1), job.joined(2)
+    assert [second[rank][0] == first[rank][0] for rank in range(4)] == [True, False, True, False], job.told()
+    assert {step for _, _, step in second.values()} == {8}, f"the newest copied step: {job.told()}"
+    assert job.ended.generations == 2, job.told()
+    assert_as_if_nothing_happened(job, undisturbed)
+
+
 def test_a_rank_that_dies_while_a_shrink_is_under_way_takes_no_part_with_it(
     play: Any, undisturbed: dict[str, str]
 ) -> None:
