@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -82,6 +83,7 @@ class Rounds:
         after = self.until_whole(beyond=before.generation if pods or is_resized else 0)
         whole_s = round(time.monotonic() - began, 1)
         followed = self._followed(before, after, is_planned=is_resized and not pods)
+        followed["unscheduled_s"] = self._unscheduled_s(kills[0].at)
         if not pods and not is_resized and living_ranks(self._job.name) != self._ranks:
             problem = problem or "workers were replaced, though none was killed"
         return [
@@ -205,6 +207,19 @@ class Rounds:
             "problem": "; ".join(problems),
         }
 
+    def _unscheduled_s(self, since: float) -> float:
+        waits = [0.0]
+        for pod in self._job.until("the pods", self._job.pods):
+            made_at = _unix_time(pod["metadata"]["creationTimestamp"])
+            placed = [each for each in pod["status"].get("conditions", []) if each["type"] == "PodScheduled"]
+            if made_at >= int(since):
+                waits += [_unix_time(each["lastTransitionTime"]) - made_at for each in placed]
+        return max(waits)
+
     def _changes(self, generation: int) -> list[dict[str, Any]]:
         history: list[dict[str, Any]] = self._job.until("the history", self._job.history)
         return [each for each in history if each["generation"] > generation]
+
+
+def _unix_time(text: str) -> float:
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()

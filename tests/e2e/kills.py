@@ -166,7 +166,8 @@ class Kill:
     """One kill. moment: what the job was doing. with_others: further kills of the same round, which share what follows.
 
     depths: of the changes that followed, as the history has them; gap_s: the longest time without a step; repeated: steps that
-    were computed again. problem: what did not hold; empty when all did.
+    were computed again. unscheduled_s: the longest time that a new pod waited for the scheduler, in whole seconds, most of it after the
+    death of an API server: the scheduler's client backs off for up to a minute. problem: what did not hold; empty when all did.
     """
 
     victim: str
@@ -178,5 +179,6 @@ class Kill:
     gap_s: float = 0.0
     repeated: int = 0
     whole_s: float = 0.0
+    unscheduled_s: float = 0.0
     problem: str = ""
     at: float = field(default_factory=time.time)

@@ -35,6 +35,7 @@ KILLS = int(os.environ.get("KILLS", "100"))
 RUN_SECONDS = float(os.environ.get("RUN_SECONDS", "3600"))
 GOES_ON = os.environ.get("RESUME") == "1"
 PACE_S = 0.15
+SCHEDULED_S = 2  # a pod that is placed at once; the API server keeps whole seconds
 REPORTS = ROOT / ".run" / "long"
 FOUND = REPORTS / "kills.jsonl"
 SCRIPT = Path(__file__).with_name("kills_training.py")
@@ -118,6 +119,7 @@ def of_victim(kills: list[Kill], victim: str) -> dict[str, Any]:
     own = [each for each in kills if each.victim == victim]
     alone = [each for each in own if not each.with_others and each.moment == "training"]
     gaps = [each.gap_s for each in alone if each.generations]
+    quick = [each.gap_s for each in alone if each.generations and each.unscheduled_s <= SCHEDULED_S]
     return {
         "kills": len(own),
         "alone_while_training": len(alone),
@@ -125,6 +127,7 @@ def of_victim(kills: list[Kill], victim: str) -> dict[str, Any]:
         "depths": dict(Counter(depth for each in alone for depth in each.depths)),
         "gap_s_median": round(statistics.median(gaps), 2) if gaps else None,
         "gap_s_most": max(gaps, default=None),
+        "gap_s_median_where_pods_were_scheduled": round(statistics.median(quick), 2) if quick else None,
         "repeated_most": max((each.repeated for each in own), default=0),
         "problems": sum(bool(each.problem) for each in own),
     }

@@ -53,6 +53,8 @@ class InvariantState:
         """Generations that a fault of their own ended, with the retries that were booked before."""
         self._minimum = 0
         """The smallest size that was wished when the present generation was allocated."""
+        self.is_replicated = False
+        """Whether each worker keeps the whole state in memory."""
         self.has_true_time = True
         """Whether the operator's clock was never set."""
         self.clock_error_s = 0.0

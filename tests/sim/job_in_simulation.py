@@ -10,6 +10,7 @@ from random import Random
 
 from tests.sim.cluster import Cluster
 from tests.sim.copied_annotations import copied_annotations
+from tests.sim.events import Make
 from tests.sim.fault_targets import BLINDNESS, DELAYS
 from tests.sim.invariant_state import JOB_UID, Violation
 from tests.sim.invariants import InvariantChecker
@@ -60,6 +61,7 @@ class JobInSimulation(ABC):
             self.kernel, self.rng, self.checker, self.training, self.schedule.spec(), self.number
         )  # fmt: skip
         self.cluster.make = self.schedule.make
+        self.checker.is_replicated = self.schedule.make is Make.KEEPING
         self.cluster.preparing = self.schedule.preparing if self.schedule.make.keeps_state else None
         if self.schedule.copied is not None:
             self.cluster.copy_annotations(copied_annotations(self.schedule.copied, self.schedule.spec()))

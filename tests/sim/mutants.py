@@ -293,7 +293,7 @@ def keep_processes_whatever_the_job_wishes(patch: pytest.MonkeyPatch) -> None:
 
 def _grow_without(patch: pytest.MonkeyPatch, **nothing: timedelta) -> None:
     real = growth.growth_due
-    patch.setattr(growth, "growth_due", lambda record, policy, key: real(record, replace(policy, **nothing), key))
+    patch.setattr(growth, "growth_due", lambda record, policy, *rest: real(record, replace(policy, **nothing), *rest))
 
 
 def grow_in_spite_of_the_snooze(patch: pytest.MonkeyPatch) -> None:

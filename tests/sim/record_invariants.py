@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,15 @@ from elastipod_operator.core.phase_accounting import PHASES, total, total_by_dep
 from elastipod_operator.core.preparation import PREPARATION_LIMIT
 from elastipod_operator.core.record import RECORD_LOST, Depth, Record, TransitionKind
 from elastipod_operator.core.record_codec import MAX_BYTES, RecordError, decode
+from elastipod_operator.core.replica import Replicas
 from elastipod_operator.core.snapshot import ObservedAgent, ObservedJob, Policy
 from elastipod_operator.kube.job_policy import policy_of
 
 if TYPE_CHECKING:
     from tests.sim.training import Training
 
+NO_TIME = timedelta(0)
+NOBODY = Replicas({}, {}, all_silent=False)
 # Times are stored in milliseconds. With a clock that is never set the sums are this exact, whatever happens.
 LEDGER_ERROR = timedelta(milliseconds=5)
 
@@ -171,6 +175,11 @@ class RecordInvariants(FaultInvariants):
         begun = new.transition
         if old.transition is not None or begun is None or begun.cause != GROWTH or not self.has_true_time:
             return
+        recovered_at, opened = self._ran_at.get(TransitionKind.RECOVERY), old.window_since or now
+        in_time = recovered_at is not None and opened < recovered_at + policy.faulty_timeout
+        if self.is_replicated and old.shrank_after_fault and in_time:  # a recovery would have waited for these
+            self.met["a replacement joins those who went on without it"] += 1
+            policy = replace(policy, scaling_timeout=NO_TIME, snooze=NO_TIME, min_stable=NO_TIME)
         tries = min(max(old.resize_failures, 1), 16)
         waits: dict[str, tuple[datetime | None, timedelta]] = {
             "scalingTimeoutInSeconds": (old.window_since or now, policy.scaling_timeout),
@@ -192,7 +201,7 @@ class RecordInvariants(FaultInvariants):
             return
         if after.queue or after.transition is not None or after.outcome or after.running_since is None:
             return
-        due = growth_due(after, job.policy, job.uid)
+        due = growth_due(after, job.policy, job.uid, NOBODY)  # replacements may be due earlier
         if due is not None and now >= due + PREPARATION_LIMIT:
             raise Violation(f"a growth that was due at {due} waits for new replicas beyond {PREPARATION_LIMIT}")
         self.met["a growth waits for workers that are prepared"] += due is not None and now >= due

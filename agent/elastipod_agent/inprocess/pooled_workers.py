@@ -111,6 +111,8 @@ class PooledWorkers:
     async def _gather(self, outcome: Outcome) -> GenerationEnd:
         """Wait until every rank is at the barrier again; those that the stop or a fault names get a new process.
 
+        A pod whose processes are all new is ready before they are there: the operator's next start is on its way while they build.
+
         A script that does not know of elastic events listens for faults: a drain that runs out of time returns it to the barrier as one.
         """
         run, pool = self._run, self._pool
@@ -119,7 +121,7 @@ class PooledWorkers:
         replace = ranks_to_replace(mode, len(self._local_ranks), self._requested_replacement())
         run.drop_deadline()
         pool.recall(replace, is_faulty=not self._has_ended, within_s=LATE_RETURN_S if is_late else None)
-        while not pool.is_gathered and not pool.is_closing:
+        while not pool.may_get_start and not pool.is_closing:
             await run.wait_for_change()
         return self._end(outcome, is_late=is_late, note=LATE_CALLED_BACK if is_late else "")
 

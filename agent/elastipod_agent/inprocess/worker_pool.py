@@ -150,9 +150,19 @@ class WorkerPool:
         return self.fault is not None or is_whole
 
     @property
+    def is_renewed(self) -> bool:
+        """True if every process is new and comes to the barrier for its first run: this pod holds nothing from the runs before."""
+        return not self._is_standing and self.num_kept == 0
+
+    @property
+    def may_get_start(self) -> bool:
+        """True if the agent may take the next start: no rank is still in the last run. New processes may be on their way."""
+        return self.is_gathered or (self.is_renewed and self.has_all_processes)
+
+    @property
     def is_releasable(self) -> bool:
-        """True if a run may begin: every rank has a process. Prepared ones have come as far as the barrier once."""
-        return self.is_gathered if self.is_preparing else self.has_all_processes
+        """True if a run may begin: every rank has a process. New ones have come as far as the barrier once."""
+        return self.is_gathered if self.is_renewed else self.has_all_processes
 
     def release(self, start: StartRequest) -> None:
         """Begin a run. From now on the run handles ranks that end."""
@@ -241,6 +251,7 @@ class WorkerPool:
             return self._now()
         if plan.spawn:
             await self._spawn(plan.spawn)
+            self.on_change()
             return self._now()
         if plan.is_done != self._is_gathered:
             self._is_gathered = plan.is_done

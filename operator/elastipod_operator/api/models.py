@@ -180,7 +180,8 @@ class ElasticPolicy(Model):
     """Time for workers to save a checkpoint when the size changes; after that they are stopped."""
 
     faulty_scale_down_timeout_in_seconds: Seconds = 30
-    """Time to wait for replacements of lost replicas before continuing with fewer replicas."""
+    """Time to wait for replacements of lost replicas before continuing with fewer replicas. Workers that keep the whole state in
+    memory continue with fewer at once; replacements that are ready in this time join them without scalingTimeoutInSeconds."""
 
     @model_validator(mode="after")
     def _some_size_is_left(self) -> Self:

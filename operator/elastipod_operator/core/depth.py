@@ -9,7 +9,7 @@ from .faults import Fault
 from .names import PodId
 from .record import Depth, Record, RestartMode, Transition, TransitionKind
 from .replica import Health, Replica, Replicas
-from .snapshot import AgentState, Policy
+from .snapshot import REPLICATED, AgentState, Policy
 
 # By the number of faults that the same replica has had in a row without a new step.
 LADDER = (Depth.MEMORY, Depth.PROCESS, Depth.POD, Depth.JOB)
@@ -53,6 +53,11 @@ def waits_for_new_processes(record: Record, replicas: Replicas) -> bool:
     """Whether workers that hold the state wait for processes that still start, so that nobody can make a step."""
     members = _members(record, replicas)
     return any(map(keeps_state, members)) and any(map(is_starting, members))
+
+
+def survives_at_any_size(record: Record, replicas: Replicas, policy: Policy) -> bool:
+    """Whether each worker holds the whole state in memory, so that a change of size costs those who stay next to nothing."""
+    return not policy.new_processes and any(r.agent.memory_state == REPLICATED for r in _members(record, replicas))
 
 
 def keeps_nothing(record: Record, replicas: Replicas) -> bool:

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from .backoff import backoff
 from .context import Context
+from .depth import survives_at_any_size
 from .grant import Grant
 from .planned_change import begin
 from .preparation import preparation_limit
@@ -60,7 +61,7 @@ def growth_window(record: Record, context: Context, members: list[Replica]) -> t
     if possible <= size or record.running_since is None or not all_answer:
         return replace(record, window_since=None), warm_at
     opened = record.window_since or context.now
-    due = growth_due(replace(record, window_since=opened), context.policy, context.key)
+    due = growth_due(replace(record, window_since=opened), context.policy, context.key, context.replicas)
     assert due is not None
     if context.now < due:
         return replace(record, window_since=opened), earliest(due, warm_at)
@@ -72,17 +73,17 @@ def growth_window(record: Record, context: Context, members: list[Replica]) -> t
     return begin(record, context, TransitionKind.RESIZE, CAUSE, message, target_size=possible), None
 
 
-def growth_due(record: Record, policy: Policy, key: str) -> datetime | None:
+def growth_due(record: Record, policy: Policy, key: str, replicas: Replicas) -> datetime | None:
     """Give when the open window closes: after scalingTimeout, the snooze, the stable period and the back-off."""
-    return max((at for at, _ in _timers(record, policy, key)), default=None)
+    return max((at for at, _ in _timers(record, policy, key, replicas)), default=None)
 
 
-def growth_timer(record: Record, policy: Policy, key: str) -> str:
+def growth_timer(record: Record, policy: Policy, key: str, replicas: Replicas) -> str:
     """Name the setting that the growth waits for; empty while no window is open."""
-    return max(_timers(record, policy, key), default=(datetime.min, ""), key=lambda timer: timer[0])[1]
+    return max(_timers(record, policy, key, replicas), default=(datetime.min, ""), key=lambda timer: timer[0])[1]
 
 
-def _timers(record: Record, policy: Policy, key: str) -> list[tuple[datetime, str]]:
+def _timers(record: Record, policy: Policy, key: str, replicas: Replicas) -> list[tuple[datetime, str]]:
     """Give what an open window waits for, each with the name of its setting."""
     if record.window_since is None:
         return []
@@ -91,10 +92,20 @@ def _timers(record: Record, policy: Policy, key: str) -> list[tuple[datetime, st
         found.append((record.recovered_at + policy.snooze, f"scaleUpSnoozeTimeInSeconds={_s(policy.snooze)}"))
     if record.resized_at is not None:
         found.append((record.resized_at + policy.min_stable, f"minStableSeconds={_s(policy.min_stable)}"))
+    if _brings_replacements(record, policy, replicas):
+        found = [(record.window_since, f"faultyScaleDownTimeoutInSeconds={_s(policy.faulty_timeout)}")]
     if record.resize_failures and record.resize_failed_at is not None:
         wait = backoff(policy.backoff_base, policy.backoff_max, record.resize_failures, key)
         found.append((record.resize_failed_at + wait, "spec.elastipod.backoff"))
     return found
+
+
+def _brings_replacements(record: Record, policy: Policy, replicas: Replicas) -> bool:
+    """Whether the window opened while a recovery would still have waited for replacements, had it not gone on without them."""
+    if not record.shrank_after_fault or record.recovered_at is None or record.window_since is None:
+        return False
+    is_in_time = record.window_since < record.recovered_at + policy.faulty_timeout
+    return is_in_time and survives_at_any_size(record, replicas, policy)
 
 
 def _s(span: timedelta) -> int:

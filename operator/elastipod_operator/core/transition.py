@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from .actions import Action, JobEvent, StartWorkers
 from .avoided_nodes import use_again
 from .context import Context, PlanDraft
-from .depth import describe_depth, settled_depth
+from .depth import describe_depth, settled_depth, survives_at_any_size
 from .ending import finish
 from .escalation import check_budgets
 from .faults import STOP_TIME, Fault, find_fault, first_answers_due
@@ -26,7 +26,6 @@ from .reasons import Reason
 from .record import RECORD_LOST, SUSPENDED_BY_USER, Depth, Record, Transition, TransitionKind
 from .recovery import begin_recovery
 from .replica import Health, Replica
-from .snapshot import Policy
 from .spec_edits import recreate_all_pods
 from .stopping import RECHECK_AFTER, is_hard_stop_due, stop_members
 from .time_order import earliest
@@ -182,7 +181,7 @@ def _gather(record: Record, context: Context) -> PlanDraft:
     if transition.not_before is not None and now < transition.not_before:
         return PlanDraft(record, wake_at=transition.not_before)
     record = replace(record, window_since=record.window_since or now)
-    patience = _patience(record, transition, context.policy)
+    patience = _patience(record, transition, context)
     if size < target_size and now < patience:
         return PlanDraft(record, wake_at=patience)
     return _start(record, context, next_members(record, context, ready, size))
@@ -212,13 +211,18 @@ def _may_report_generation(replica: Replica, now: datetime) -> bool:
     return pod.started and not pod.ended and replica.health is not Health.LOST and agent.state is None and is_expected
 
 
-def _patience(record: Record, transition: Transition, policy: Policy) -> datetime:
-    """Give until when a start waits for its target size instead of a smaller one (faultyScaleDownTimeoutInSeconds)."""
+def _patience(record: Record, transition: Transition, context: Context) -> datetime:
+    """Give until when a start waits for its target size instead of a smaller one (faultyScaleDownTimeoutInSeconds).
+
+    Where every worker holds the whole state, those who are left go on at once: replacements join them while they train (growth).
+    """
+    policy = context.policy
     if transition.kind is TransitionKind.START or transition.recreates_pods:
         assert record.window_since is not None
         return record.window_since + policy.scaling_timeout
     if transition.kind is TransitionKind.RECOVERY:
-        return transition.detected_at + policy.faulty_timeout
+        goes_on = transition.depth is Depth.MEMORY and survives_at_any_size(record, context.replicas, policy)
+        return transition.detected_at + (timedelta(0) if goes_on else policy.faulty_timeout)
     return transition.began_at
 
 

@@ -55,6 +55,9 @@ def train(rank):
         if todo:
             agent.hyperpod_send_fault(rank, RestartMode(todo), "LostItsMind", f"rank {rank} says so")
 
+print("imports in", os.getpid(), flush=True)
+while Path(os.environ["HOME"], "held").exists():
+    time.sleep(0.01)
 agent = TrainingManager().InProcessRestart
 if "silent" not in sys.argv:
     print("env", Connections.from_env().call("keep", kind=sys.argv[1])["env"], flush=True)

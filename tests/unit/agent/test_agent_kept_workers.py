@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
@@ -71,6 +72,39 @@ def test_a_dead_rank_is_replaced_beside_the_ones_that_live_on(job: Job) -> None:
 
     job.run(scenario)
     assert job.agent.printed().count("called back 0") == 2
+
+
+def test_a_pod_with_new_processes_only_is_ready_while_they_still_import(job: Job) -> None:
+    held = job.agent.folder / "held"
+
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        held.touch()
+        for rank in range(2):
+            job.order(rank, "crash")
+        job.agent.until("faulted")
+        until(lambda: not any(map(is_alive, first.values())), "both ranks to die")
+        seen = job.stop(1, restart_mode=KEEP)
+        assert seen["in_memory"] is None
+        assert job.agent.start(2) == (200, None)
+        job.agent.until("running")
+        until(lambda: len(living()) == 2, "two new processes")
+        early = living()
+        assert job.pids(2) == {}
+        os.kill(early.pop(), signal.SIGKILL)
+        until(
+            lambda: len(living() - early) == 1, "another one in the place of the one that has died before the barrier"
+        )
+        held.unlink()
+        until(lambda: len(job.pids(2)) == 2, "both in the run")
+        assert set(job.pids(2).values()) == living(), "the run has lost nobody"
+
+    def living() -> set[int]:
+        lines = re.findall(r"imports in (\d+)", job.agent.printed())
+        return {pid for pid in map(int, lines) if is_alive(pid)} - set(job.pids(1).values())
+
+    job.run(scenario)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from elastipod_operator.core.grant import grant_all
 from elastipod_operator.core.growth import (
     growth_due,
     growth_failed,
+    growth_timer,
     growth_window,
     mark_interrupted_growth,
     possible_size,
@@ -65,7 +66,30 @@ from elastipod_operator.core.snapshot import Policy
 def test_when_a_window_closes(changes: dict[str, Any], wait_s: float | None) -> None:
     wishes = policy(snooze=seconds(70), min_stable=seconds(80))
     record = trains(**{"window_since": NOW, **changes})
-    assert growth_due(record, wishes, "k") == (None if wait_s is None else NOW + seconds(wait_s))
+    assert growth_due(record, wishes, "k", replicas_of()) == (None if wait_s is None else NOW + seconds(wait_s))
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "wait_s"),
+    [
+        pytest.param({}, "replicated", 0, id="a replacement joins at once"),
+        pytest.param({"recovered_at": NOW - seconds(29.9)}, "replicated", 0, id="which the recovery would have waited for"),
+        pytest.param({"recovered_at": NOW - seconds(30)}, "replicated", 60, id="one that comes later is growth like any other"),
+        pytest.param({"shrank_after_fault": False}, "replicated", 60, id="nobody is missing"),
+        pytest.param({"recovered_at": None}, "replicated", 60, id="no recovery"),
+        pytest.param({}, "sharded", 60, id="the recovery has waited"),
+        pytest.param({"resize_failures": 1, "resize_failed_at": NOW}, "replicated", 10 * (1 + 0.25 * jitter("k", 1)),
+                     id="joining has failed before"),
+    ],
+)  # fmt: skip
+def test_when_a_replacement_joins(changes: dict[str, Any], state: str, wait_s: float) -> None:
+    record = trains(**{"window_since": NOW, "recovered_at": NOW - seconds(5), "shrank_after_fault": True, **changes})
+    replicas = replicas_of(*((pod(n), running(memory_state=state)) for n in range(2)))
+    due = growth_due(record, policy(snooze=seconds(40)), "k", replicas)
+    assert due == NOW + seconds(wait_s)
+    named = growth_timer(record, policy(snooze=seconds(40)), "k", replicas)
+    settings = {0.0: "faultyScaleDownTimeoutInSeconds=30", 60.0: "scalingTimeoutInSeconds=60"}
+    assert named == settings.get(wait_s, "spec.elastipod.backoff")
 
 
 def looked(record: Record, *pods: Seen, wishes: Policy | None = None) -> tuple[Record, datetime | None]:

@@ -29,7 +29,7 @@ from elastipod_operator.core.context import PlanDraft
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.reasons import OpenReason, Reason
-from elastipod_operator.core.record import PartialGang, Record, TransitionKind
+from elastipod_operator.core.record import Depth, PartialGang, Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
 
 
@@ -202,6 +202,35 @@ def test_who_is_gathered(changes: dict[str, Any], began_s: float, number: int, s
     assert len(step.record.members) == (size or 3)
     assert len(step.actions) == size
     assert (step.record.transition is None) is bool(size)
+
+
+@pytest.mark.parametrize(
+    ("state", "depth", "new_processes", "waits"),
+    [
+        pytest.param("replicated", Depth.MEMORY, False, False, id="each of them has the whole state"),
+        pytest.param("sharded", Depth.MEMORY, False, True, id="each has a part: another size moves all of it"),
+        pytest.param("replicated", Depth.PROCESS, False, True, id="all processes are new"),
+        pytest.param("replicated", Depth.MEMORY, True, True, id="the user wants new processes for each change"),
+        pytest.param("", Depth.MEMORY, False, True, id="agents keep workers of which they know nothing"),
+    ],
+)
+def test_those_who_are_left_go_on_at_once(state: str, depth: Depth, new_processes: bool, waits: bool) -> None:
+    began = transition(
+        TransitionKind.RECOVERY, began_s=1, from_size=3, target_size=3, is_budget_checked=True, depth=depth
+    )
+    pods = stopped(2, ready(1, memory_state=state, num_kept=1 if depth is Depth.MEMORY else None))
+    wishes = policy(2, 4, new_processes=new_processes)
+    step = step_of(observed(job(trains(3, transition=began), wishes), pods))
+    assert len(step.record.members) == (3 if waits else 2)
+    assert step.record.shrank_after_fault is not waits
+    assert step.wake_at == (NOW + seconds(29) if waits else None)
+
+
+def test_too_few_wait_for_replacements_whatever_they_hold() -> None:
+    began = transition(TransitionKind.RECOVERY, began_s=1, target_size=3, is_budget_checked=True, depth=Depth.MEMORY)
+    pods = stopped(1, ready(1, memory_state="replicated", num_kept=1))
+    step = step_of(observed(job(trains(3, transition=began)), pods))
+    assert (step.record.transition, step.actions) == (began, ())
 
 
 def test_a_full_restart_waits_for_its_pods_as_a_start_does() -> None:

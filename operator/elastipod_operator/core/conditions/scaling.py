@@ -40,7 +40,7 @@ def _scaling(record: Record, context: Context) -> ConditionDraft | None:
             Reason.AT_MAXIMUM,
             f"{counted(size, 'replica trains', 'replicas train')}, which is the maximum{_bound(policy)}",
         )
-    due = growth_due(record, policy, snapshot.job.uid)
+    due = growth_due(record, policy, snapshot.job.uid, replicas)
     members = frozenset(record.members)
     if due is not None and due <= snapshot.now:
         preparing = [r for r in replicas.candidates() if r.id not in members and is_on_its_way(r)]
@@ -54,7 +54,7 @@ def _scaling(record: Record, context: Context) -> ConditionDraft | None:
         return ConditionDraft("Scaling", False, Reason.WARMING_UP, text)
     if due is not None:
         failed = f"; growths that failed in a row: {record.resize_failures}" if record.resize_failures else ""
-        timer = growth_timer(record, policy, snapshot.job.uid)
+        timer = growth_timer(record, policy, snapshot.job.uid, replicas)
         text = f"more replicas are ready; the job grows at about {time_of_day(due)} ({timer}{failed})"
         return ConditionDraft("Scaling", False, Reason.GROWING, text)
     loading = [r for r in replicas.candidates() if r.id not in members and r.agent.warming]
