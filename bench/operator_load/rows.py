@@ -149,7 +149,7 @@ def _writes() -> list[Line]:
 
 def _row(samples: Samples, line: Line) -> Row:
     runs = f"n={len(samples.values.get((OURS, line.metric), ()))}"
-    failed = samples.failures.get((OURS, line.metric), [])
+    failed = [why for side in (OURS, line.against) for why in samples.failures.get((side, line.metric), ())]
     return Row(
         metric=line.metric, unit=line.unit, ours=samples.spread(OURS, line.metric), peer=line.against or None,
         theirs=samples.spread(line.against, line.metric) if line.against else None, better=line.better, reach=line.reach,

@@ -200,6 +200,7 @@ def test_what_was_not_measured_counts_as_missed_and_limits_are_those_of_the_size
     samples.add(OURS, "start of 4000 agents", 9.0)
     samples.add(OURS, "pods created", 90.0)
     samples.add(BARE, "pods created", 100.0)
+    samples.fail(JOB_CONTROLLER, "pods created", "the Job was refused")
     every = rows(samples, SIZES, ["starts", "creations"])
     drawn = {row.metric: row for row in every if row.peer in (None, BARE)}
     assert (drawn["start of 1000 agents"].met, drawn["start of 4000 agents"].met) == (True, False)
@@ -210,6 +211,7 @@ def test_what_was_not_measured_counts_as_missed_and_limits_are_those_of_the_size
     beside_jobs = [row for row in every if row.peer == JOB_CONTROLLER]
     assert [row.metric for row in beside_jobs] == ["pods created", "all pods recreated"]
     assert [row.is_measured for row in beside_jobs] == [False, False]
+    assert "the Job was refused" in beside_jobs[0].how
 
 
 def test_a_job_of_kubernetes_makes_the_same_pods_without_what_its_controller_sets() -> None:
