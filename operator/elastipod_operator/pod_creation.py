@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from .core.actions import CreatePod
+from .core.reasons import Reason
 from .core.wording import counted
 from .in_flight import InFlight
 from .kube.api import CALL_ERRORS, ApiError
@@ -52,11 +53,15 @@ class PodCreation:
         return [action for action in wanted if action not in self.calls]
 
     async def create_secret(self, job: Job, actions: Sequence[CreatePod]) -> bool:
-        """Create the Secret that new pods refer to, if it is missing. False if no pods may be created now. Raises as Api does."""
+        """Create the Secret that new pods refer to, or pods that cannot start, if it is missing.
+
+        False if no pods may be created now. Raises as Api does.
+        """
         if self.backoff.is_active():
             return False
         token = self._control.keys.of(job.fact)
-        if token is None or not actions:
+        is_missed = any(pod.problem_reason == Reason.CONTAINER_CANNOT_START for pod in job.pods.values())
+        if token is None or not (actions or is_missed):
             return True
         try:
             await timed_write("secret", self._control.api.create_secret(secret_manifest(job.fact, token)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from elastipod_agent.core.fences import (
 from elastipod_agent.core.inprocess_restart import WorkerPreparation
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.core.states import move
+from elastipod_agent.server.http import Admission, admit_everybody
+from elastipod_agent.server.http_messages import Head
 
 if TYPE_CHECKING:
     from tests.sim.objects import SimPod
@@ -38,6 +41,8 @@ class AgentProcess:
         self.make = make
         self.tells_of_others = True
         """Whether it can be asked if it reaches another agent."""
+        self.admit: Callable[[Head], Admission] = admit_everybody
+        """Who may call it."""
         self.lie: Lie | None = None
         self.lies_until = self.hangs_until = self.lags_until = self.lag_s = 0.0
         self.preparing: Preparing | None = None

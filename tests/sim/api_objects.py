@@ -11,6 +11,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from tests.sim.authentication import Network
 from tests.sim.invariant_state import JOB_NAME, JOB_UID
 from tests.sim.invariants import InvariantChecker
 from tests.sim.kernel import EPOCH, Kernel, format_time
@@ -74,6 +75,8 @@ class ApiObjects(ABC):
         """The newest Events about the job."""
         self._versions = 1
         self._uids = 0
+        self.secrets: dict[str, dict[str, str]] = {}
+        self.network = Network(self.met, lambda: self.kernel.now)
         self.namespace = NAMESPACE if not number else f"{NAMESPACE}-{number}"
         self.job_uid = checker.job_uid = JOB_UID if not number else f"{JOB_UID}-{number}"
         self.prefix = "" if not number else f"{self.namespace}-"
@@ -242,6 +245,7 @@ class ApiObjects(ABC):
             self.tell("job", "DELETED", body)
             for pod in list(self.pods.values()):
                 self.kernel.after(self.rng.uniform(1.0, 5.0), partial(self._collect, pod))
+            self.secrets.clear()
             if self.tenant is not None:
                 self.tenant.server.watch.job_gone(self.tenant)
                 self.kernel.after(self.rng.uniform(1.0, 5.0), self.tenant.collect)

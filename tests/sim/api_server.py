@@ -110,6 +110,14 @@ class ApiServer(ApiObjects):
             self.kernel.after(2.0, lambda: self.drop(pod))
         return pod.body()
 
+    def create_secret(self, manifest: Mapping[str, Any]) -> Body:
+        """Take a Secret; it goes with the job."""
+        name = manifest["metadata"]["name"]
+        if name in self.secrets:
+            raise self._failed("API: 409 of a Secret", 409, f'secrets "{name}" already exists')
+        self.secrets[name] = dict(manifest["stringData"])
+        return {}
+
     def admission(self) -> Generator[float, None, None]:
         """What a pod waits for before it is there: webhooks, which may be slow."""
         if self.goes_on("slow_admission"):

@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.sim.agents import SimAgent
 from tests.sim.api_server import ApiServer
+from tests.sim.authentication import agent_credentials, secret_of
 from tests.sim.events import Make, Preparing
 from tests.sim.fault_targets import AFTERMATH_S
 from tests.sim.invariants import InvariantChecker
@@ -17,6 +18,7 @@ from tests.sim.kernel import Kernel, Script
 from tests.sim.objects import Body, SimNode, SimPod
 from tests.sim.training import Training
 
+from elastipod_agent.authentication import admission_of
 from elastipod_operator.api import JobSpec
 from elastipod_operator.kube.job_policy import policy_of
 
@@ -155,6 +157,9 @@ class Cluster(ApiServer):
         if pod.uid not in self.pods or pod.deleted_at is not None or pod.ended:
             return
         pod.restarts += 1
+        yield from self._await_secret(pod)
+        if pod.uid not in self.pods or pod.deleted_at is not None:
+            return
         pod.exit_code, pod.is_end_reported = None, False
         self.met["a container is started again"] += 1
         yield from self._begin_agent(pod)
@@ -194,17 +199,32 @@ class Cluster(ApiServer):
         node = pod.node
         if node is None or pod.uid not in self.pods or pod.deleted_at is not None or node.name not in self.nodes:
             return
-        if pod.ended:
+        yield from self._await_secret(pod)
+        if pod.ended or pod.uid not in self.pods or pod.deleted_at is not None:
             return
         pod.phase, pod.ip = "Running", f"10.0.{self.number}.{pod.uid.rpartition('-')[2]}"
         yield from self._begin_agent(pod)
 
+    def _await_secret(self, pod: SimPod) -> Script:
+        """The kubelet tries again and again while the Secret of a container is not there, and says so."""
+        secret = secret_of(pod.containers[0])
+        while secret and secret not in self.secrets and pod.uid in self.pods and pod.deleted_at is None:
+            self.met["a container waits for its Secret"] += 1
+            if not pod.lacks_secret:
+                pod.lacks_secret = True
+                self.pod_changed(pod)
+            yield 10.0
+        pod.lacks_secret = False
+
     def _begin_agent(self, pod: SimPod) -> Script:
         """A container with an agent begins."""
+        secret = secret_of(pod.containers[0])
         assert pod.node is not None
         pod.agent = SimAgent(self.kernel, self.rng, self.training, pod, self.make)
         pod.agent.tells_of_others = self.agents_tell_of_others
         pod.agent.preparing = self.preparing
+        if secret in self.secrets and self.make is not Make.FOREIGN:
+            pod.agent.admit = admission_of(agent_credentials(pod, self.secrets[secret]))
         self._agents.append(pod.agent)
         self.pod_changed(pod)
         yield self.rng.uniform(0.05, 0.5)

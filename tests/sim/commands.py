@@ -73,7 +73,9 @@ class SimCommandSender:
         """A late call arrives all the same, and so does one whose answer is lost."""
         if pod.agent is None or not pod.hears():
             return False
-        agent = pod.agent
+        agent, network, known = pod.agent, self._cluster.network, self._shell.authenticators
+        if not network.call(pod, known, command.address.credentials, "POST", command.path, command.body, {}):
+            return False
         is_lossy = self._cluster.goes_on("lossy_calls")
         is_late = is_lossy and self._rng.random() < 0.3
         is_unanswered = not pod.answers() or is_late or (is_lossy and self._rng.random() < 0.3)

@@ -23,8 +23,9 @@ HINDRANCES = {
         "operator_stands_still",
         "second_operator",
         "clock_jumps",
+        "rotate_key",
     ),
-    *("hide_node", "hide_all", "deafen_node", "mute_node", "agent_hangs", "agent_lags", "agent_lies"),
+    *("hide_node", "hide_all", "deafen_node", "mute_node", "impostor", "agent_hangs", "agent_lags", "agent_lies"),
 }
 # What keeps the operator from seeing in time how nodes are.
 BLINDNESS = {
@@ -43,6 +44,7 @@ OF_OPERATORS = frozenset(
         "operator_stands_still",
         "second_operator",
         "clock_jumps",
+        "rotate_key",
     }
 )
 # What keeps an operator from giving quota back in time.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from tests.sim import control_faults, node_faults, pod_faults, user_edits
+from tests.sim import control_faults, network_faults, node_faults, pod_faults, user_edits
 from tests.sim.events import Event
 from tests.sim.fault_targets import DELAYS, LATE_WRITERS, Fault
+from tests.sim.network_faults import KEY_FAULTS
 from tests.sim.queue_faults import QUEUE_FAULTS
 from tests.sim.storage import STORAGE_TROUBLES
 
@@ -26,6 +27,13 @@ def draw(rng: Random, until: float) -> Event:
 def draw_of_storage(rng: Random, until: float) -> Event:
     """Draw one trouble of the storage."""
     return Event(round(rng.uniform(0.0, until), 1), rng.choice(STORAGE_TROUBLES), 0, float(rng.choice((12, 40, 100))))
+
+
+def draw_of_keys(rng: Random, until: float) -> Event:
+    """Draw something that happens to keys, or to signed calls."""
+    return Event(
+        round(rng.uniform(0.0, until), 1), rng.choice(KEY_FAULTS), rng.randrange(1000), float(rng.choice((12, 40)))
+    )
 
 
 def note(sim: Simulation, event: Event) -> None:
@@ -62,6 +70,7 @@ def heal(sim: Simulation) -> None:
             node.tainted = node.cordoned = False
             cluster.node_changed(node)
         node.apart_until.clear()
+    cluster.network.impostors.clear()
     for agent in cluster.agents():
         agent.hangs_until = agent.lags_until = agent.lies_until = 0.0
     if sim.shell is not None:
@@ -141,6 +150,11 @@ FAULTS: dict[str, tuple[float, Fault]] = {
     # Where they matter, stories tell of them.
     "label_node": (0, node_faults.label_node),
     "sicken_gpu": (0, node_faults.sicken_gpu),
+    "replay_calls": (0, network_faults.replay_calls),  # these are drawn for jobs with keys
+    "impostor": (0, network_faults.impostor),
+    "rotate_key": (0, network_faults.rotate_key),
+    "delete_secret": (0, network_faults.delete_secret),
+    "take_secret": (0, network_faults.take_secret),
     **{trouble: (0, control_faults.temporary_fault(trouble)) for trouble in STORAGE_TROUBLES},  # drawn by themselves
 }
 """Weight and deed of each fault."""

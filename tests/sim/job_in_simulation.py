@@ -29,8 +29,11 @@ from elastipod_operator.api import JobSpec
 from elastipod_operator.core import avoided_nodes
 from elastipod_operator.core.names import LABEL_INCREMENT
 from elastipod_operator.core.quota import QuotaRequest, effective_quota_requests
+from elastipod_operator.kube.job_keys import JobKeys
 from elastipod_operator.kube.job_policy import policy_of
 from elastipod_operator.kube.workloads import workload_fact
+
+INSTALL_KEY = b"the install key of this simulation"
 
 
 @dataclass
@@ -74,6 +77,8 @@ class JobInSimulation(ABC):
         if self.schedule.api_clock_s:
             self.met[f"the API server's clock is {'ahead' if self.schedule.api_clock_s > 0 else 'behind'}"] += 1
         self.shell: Shell | None = None
+        self.install_keys: tuple[bytes, ...] = (INSTALL_KEY,) if self.schedule.has_keys else ()
+        """With which the operator derives those of jobs; the newest first."""
         self.neighbours: Sequence[JobInSimulation] = ()
         self.shells: list[Shell] = []
         """All lives of operators."""
@@ -119,7 +124,7 @@ class JobInSimulation(ABC):
     def another_operator(self) -> Shell:
         """Begin a life of an operator, whoever else may be there."""
         jobs = [(sim.cluster, sim.checker) for sim in (self, *self.neighbours)]
-        self.shells.append(Shell(self.kernel, self.rng, *jobs))
+        self.shells.append(Shell(self.kernel, self.rng, *jobs, keys=JobKeys(self.install_keys)))
         return self.shells[-1]
 
     def is_over(self) -> bool:

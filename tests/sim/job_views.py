@@ -35,7 +35,10 @@ class JobView:
         self.passes = 0
         self.looks = 0
         """How often the decision that is under way was made."""
-        self.statuses = SimStatusCache(kernel, rng, cluster, shell.now, shell.wake, lambda: shell.held_until)
+        self.authenticators = shell.authenticators
+        self.statuses = SimStatusCache(
+            kernel, rng, cluster, shell.now, shell.wake, lambda: shell.held_until, shell.authenticators
+        )
         self.commander = SimCommandSender(self, kernel, rng, cluster, checker)
         self.api = ApiCalls(self, cluster)
 

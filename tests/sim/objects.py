@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.agents import SimAgent
+from tests.sim.authentication import secret_of
 from tests.sim.kernel import EPOCH, format_time
 
 from elastipod_operator.kube.observed_node import HEALTH_LABEL
@@ -119,6 +120,8 @@ class SimPod:
         self.is_restarted: bool = self.containers[0].get("restartPolicy") == "OnFailure"
         """Its kubelet starts the agent's container again when it failed."""
         self.restarts = 0
+        self.lacks_secret = False
+        """Its container waits for a Secret."""
         self.deleted_at: float | None = None
         self.disrupted = ""
         self.annotations: dict[str, str] = dict(meta.get("annotations") or {})
@@ -147,7 +150,7 @@ class SimPod:
         status: Body = {"phase": self.phase, "podIP": self.ip, "conditions": []}
         if self.disrupted:
             status["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": self.disrupted}]
-        if self.ended or self.is_end_reported or self.phase == "Running":
+        if self.ended or self.is_end_reported or self.lacks_secret or self.phase == "Running":
             status["containerStatuses"] = self._containers()
         return {
             "kind": "Pod",
@@ -161,6 +164,8 @@ class SimPod:
         running: Body = {"running": {"startedAt": format_time(EPOCH)}}
         has_ended = self.ended or self.is_end_reported
         state = {"terminated": {"exitCode": self.exit_code or 0}} if has_ended else running
+        if self.lacks_secret:
+            state = {"waiting": {"reason": "CreateContainerConfigError", "message": "secret not found"}}
         mine = {"name": "train", "ready": not has_ended, "state": state, "restartCount": self.restarts}
         beside = {
             "name": "a-sidecar",
@@ -168,6 +173,10 @@ class SimPod:
             "state": {"terminated": {"exitCode": 0}} if self.ended else running,
         }
         return [beside, mine] if len(self.containers) > 1 else [mine]
+
+    def has_key(self) -> bool:
+        """Whether its agent gets a key from a Secret."""
+        return bool(secret_of(self.containers[0]))
 
     def node_runs(self) -> bool:
         """Whether its node is on, awake and connected to the other nodes."""

@@ -24,6 +24,8 @@ COPIED_SHARE = 0.05
 COMPLETING_SHARE = 0.2
 # The share of schedules whose storage fails, is full, or is slow.
 STORAGE_SHARE = 0.15
+# The share of schedules in which the operator and the agents have keys.
+KEYS_SHARE = 0.15
 # The share of schedules with other jobs of the same operator, and how much happens to each of those at most.
 NEIGHBOURS_SHARE = 0.15
 MOST_EVENTS = 4
@@ -76,6 +78,8 @@ class Schedule:
     """What becomes of workers that agents start ahead of their first generation; None for agents of the version before."""
     completes_at: float | None = None
     """When the training is almost at its last step; None for after all faults."""
+    has_keys: bool = False
+    """Whether the operator and the agents sign what they tell each other."""
     neighbours: tuple[Schedule, ...] = ()
     """Other jobs of the same operator, each with nodes of its own."""
     copied: Copied | None = None
@@ -119,6 +123,7 @@ class Schedule:
             lines.append(f"  the training ends soon after {self.completes_at:g}")
         if not self.agents_tell_of_others:
             lines.append("  agents do not tell of others")
+        lines += ["  calls are signed"] * self.has_keys
         lines += [f"  neighbour: {one}" for one in self.neighbours]
         if self.queue is not None:
             lines += [f"  {self.queue.settings}, priority {self.queue.priority}, queue {self.queue.at}"]
@@ -136,12 +141,21 @@ def draw(seed: int, *, queued: bool | None = None) -> Schedule:
         _draw_plain(seed), containers=containers, api_clock_s=clock_s, agents_tell_of_others=tells,
         copied=_draw_copied(Random(f"annotations of {seed}")), completes_at=_draw_end(Random(f"end of {seed}")),
     )  # fmt: skip
+    schedule = _with_keys(Random(f"keys of {seed}"), schedule)
     schedule = _with_storage_troubles(Random(f"storage of {seed}"), schedule)
     rng = Random(f"queues of {seed}")
     is_queued = rng.random() < QUEUED_SHARE
     if is_queued if queued is None else queued:
         return _draw_queued(rng, schedule)
     return _with_neighbours(Random(f"neighbours of {seed}"), schedule)
+
+
+def _with_keys(rng: Random, schedule: Schedule) -> Schedule:
+    if rng.random() >= KEYS_SHARE:
+        return schedule
+    more = [faults.draw_of_keys(rng, CHAOS_S) for _ in range(rng.choice((1, 2, 3)))]
+    more = [event for event in more if schedule.make is not Make.FOREIGN or event.what not in UNFENCED]
+    return replace(schedule, has_keys=True, events=tuple(sorted([*schedule.events, *more], key=lambda e: e.at)))
 
 
 def _with_neighbours(rng: Random, schedule: Schedule) -> Schedule:

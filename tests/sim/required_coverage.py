@@ -138,6 +138,12 @@ QUEUES = (
 TRAINING = (
     "completes in trouble",
     "several jobs of one operator",
+    "network: signed calls",
+    "network: replayed calls are refused",
+    "network: an impostor is found out",
+    "network: a key of somebody else",
+    "told: PodsReady TokenRefused",
+    "a container waits for its Secret",
     "recovered beside another job",
     "storage: a save fails",
     "storage: a slow save",

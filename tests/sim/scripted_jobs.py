@@ -35,6 +35,7 @@ def scripted_job(
     copied: Copied | None = None,
     preparing: Preparing | None = None,
     completes_at: float | None = None,
+    has_keys: bool = False,
     **restarts: int,
 ) -> Schedule:
     return Schedule(
@@ -59,4 +60,5 @@ def scripted_job(
         copied=copied,
         preparing=preparing,
         completes_at=completes_at,
+        has_keys=has_keys,
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from tests.sim.copied_annotations import Copied
 from tests.sim.ending_schedules import ENDING_SCHEDULES
 from tests.sim.events import Event, Make
+from tests.sim.key_schedules import KEY_SCHEDULES
 from tests.sim.memory_schedules import MEMORY_SCHEDULES
 from tests.sim.neighbour_schedules import NEIGHBOUR_SCHEDULES
 from tests.sim.random_schedules import Containers, Schedule
@@ -173,6 +174,7 @@ SCHEDULES: dict[str, Schedule] = {
     **MEMORY_SCHEDULES,
     **ENDING_SCHEDULES,
     **NEIGHBOUR_SCHEDULES,
+    **KEY_SCHEDULES,
     "a worker asks for new processes of all": scripted_job(Event(100, "crash_worker", 7 * 2), make=Make.IN_PROCESS),
     "workers that could outlive a fault are to be new ones": scripted_job(
         Event(100, "crash_worker", 0), make=Make.IN_PROCESS, ours={"recovery": "Process"}

@@ -24,6 +24,7 @@ from tests.sim.watches import Watch
 
 from elastipod_operator import clock, reconcile_pass
 from elastipod_operator.agents.agent_ports import ConnectAgents
+from elastipod_operator.agents.authentication import Authenticators
 from elastipod_operator.agents.commands import Command
 from elastipod_operator.clock import SteadyClock
 from elastipod_operator.core.actions import Plan
@@ -31,6 +32,7 @@ from elastipod_operator.core.snapshot import Snapshot
 from elastipod_operator.in_flight import WRITE_PARALLEL
 from elastipod_operator.job_agents import JobAgents
 from elastipod_operator.job_task import Decision, JobTask
+from elastipod_operator.kube.job_keys import JobKeys
 from elastipod_operator.kube.queue_api import QueueApi
 from elastipod_operator.kube.store import Job, Store
 from elastipod_operator.kube.workload_watch import WorkloadWatch
@@ -45,10 +47,10 @@ SLOTS = (1, 2, WRITE_PARALLEL)
 class ObservedReconciler(Reconciler):
     """The Reconciler with its steps shown to the checker; nothing that it does is changed. slots: calls for pods at a time."""
 
-    def __init__(self, shell: Shell, store: Store, slots: int) -> None:
+    def __init__(self, shell: Shell, store: Store, slots: int, keys: JobKeys) -> None:
         connect: ConnectAgents = lambda _: (RoutedStatuses(shell.views), RoutedCommands(shell.views))  # noqa: E731
-        super().__init__(RoutedApi(shell.views), store, connect, SimEvents(shell.views))
-        self._agents = ObservedAgents(connect, self.wake, shell)
+        super().__init__(RoutedApi(shell.views), store, connect, SimEvents(shell.views), keys)
+        self._agents = ObservedAgents(connect, self.wake, shell, keys)
         self._control = replace(self._control, slots=asyncio.Semaphore(slots), forget=self._agents.forget)
         self._reconcile = ObservedPass(**{**vars(self._reconcile), "agents": self._agents}, shell=shell)
 
@@ -56,8 +58,8 @@ class ObservedReconciler(Reconciler):
 class ObservedAgents(JobAgents):
     """The calls to agents, of which the model is told whose job is being deleted."""
 
-    def __init__(self, connect: ConnectAgents, wake: Callable[[str], None], shell: Shell) -> None:
-        super().__init__(connect, wake, NO_KEYS)
+    def __init__(self, connect: ConnectAgents, wake: Callable[[str], None], shell: Shell, keys: JobKeys) -> None:
+        super().__init__(connect, wake, keys)
         self._shell = shell
 
     async def send(self, job: Job, calls: list[Command]) -> None:
@@ -97,7 +99,9 @@ class ObservedPass(ReconcilePass):
 class Shell:
     """One life of the operator's process."""
 
-    def __init__(self, kernel: Kernel, rng: Random, *jobs: tuple[Cluster, InvariantChecker]) -> None:
+    def __init__(
+        self, kernel: Kernel, rng: Random, *jobs: tuple[Cluster, InvariantChecker], keys: JobKeys = NO_KEYS
+    ) -> None:
         """jobs: all that it runs; the first one's machine is where it runs, with that clock."""
         self._kernel = kernel
         cluster, self.checker = jobs[0]
@@ -113,10 +117,11 @@ class Shell:
         self.held_until = 0.0
         """It stands still until then, and goes on where it was."""
         self._loop = VirtualLoop(kernel, steady, self._held)  # type: ignore[abstract]  # sockets and processes: the core uses none
+        self.authenticators = Authenticators()
         self.views = Views([JobView(self, kernel, its.rng, its, checker) for its, checker in jobs])
         self.store = Store(steady.now)
         with self._loop.inside():
-            self.reconciler = ObservedReconciler(self, self.store, rng.choice(SLOTS))
+            self.reconciler = ObservedReconciler(self, self.store, rng.choice(SLOTS), keys)
         self._events = WatchEvents(self.store, self.reconciler)
         self._watches: list[Watch] = []
         for view in self.views.all:

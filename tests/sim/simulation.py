@@ -39,7 +39,11 @@ class Simulation(JobInSimulation):
     def _invite(self) -> None:
         shared = [event for event in self.schedule.events if event.what in OF_OPERATORS]
         others = (
-            replace(one, events=tuple(sorted([*one.events, *shared], key=lambda event: event.at)))
+            replace(
+                one,
+                events=tuple(sorted([*one.events, *shared], key=lambda event: event.at)),
+                has_keys=self.schedule.has_keys,
+            )
             for one in self.schedule.neighbours
         )
         self.guests = [

@@ -14,6 +14,7 @@ from tests.sim.kernel import Kernel, Script
 from tests.sim.objects import Body, SimPod
 
 from elastipod_operator.agents import status_cache as shipped
+from elastipod_operator.agents.authentication import Authenticators
 from elastipod_operator.agents.peer_reachability import ASK_AFTER, PEERS_ASKED
 from elastipod_operator.agents.polled_agent import Address
 from elastipod_operator.agents.status import InvalidStatus, parse_status
@@ -51,6 +52,7 @@ class SimStatusCache:
         now: Callable[[], datetime],
         wake: Callable[[str], None],
         held_until: Callable[[], float],
+        authenticators: Authenticators,
     ) -> None:
         self._kernel = kernel
         self._rng = rng
@@ -58,6 +60,7 @@ class SimStatusCache:
         self._now = now
         self._wake = wake
         self._held_until = held_until
+        self._authenticators = authenticators
         self._polled: dict[str, PolledAgent] = {}
         self.is_open = True
 
@@ -149,7 +152,14 @@ class SimStatusCache:
             return
         if self._kernel.now < self._held_until():
             return
-        said, late_s = pod.agent.status(), pod.agent.lags_until - self._kernel.now
+        polled, said, late_s = self._polled[pod.uid], pod.agent.status(), pod.agent.lags_until - self._kernel.now
+        credentials, network = polled.address.credentials, self._cluster.network
+        is_refused = not network.call(pod, self._authenticators, credentials, "GET", "/status", None, said)
+        if is_refused != polled.fact.authentication_failed:
+            polled.fact = replace(polled.fact, authentication_failed=is_refused)
+            self._wake(polled.address.job)
+        if is_refused:
+            return
         if late_s <= 0:
             self._take(pod, said)
         else:  # what it said arrives when it is not true any more

@@ -6,6 +6,7 @@ import pytest
 from tests.sim import mutants
 from tests.sim import mutants_of_endings as endings
 from tests.sim import mutants_of_evidence as evidence
+from tests.sim import mutants_of_keys as keys
 from tests.sim import mutants_of_neighbours as neighbours
 from tests.sim.failures import failure_of
 from tests.sim.mutants import Mutant
@@ -94,6 +95,11 @@ MUTANTS: dict[Mutant, str | None] = {
     neighbours.forget_all_jobs_with_one: "a worker crashes beside a job that is deleted",
     neighbours.tell_pods_by_the_name_of_their_job: "a worker crashes beside a job to which nothing happens",
     neighbours.stop_with_the_first_job_that_fails: "a worker crashes beside a job whose calls fail",
+    keys.forget_the_install_key_before: "with keys: the install key is replaced, and a node is lost",
+    keys.believe_answers_without_a_mac: "with keys: somebody answers in the place of an agent",
+    keys.take_a_call_twice: "with keys: calls are replayed in a drain",
+    keys.send_the_token_to_everybody: "with keys: nothing happens",
+    keys.make_the_secret_for_new_pods_alone: "with keys: the Secret is deleted while pods begin",
 }
 """By mistake, the scripted schedule that finds it; None where a random one does."""
 

@@ -63,6 +63,20 @@ async def test_a_secret_that_is_there_already_is_left_as_it_is(shell: Shell) -> 
     assert secret["metadata"]["resourceVersion"] == made
 
 
+async def test_a_secret_that_somebody_deleted_while_pods_begin_is_created_again(shell: Shell) -> None:
+    shell.submit()
+    await settled(shell)
+    made = dict(shell.server.secrets)
+    shell.server.secrets.clear()
+    pod = shell.server.pods["job-workers-0"]
+    waiting = {"reason": "CreateContainerConfigError", "message": "secret not found"}
+    pod["status"] = {"phase": "Pending", "containerStatuses": [container(waiting=waiting)]}
+    job = shell.store.put_pod(shell.server.put(shell.server.pods, pod))
+    assert job is not None
+    shell.reconciler.wake(job)
+    await until(lambda: set(shell.server.secrets) == set(made))
+
+
 async def test_turned_off_there_is_neither_secret_nor_variable(shell: Shell) -> None:
     shell.submit({"elastipod": {"authentication": "Off", "growth": "Maximum"}})
     await settled(shell)
