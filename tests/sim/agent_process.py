@@ -78,6 +78,8 @@ class AgentProcess:
         self._working = False
         self._stops = 0
         self._judged_at = 0.0
+        self._exits_of = 0
+        """The generation of which one worker has ended, though not all."""
 
     def hangs(self) -> bool:
         """Whether the process stands still; its workers go on."""
@@ -167,13 +169,20 @@ class AgentProcess:
         if not self._is_awake():
             self._kernel.after(1.0, lambda: self.workers_exited(generation, acknowledged=acknowledged))
             return
+        if self.pod.nproc > 1 and self._exits_of < generation:  # one of them ends first, and the others may yet fail
+            self._exits_of = generation
+            again = lambda: self.workers_exited(generation, acknowledged=acknowledged)  # noqa: E731
+            self._kernel.after(self._rng.uniform(0.05, 0.5), again)
+            return
         self._working = False
         run = self._training.runs[generation]
         if acknowledged and self._has_announced:
             self.held = self._holds(run)
         elif self._has_announced:
             self._forget_memory()
-        outcome = classify([WorkerExit(0, 0, acknowledged)], self._stop)
+        # A script may ask for the event on one rank alone.
+        exits = [WorkerExit(local, 0, acknowledged and not local) for local in range(self.pod.nproc)]
+        outcome = classify(exits, self._stop)
         if outcome is Outcome.DRAINED:
             if self.state is S.RUNNING:
                 self._enter(S.STOPPING)

@@ -22,6 +22,7 @@ class Crash:
     message: str
     reason: str = "WorkerCrash"
     asks: str = ""
+    local_rank: int = 0
 
 
 class Lie(Enum):

@@ -157,8 +157,8 @@ class SimAgent(AgentProcess):
             "terminating": self.terminating, "boot_id": self.pod.uid, "spare": str(self.is_spare),
             "saving": self._stop is StopMode.GRACEFUL and run is not None and run.is_saving,
             "unanswered": self._is_unanswered(),
-            "failure": {"global_rank": self.rank, "exitcode": failure.exitcode, "signal": failure.signal,
-                        "message": failure.message} if failure else None,
+            "failure": {"global_rank": self.rank * self.pod.nproc + failure.local_rank, "exitcode": failure.exitcode,
+                        "signal": failure.signal, "message": failure.message} if failure else None,
             "worker": {"step": run.step if run is not None and run.steps_made else None},
         }  # fmt: skip
         if self.make is Make.IN_PROCESS:
@@ -175,8 +175,13 @@ class SimAgent(AgentProcess):
         return told
 
     def _worker_data(self) -> list[dict[str, Any]]:
-        about = {"rank": self.rank, "group_rank": self.rank, "local_rank": 0, "failed": self.failure is not None}
-        return [about | {"data": f"{self.pod.uid} in {self.generation}"}]
+        failed = self.failure.local_rank if self.failure is not None else None
+        first = self.rank * self.pod.nproc
+        return [
+            {"rank": first + local, "group_rank": self.rank, "local_rank": local, "failed": local == failed}
+            | {"data": f"{self.pod.uid} in {self.generation}"}
+            for local in range(self.pod.nproc)
+        ]
 
     def _is_unanswered(self) -> bool:
         """Whether no worker can know of the drain, as an agent finds out after some seconds."""

@@ -150,6 +150,7 @@ FAULTS: dict[str, tuple[float, Fault]] = {
     # Where they matter, stories tell of them.
     "label_node": (0, node_faults.label_node),
     "sicken_gpu": (0, node_faults.sicken_gpu),
+    "edit_worker_count": (0, user_edits.edit_worker_count),
     "replay_calls": (0, network_faults.replay_calls),  # these are drawn for jobs with keys
     "impostor": (0, network_faults.impostor),
     "rotate_key": (0, network_faults.rotate_key),

@@ -71,6 +71,8 @@ class InvariantState:
         self.asked_for_pods = 0
         self.record = Record()
         self.job_uid = JOB_UID
+        self.nproc = 1
+        """Workers in each pod, as the job was applied."""
 
     def touched(self, pod: str, until: float) -> None:
         """A fault is inflicted on a pod, whose consequences may be seen until then."""

@@ -46,11 +46,15 @@ class InvariantChecker(RecordInvariants):
                 raise Violation(f"{agent.pod.name} does not restart in process but is told of addresses")
             return
         ips = ips or []
-        ranks = [entry["rank"] for entry in ips]
-        if ranks != list(range(body["nnodes"])) or ips[body["rank"]]["ip"] != agent.pod.ip:
+        ranks, nproc = [entry["rank"] for entry in ips], agent.pod.nproc
+        mine = {entry["ip"] for entry in ips[body["rank"] * nproc : (body["rank"] + 1) * nproc]}
+        if ranks != list(range(body["nnodes"] * nproc)) or mine != {agent.pod.ip}:
             raise Violation(
                 f"{agent.pod.name} as rank {body['rank']} of {body['nnodes']} is told of the addresses {ips}"
             )
+        told_by = [(entry["data"], entry["local_rank"]) for entry in data or ()]
+        if len(set(told_by)) < len(told_by):
+            raise Violation(f"{agent.pod.name} is told the data of a worker twice: {told_by}")
         self.met["in process: addresses told"] += 1
         self.met["in process: worker data told"] += bool(data)
         self.met["in process: processes kept"] += agent.processes_since < body["faultCount"] + 1
@@ -95,6 +99,10 @@ class InvariantChecker(RecordInvariants):
             )
         if agent.pod.uid in self._given_up:
             raise Violation(f"pod {agent.pod.name} trains though a full job restart came after it")
+        counts = {member.pod.nproc for member in (agent, *run.members.values())}
+        if len(counts) > 1:
+            raise Violation(f"generation {run.generation} trains with pods of {sorted(counts)} workers")
+        self.met["a worker count that was edited"] += agent.pod.nproc != self.nproc
         uid = self._started.setdefault((run.generation, rank), agent.pod.uid)
         if uid != agent.pod.uid:
             raise Violation(f"two pods have group rank {rank} in generation {run.generation}")

@@ -74,6 +74,7 @@ class JobInSimulation(ABC):
         for _ in range(self.schedule.nodes):
             self.cluster.add_node()
         self.met = self.checker.met
+        self.checker.nproc = self.schedule.nproc
         if self.schedule.api_clock_s:
             self.met[f"the API server's clock is {'ahead' if self.schedule.api_clock_s > 0 else 'behind'}"] += 1
         self.shell: Shell | None = None

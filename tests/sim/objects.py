@@ -116,6 +116,9 @@ class SimPod:
         self.is_end_reported = False
         """The kubelet has written that the container ended; the phase follows later."""
         self.containers: list[Body] = manifest["spec"]["containers"]
+        given = {one["name"]: one.get("value") for one in self.containers[0].get("env") or ()}
+        self.nproc = int(given["NPROC_PER_NODE"])
+        """Workers that its agent starts."""
         self.has_sidecar = len(self.containers) > 1
         self.is_restarted: bool = self.containers[0].get("restartPolicy") == "OnFailure"
         """Its kubelet starts the agent's container again when it failed."""

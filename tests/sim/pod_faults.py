@@ -52,7 +52,9 @@ def _crash(sim: Simulation, pod: SimPod, event: Event) -> str:
     touch(sim, pod, event)
     sim.checker.worker_faults += 1
     sim.checker.met[f"crash: {reason}"] += 1
-    agent.crash(Crash(1, None, "Traceback ...\nValueError: boom", reason, asks))
+    local = event.number % pod.nproc
+    sim.checker.met["crash: of another worker than the first of its pod"] += local > 0
+    agent.crash(Crash(1, None, "Traceback ...\nValueError: boom", reason, asks, local))
     return f"{pod.name} {reason} {asks}"
 
 

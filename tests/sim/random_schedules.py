@@ -24,6 +24,7 @@ COPIED_SHARE = 0.05
 COMPLETING_SHARE = 0.2
 # The share of schedules whose storage fails, is full, or is slow.
 STORAGE_SHARE = 0.15
+WORKERS = (1, 1, 2, 8)
 # The share of schedules in which the operator and the agents have keys.
 KEYS_SHARE = 0.15
 # The share of schedules with other jobs of the same operator, and how much happens to each of those at most.
@@ -78,6 +79,8 @@ class Schedule:
     """What becomes of workers that agents start ahead of their first generation; None for agents of the version before."""
     completes_at: float | None = None
     """When the training is almost at its last step; None for after all faults."""
+    nproc: int = 1
+    """Workers in each pod."""
     has_keys: bool = False
     """Whether the operator and the agents sign what they tell each other."""
     neighbours: tuple[Schedule, ...] = ()
@@ -94,7 +97,7 @@ class Schedule:
             containers.append({"name": "a-sidecar", "image": "proxy"})
         template = {"spec": {"containers": containers}}
         spec = {
-            "nprocPerNode": "1",
+            "nprocPerNode": str(self.nproc),
             "replicaSpecs": [{**spec, "template": template} for spec in self.specs],
             "elasticPolicy": self.policy, "runPolicy": self.run_policy,
             # All pods at once meet the most troubles; test_growth_modes.py has the other modes.
@@ -123,6 +126,7 @@ class Schedule:
             lines.append(f"  the training ends soon after {self.completes_at:g}")
         if not self.agents_tell_of_others:
             lines.append("  agents do not tell of others")
+        lines += [f"  {self.nproc} workers in each pod"] * (self.nproc > 1)
         lines += ["  calls are signed"] * self.has_keys
         lines += [f"  neighbour: {one}" for one in self.neighbours]
         if self.queue is not None:
@@ -140,6 +144,7 @@ def draw(seed: int, *, queued: bool | None = None) -> Schedule:
     schedule = replace(
         _draw_plain(seed), containers=containers, api_clock_s=clock_s, agents_tell_of_others=tells,
         copied=_draw_copied(Random(f"annotations of {seed}")), completes_at=_draw_end(Random(f"end of {seed}")),
+        nproc=Random(f"workers of {seed}").choice(WORKERS),
     )  # fmt: skip
     schedule = _with_keys(Random(f"keys of {seed}"), schedule)
     schedule = _with_storage_troubles(Random(f"storage of {seed}"), schedule)

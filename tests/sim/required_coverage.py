@@ -137,6 +137,8 @@ QUEUES = (
 )
 TRAINING = (
     "completes in trouble",
+    "crash: of another worker than the first of its pod",
+    "a worker count that was edited",
     "several jobs of one operator",
     "network: signed calls",
     "network: replayed calls are refused",

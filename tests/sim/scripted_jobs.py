@@ -36,6 +36,7 @@ def scripted_job(
     preparing: Preparing | None = None,
     completes_at: float | None = None,
     has_keys: bool = False,
+    nproc: int = 1,
     **restarts: int,
 ) -> Schedule:
     return Schedule(
@@ -61,4 +62,5 @@ def scripted_job(
         preparing=preparing,
         completes_at=completes_at,
         has_keys=has_keys,
+        nproc=nproc,
     )

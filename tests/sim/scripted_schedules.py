@@ -12,6 +12,7 @@ from tests.sim.memory_schedules import MEMORY_SCHEDULES
 from tests.sim.neighbour_schedules import NEIGHBOUR_SCHEDULES
 from tests.sim.random_schedules import Containers, Schedule
 from tests.sim.scripted_jobs import TWO, scripted_job
+from tests.sim.worker_schedules import WORKER_SCHEDULES
 
 SCHEDULES: dict[str, Schedule] = {
     "nothing happens": scripted_job(),
@@ -175,6 +176,7 @@ SCHEDULES: dict[str, Schedule] = {
     **ENDING_SCHEDULES,
     **NEIGHBOUR_SCHEDULES,
     **KEY_SCHEDULES,
+    **WORKER_SCHEDULES,
     "a worker asks for new processes of all": scripted_job(Event(100, "crash_worker", 7 * 2), make=Make.IN_PROCESS),
     "workers that could outlive a fault are to be new ones": scripted_job(
         Event(100, "crash_worker", 0), make=Make.IN_PROCESS, ours={"recovery": "Process"}

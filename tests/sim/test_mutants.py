@@ -8,6 +8,7 @@ from tests.sim import mutants_of_endings as endings
 from tests.sim import mutants_of_evidence as evidence
 from tests.sim import mutants_of_keys as keys
 from tests.sim import mutants_of_neighbours as neighbours
+from tests.sim import mutants_of_workers as workers
 from tests.sim.failures import failure_of
 from tests.sim.mutants import Mutant
 from tests.sim.random_schedules import draw
@@ -100,6 +101,8 @@ MUTANTS: dict[Mutant, str | None] = {
     keys.take_a_call_twice: "with keys: calls are replayed in a drain",
     keys.send_the_token_to_everybody: "with keys: nothing happens",
     keys.make_the_secret_for_new_pods_alone: "with keys: the Secret is deleted while pods begin",
+    workers.tell_one_address_for_each_pod: "several workers in each pod: one of them crashes, and all outlive it",
+    workers.make_pods_with_an_edited_worker_count: "several workers in each pod: their number is edited",
 }
 """By mistake, the scripted schedule that finds it; None where a random one does."""
 

@@ -53,6 +53,15 @@ def edit_times(sim: Simulation, event: Event) -> str:
     return f"{where}.{field} = {value}"
 
 
+def edit_worker_count(sim: Simulation, event: Event) -> str:
+    """Another number of workers in each pod: pods get it when the job is suspended and resumed."""
+    if sim.cluster.job is None or sim.is_spec_broken:
+        return ""
+    count = (1, 2, 4, 8)[event.number % 4]
+    sim.cluster.edit_job(lambda spec: spec.update(nprocPerNode=str(count)))
+    return str(count)
+
+
 def break_spec(sim: Simulation, event: Event) -> str:
     """An edit that cannot be used, mended later."""
     if sim.cluster.job is None or sim.is_spec_broken or last_good_spec(sim.cluster.job_body()) is None:
