@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from elastipod.local_worker import store_generation
@@ -77,9 +77,6 @@ class PlannedFault:
         """Read one. Raises ValueError for a kind or moment that does not exist, TypeError for an unknown field."""
         known = {**value, "kind": FaultKind(value["kind"]), "at": Moment(value["at"])}
         return cls(**known)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def plan_faults(faults: Iterable[PlannedFault]) -> None:

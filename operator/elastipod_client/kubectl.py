@@ -79,16 +79,6 @@ class Kubectl:
         """Apply a merge patch; gives kubectl's sentence. Raises KubectlError, or NotFoundError."""
         return self.run("patch", kind, name, "--type=merge", "-p", json.dumps(change)).strip()
 
-    def may(self, verb: str, resource: str, *options: str) -> bool:
-        """Whether the API server allows a call. Raises KubectlError when it cannot be asked."""
-        command: Sequence[str] = ("auth", "can-i", verb, resource, *options)
-        try:
-            return self.run(*command).strip().splitlines()[-1:] == ["yes"]
-        except KubectlError as error:
-            if str(error) in ("no", ""):  # kubectl says "no" and exits with 1
-                return False
-            raise
-
 
 def documents(printed: str) -> list[dict[str, Any]]:
     """Read JSON documents that stand one behind the other, as kubectl prints several objects that it created."""

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -258,7 +258,7 @@ class InMemoryJob:
             WORKER_FILE_ENV: str(self.folder / f"worker-file-{number}"),
             "ELASTIPOD_JOB": "tests/inmemory",
             "ELASTIPOD_FAILURE_DOMAIN": f"domain-{number % self._racks if self._racks else number}",
-            CHAOS_ENV: json.dumps([fault.to_json() for fault in self._faults]),
+            CHAOS_ENV: json.dumps([asdict(fault) for fault in self._faults]),
         }
         output = self.folder / f"output-{number}-{attempt}"
         return self._servers.start(self._command, environment, output)

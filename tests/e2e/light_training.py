@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 
 from elastipod import ElasticBatches, SampleLog, report
 from elastipod.checkpoint.directory_store import DirectoryStore
-from elastipod.checkpoint.manifest import CheckpointId, Manifest, measure_file
+from elastipod.checkpoint.manifest import CheckpointId, Manifest, measure_stream
 from elastipod.local_worker import generation_from_env, local_worker, run_id_from_env
 from elastipod.worker_file import EventLevel
 
@@ -99,7 +99,9 @@ def save(directory: DirectoryStore, target: CheckpointId, world_size: int, total
     """Write one checkpoint. On rank 0, while all ranks wait."""
     temporary = directory.begin(target)
     (temporary / STATE).write_text(json.dumps({"total": total}))
-    directory.commit(temporary, Manifest(target, world_size, {STATE: measure_file(temporary / STATE)}, {}))
+    with (temporary / STATE).open("rb") as file:
+        record = measure_stream(file)
+    directory.commit(temporary, Manifest(target, world_size, {STATE: record}, {}))
     directory.prune(target.generation, keep=2)
 
 

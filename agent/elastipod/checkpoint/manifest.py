@@ -7,7 +7,6 @@ import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
 from elastipod.errors import CheckpointError
@@ -83,12 +82,6 @@ class Manifest:
             if name in (".", "..") or os.path.basename(name) != name:
                 raise JsonError(f"names the file {name!r} outside its own directory", ("files",))
         return manifest
-
-
-def measure_file(path: Path) -> FileRecord:
-    """Return the length and CRC-32 of a file."""
-    with open(path, "rb") as file:
-        return measure_stream(file)
 
 
 def measure_stream(file: BinaryIO) -> FileRecord:

@@ -184,13 +184,6 @@ def text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def make_save_plan(states: Sequence[LocalState], *, is_in_memory: bool) -> SavePlan:
-    """Divide the state. states: by rank. As `divide_state`."""
-    told = [own.pack(rank) for rank, own in enumerate(states)]
-    schemas = {holding.schema: schema for holding, schema in told}
-    return divide_state([holding for holding, _ in told], schemas, is_in_memory=is_in_memory)
-
-
 def divide_state(
     states: Sequence[PackedLocalState], schemas: Mapping[str, StateSchema], *, is_in_memory: bool
 ) -> SavePlan:

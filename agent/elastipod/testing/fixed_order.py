@@ -70,14 +70,6 @@ class SumTree(Generic[T]):
         return value
 
 
-def subtrees(first: int, end: int) -> list[tuple[int, int]]:
-    """Give (level, index) of the complete subtrees of the leaves ``first`` to ``end`` (exclusive), left to right."""
-    tree: SumTree[None] = SumTree(lambda left, right: None, first)
-    for _ in range(first, end):
-        tree.append(None)
-    return [(node.level, node.index) for node in tree.nodes]
-
-
 def fixed_order_passes(model: nn.Module, batch: Batch, grain: int) -> Iterator[MicroBatch]:
     """Give this rank's micro-batches of one optimizer step; after the last one each parameter's `grad` is that of the global batch.
 

@@ -22,8 +22,6 @@ class LimitedCache(Generic[P, R]):
         self._kept: OrderedDict[Hashable, tuple[R, int]] = OrderedDict()
         self.weight = 0
         """The weight of all entries."""
-        self.misses = 0
-        """How often a result was computed."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         key = (args, tuple(sorted(kwargs.items())))
@@ -31,15 +29,14 @@ class LimitedCache(Generic[P, R]):
         if found is not None:
             self._kept.move_to_end(key)
             return found[0]
-        self.misses += 1
         result = self._compute(*args, **kwargs)
         self._keep(key, result, self._weigh(result, *args, **kwargs))
         return result
 
     def clear(self) -> None:
-        """Drop all entries and reset the counts."""
+        """Drop all entries."""
         self._kept.clear()
-        self.weight = self.misses = 0
+        self.weight = 0
 
     def _keep(self, key: Hashable, result: R, weight: int) -> None:
         if weight > self._most:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.patience import PATIENCE_S
+from tests.unit.checkpoint.save_plans import make_save_plan
 from tests.unit.checkpoint.trainer import Trainer
 
 from elastipod import local_worker
@@ -23,7 +24,7 @@ from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint.directory_store import DirectoryStore
 from elastipod.checkpoint.drain import EXIT_MARGIN_S, SHORT_DRAIN_S, storage_wait_s
 from elastipod.checkpoint.manifest import CheckpointId
-from elastipod.checkpoint.save_plan import Chunk, LocalState, make_save_plan
+from elastipod.checkpoint.save_plan import Chunk, LocalState
 from elastipod.worker_file import WORKER_FILE_ENV, EventLevel, WorkerFile
 
 # A process whose storage takes as long as argv[2] says for every file; argv[1] says how it ends while its save is under way.

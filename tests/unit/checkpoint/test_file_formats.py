@@ -9,6 +9,7 @@ import zlib
 from typing import Any
 
 import pytest
+from tests.unit.checkpoint.save_plans import make_save_plan
 
 from elastipod.checkpoint import chunk_table
 from elastipod.checkpoint.chunk import Chunk
@@ -16,7 +17,7 @@ from elastipod.checkpoint.chunk_table import expand_runs, unpack_ints
 from elastipod.checkpoint.image_header import ImageHeader
 from elastipod.checkpoint.image_inventory import ImageInfo
 from elastipod.checkpoint.manifest import CheckpointId, FileRecord, Manifest
-from elastipod.checkpoint.save_plan import LocalState, SavePlan, make_save_plan
+from elastipod.checkpoint.save_plan import LocalState, SavePlan
 from elastipod.errors import CheckpointError
 from elastipod.json_records import JsonError, decode, encode
 

@@ -10,10 +10,11 @@ from bench.many_ranks.world import SimulatedCommunicator, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.nonempty import every
+from tests.unit.checkpoint.save_plans import make_save_plan
 
 from elastipod.checkpoint.collective_planning import plan_across_ranks
 from elastipod.checkpoint.hierarchy import MAX_FLAT_RANKS, Hierarchy
-from elastipod.checkpoint.save_plan import SavePlan, make_save_plan
+from elastipod.checkpoint.save_plan import SavePlan
 from elastipod.errors import CheckpointError
 
 TENSORS = 24

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.agent_client import free_port
+from tests.unit.checkpoint.save_plans import make_save_plan
 from tests.unit.in_memory.forked_ranks import run_ranks, world
 
 from elastipod.checkpoint import image_copies
@@ -19,7 +20,7 @@ from elastipod.checkpoint.image_copies import ImageCopies
 from elastipod.checkpoint.image_header import ImageHeader
 from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.memory_directory import MemoryDirectory
-from elastipod.checkpoint.save_plan import Chunk, LocalState, SavePlan, make_save_plan
+from elastipod.checkpoint.save_plan import Chunk, LocalState, SavePlan
 
 LENGTHS = (40, 20, 10)  # of each rank's shard, so that no image is as long as another
 RANKS = len(LENGTHS)

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.nonempty import every
+from tests.unit.checkpoint.save_plans import make_save_plan
 
 from elastipod.checkpoint import chunk_read, image, image_source, mapped_memory
 from elastipod.checkpoint.chunk_read import chunk_reads, copy_and_verify, verify_stream
@@ -24,7 +25,7 @@ from elastipod.checkpoint.load_plan import LoadTarget
 from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.memory_directory import MemoryDirectory
 from elastipod.checkpoint.open_images import open_images
-from elastipod.checkpoint.save_plan import Chunk, LocalState, make_save_plan
+from elastipod.checkpoint.save_plan import Chunk, LocalState
 
 SMALL = 64  # bytes of a stretch here
 

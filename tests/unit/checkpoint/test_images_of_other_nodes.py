@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.agent_client import free_port
+from tests.unit.checkpoint.save_plans import make_save_plan
 from tests.unit.in_memory.forked_ranks import run_ranks, world
 
 from elastipod.checkpoint import chunk_read, image, image_source
@@ -24,7 +25,7 @@ from elastipod.checkpoint.load_plan import LoadTarget
 from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.memory_directory import MemoryDirectory
 from elastipod.checkpoint.open_images import open_images
-from elastipod.checkpoint.save_plan import Chunk, LocalState, SavePlan, make_save_plan
+from elastipod.checkpoint.save_plan import Chunk, LocalState, SavePlan
 from elastipod.checkpoint.value_codec import encode_value
 from elastipod.json_records import decode, encode
 

@@ -15,13 +15,13 @@ import pytest
 import torch
 from tests.nonempty import every
 from tests.patience import PATIENCE_S
-from tests.unit.checkpoint.trainer import Trainer, entries, flip_a_byte, shard
+from tests.unit.checkpoint.trainer import Trainer, entries, flip_a_byte, measure_file, shard
 
 from elastipod.audit.moments import optimizer_norm
 from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint.dcp_format import write_rank_file
 from elastipod.checkpoint.directory_store import DirectoryStore
-from elastipod.checkpoint.manifest import Manifest, measure_file
+from elastipod.checkpoint.manifest import Manifest
 from elastipod.errors import CheckpointError, FencedError
 
 WANTS = "its format is 3, this library reads 2; use the version that wrote it, or another directory"

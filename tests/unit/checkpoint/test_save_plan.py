@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.checkpoint.save_plans import make_save_plan
 
-from elastipod.checkpoint.save_plan import ALIGNMENT, Chunk, LocalState, SavePlan, choose_copy_holders, make_save_plan
+from elastipod.checkpoint.save_plan import ALIGNMENT, Chunk, LocalState, SavePlan, choose_copy_holders
 from elastipod.checkpoint.value_codec import decode_value, encode_value
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from elastipod.checkpoint import CheckpointManager
+from elastipod.checkpoint.manifest import FileRecord, measure_stream
 
 
 class Trainer:
@@ -52,3 +53,9 @@ def flip_a_byte(path: Path) -> None:
 
 def shard(checkpoint: Path) -> Path:
     return next(checkpoint.glob("__0_*"))
+
+
+def measure_file(path: Path) -> FileRecord:
+    """Give the length and CRC-32 of a file."""
+    with path.open("rb") as file:
+        return measure_stream(file)

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -36,7 +37,7 @@ def test_a_fault_happens_once_at_its_moment_rank_and_step() -> None:
 
 def test_a_fault_with_a_file_happens_once_for_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = PlannedFault(FaultKind.RAISE, Moment.STEP, once=str(tmp_path / "happened"))
-    monkeypatch.setenv(chaos.CHAOS_ENV, json.dumps([fault.to_json()]))
+    monkeypatch.setenv(chaos.CHAOS_ENV, json.dumps([asdict(fault)]))
     with pytest.raises(ChaosError):
         reached(Moment.STEP, rank=0, step=1)
     monkeypatch.setattr(chaos, "_planned", None)  # as in a process that replaces the first one

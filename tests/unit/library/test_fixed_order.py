@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastipod.data import ElasticBatches, even_part
-from elastipod.testing.fixed_order import Node, SumTree, exact_sum, fixed_order_passes, subtrees
+from elastipod.testing.fixed_order import Node, SumTree, exact_sum, fixed_order_passes
+
+
+def subtrees(first: int, end: int) -> list[tuple[int, int]]:
+    """Give (level, index) of the complete subtrees of the leaves ``first`` to ``end`` (exclusive), left to right."""
+    tree: SumTree[None] = SumTree(lambda left, right: None, first)
+    for _ in range(first, end):
+        tree.append(None)
+    return [(node.level, node.index) for node in tree.nodes]
 
 
 def by_definition(leaves: list[float]) -> float:
