@@ -29,9 +29,7 @@ from elastipod.json_values import (
     plain_codec,
     tuple_codec,
 )
-from elastipod.json_values import (
-    JsonError as JsonError,
-)
+from elastipod.json_values import JsonError as JsonError
 
 T = TypeVar("T")
 

@@ -110,10 +110,7 @@ TORCHRUN_OPTIONS = (
     Option(("--print-completion",), None, choices=("bash", "zsh", "tcsh"), help="print torchrun's shell completion"),
     Option(("--nnodes",), "1:1", metavar="N[:MAX]", help="number of pods; inside a pod the operator sets it"),
     Option(
-        ("--rdzv-backend",),
-        "static",
-        metavar="NAME",
-        help="rendezvous backend; inside a pod it is always hyperpod",
+        ("--rdzv-backend",), "static", metavar="NAME", help="rendezvous backend; inside a pod it is always hyperpod"
     ),
     Option(
         ("--max-restarts",),

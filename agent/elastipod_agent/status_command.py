@@ -11,13 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elastipod_agent.authentication import (
-    KEY_ENV,
-    bearer,
-    challenge_in,
-    read_credentials,
-    signed,
-)
+from elastipod_agent.authentication import KEY_ENV, bearer, challenge_in, read_credentials, signed
 from elastipod_agent.endpoint_file import AgentEndpoint, find_agents
 from elastipod_agent.settings import DEFAULT_PORT
 from elastipod_agent.status_text import AgentAddress, describe

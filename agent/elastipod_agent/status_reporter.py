@@ -198,8 +198,4 @@ class StatusReporter:
 
 
 def _facts(request: UpdateRequest) -> dict[str, Any]:
-    return {
-        "assigned_rank": request.rank,
-        "is_spare": request.is_spare,
-        "ip_version": request.ip_version,
-    }
+    return {"assigned_rank": request.rank, "is_spare": request.is_spare, "ip_version": request.ip_version}

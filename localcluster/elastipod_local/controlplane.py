@@ -68,11 +68,7 @@ class ControlPlane:
         """Issue a certificate for a user of the API server and write the kubeconfig that holds it."""
         issued = self.authority.issue(file_name, user, group=group)
         pki.write_kubeconfig(
-            kubeconfig,
-            server=self.addressing.api_url,
-            authority=self.authority,
-            client=issued,
-            cluster=self.name,
+            kubeconfig, server=self.addressing.api_url, authority=self.authority, client=issued, cluster=self.name
         )
 
     def start(self, role: str) -> ProcessId:

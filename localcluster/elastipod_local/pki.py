@@ -129,10 +129,7 @@ def write_kubeconfig(path: Path, *, server: str, authority: Authority, client: I
         "users": [
             {
                 "name": context,
-                "user": {
-                    "client-certificate-data": inline(client.certificate),
-                    "client-key-data": inline(client.key),
-                },
+                "user": {"client-certificate-data": inline(client.certificate), "client-key-data": inline(client.key)},
             }
         ],
         "contexts": [{"name": context, "context": {"cluster": context, "user": context}}],

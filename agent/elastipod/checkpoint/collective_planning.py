@@ -8,13 +8,7 @@ from typing import Any
 
 from elastipod.checkpoint.chunk_table import expand_runs, run_lengths
 from elastipod.checkpoint.communicator import Communicator
-from elastipod.checkpoint.save_plan import (
-    LocalState,
-    PackedLocalState,
-    StateSchema,
-    divide_state,
-    text_digest,
-)
+from elastipod.checkpoint.save_plan import LocalState, PackedLocalState, StateSchema, divide_state, text_digest
 from elastipod.errors import CheckpointError
 from elastipod.json_records import decode, encode
 

@@ -241,11 +241,7 @@ class ImageSource:
             def wanted(first: int = first, last: int = last) -> list[int]:
                 return [each % (1 << 64) for each in sums[8 * first : 8 * last].view(torch.int64).tolist()]
 
-            def at_end(
-                is_right: bool,
-                read: ChunkRead = read,
-                image: tuple[str, int] = (node, saved_rank),
-            ) -> None:
+            def at_end(is_right: bool, read: ChunkRead = read, image: tuple[str, int] = (node, saved_rank)) -> None:
                 if is_right:
                     read.copy_from_buffer()
                 else:

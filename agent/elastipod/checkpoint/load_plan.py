@@ -26,12 +26,7 @@ class LoadPlan:
     """One load. Creating it checks that the saved state fits; nothing is changed until it is used."""
 
     def __init__(
-        self,
-        nested: dict[str, Any],
-        source: SavedState,
-        *,
-        strict: bool = True,
-        elsewhere: Collection[str] = (),
+        self, nested: dict[str, Any], source: SavedState, *, strict: bool = True, elsewhere: Collection[str] = ()
     ) -> None:
         """Plan the copying of a saved state into the live tensors of ``nested``. Raises ValueError when they do not fit.
 

@@ -19,14 +19,7 @@ from elastipod.checkpoint.optimizer_state import (
 )
 from elastipod.checkpoint.rng import restore_random_state, seed_new_rank
 from elastipod.checkpoint.stateful_members import STATEFUL, load_stateful, stateful_to_fill, values_key
-from elastipod.checkpoint.training_state import (
-    MODEL,
-    RANDOM,
-    SCHEDULER,
-    load_models,
-    nested_state,
-    replica_local_keys,
-)
+from elastipod.checkpoint.training_state import MODEL, RANDOM, SCHEDULER, load_models, nested_state, replica_local_keys
 from elastipod.checkpoint.value_codec import decode_value
 from elastipod.errors import CheckpointError
 from elastipod.rank_in_world import RankInWorld

@@ -75,13 +75,7 @@ class Saver:
     """Carries out the saves of one generation, one at a time."""
 
     def __init__(
-        self,
-        directory: CheckpointStore,
-        staging: Staging,
-        comm: Communicator,
-        *,
-        keep: int,
-        keep_every: int | None,
+        self, directory: CheckpointStore, staging: Staging, comm: Communicator, *, keep: int, keep_every: int | None
     ) -> None:
         self._store, self._staging, self._comm = directory, staging, comm
         self._keep, self._keep_every = keep, keep_every

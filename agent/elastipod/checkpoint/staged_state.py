@@ -10,9 +10,7 @@ import torch
 
 from elastipod.checkpoint.image import MappedImage
 from elastipod.checkpoint.manifest import CheckpointId
-from elastipod.checkpoint.save_plan import (
-    SavePlan,
-)
+from elastipod.checkpoint.save_plan import SavePlan
 from elastipod.rank_in_world import RankInWorld
 
 

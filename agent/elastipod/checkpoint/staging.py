@@ -19,10 +19,7 @@ from elastipod.checkpoint.memory_directory import SLOTS, MemoryDirectory
 from elastipod.checkpoint.memory_limits import MemoryDemand, MemoryLimit, find_shortage, memory_limits_of
 from elastipod.checkpoint.reductions import first_message, no_result
 from elastipod.checkpoint.save_arguments import check_logs
-from elastipod.checkpoint.save_plan import (
-    Chunk,
-    SavePlan,
-)
+from elastipod.checkpoint.save_plan import Chunk, SavePlan
 from elastipod.checkpoint.staged_state import StagedState
 from elastipod.checkpoint.state_keys import check_same_keys
 from elastipod.checkpoint.training_state import TrainingState

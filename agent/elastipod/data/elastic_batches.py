@@ -233,12 +233,7 @@ class ElasticBatches:
         return self._batches(range(start_step + 1, self.total_steps + 1), place.rank, split)
 
     def batch(
-        self,
-        step: int,
-        rank: int | None = None,
-        world_size: int | None = None,
-        *,
-        dp_mesh: DeviceMesh | None = None,
+        self, step: int, rank: int | None = None, world_size: int | None = None, *, dp_mesh: DeviceMesh | None = None
     ) -> Batch:
         """Give one rank's part of the batch of optimizer step ``step`` (from 1); arguments as for `iterate`.
 

@@ -187,11 +187,7 @@ class WorkerGroup:
         return f"{WORKER_FILE_ENV}={self._file.path}"
 
     async def _spawn_all(
-        self,
-        base: Mapping[str, str],
-        local_ranks: Collection[int],
-        *,
-        is_replacement: bool = False,
+        self, base: Mapping[str, str], local_ranks: Collection[int], *, is_replacement: bool = False
     ) -> None:
         forker = self._reaper.forker
         forked = None if forker is None else await forker.fork(len(local_ranks), self._given_up)

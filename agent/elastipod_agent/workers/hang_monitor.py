@@ -93,7 +93,5 @@ class HangMonitor:
 
     def _prefix(self, worker: WorkerProcess) -> str:
         return self._settings.logs.prefix.safe_substitute(
-            role_name=self._settings.layout.role,
-            rank=self._group.global_rank(worker),
-            local_rank=worker.local_rank,
+            role_name=self._settings.layout.role, rank=self._group.global_rank(worker), local_rank=worker.local_rank
         )

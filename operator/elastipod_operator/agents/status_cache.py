@@ -79,10 +79,7 @@ class AgentStatusCache:
     """Keeps an ObservedAgent for each pod UID. `wake` is called with the job's UID whenever a fact changed that may matter."""
 
     def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        wake: Callable[[str], None],
-        authenticators: Authenticators | None = None,
+        self, session: aiohttp.ClientSession, wake: Callable[[str], None], authenticators: Authenticators | None = None
     ) -> None:
         self._wake = wake
         self._polled: dict[str, PolledAgent] = {}

@@ -29,12 +29,7 @@ _QUANTITY_PATTERN = rf"^[+-]?{_NUMBER}(([KMGTPE]i)|[numkMGTPE]|[eE][+-]?{_NUMBER
 _KEPT_KEYS = ("type", "format", "enum", "required", "minimum", "maximum", "x-kubernetes-map-type")
 _META_FIELDS: Mapping[str, Schema] = {
     "annotations": {"type": "object", "additionalProperties": {"type": "string"}, "nullable": True},
-    "finalizers": {
-        "type": "array",
-        "items": {"type": "string"},
-        "x-kubernetes-list-type": "atomic",
-        "nullable": True,
-    },
+    "finalizers": {"type": "array", "items": {"type": "string"}, "x-kubernetes-list-type": "atomic", "nullable": True},
     "labels": {"type": "object", "additionalProperties": {"type": "string"}, "nullable": True},
     "name": {"type": "string", "nullable": True},
     "namespace": {"type": "string", "nullable": True},

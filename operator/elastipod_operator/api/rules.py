@@ -143,10 +143,7 @@ REPLICA_SPECS_RULES = (
 )
 
 NPROC_RULES = (
-    Rule(
-        f"self.matches('{NPROC_PATTERN}')",
-        "nprocPerNode must be auto, cpu, gpu or a positive number up to 9999",
-    ),
+    Rule(f"self.matches('{NPROC_PATTERN}')", "nprocPerNode must be auto, cpu, gpu or a positive number up to 9999"),
 )
 
 SPEC_NAME_RULES = (

@@ -63,10 +63,7 @@ def policy_of(spec: JobSpec) -> Policy:
         fault_deadline=_seconds(run.fault_deadline_seconds),
         agent_port=agent_port(spec),
         container=container,
-        warnings=(
-            *template_warnings(spec, container),
-            *snooze_warnings(spec),
-        ),
+        warnings=(*template_warnings(spec, container), *snooze_warnings(spec)),
         has_key=ours.authentication is Switch.AUTO,
     )
     if ours.graceful_shutdown_timeout_in_seconds is not None:

@@ -24,10 +24,7 @@ from .job_keys import KEY_ENV, TOKEN_ENV, key_entries
 from .placement import Placement, place
 
 # Autoscalers that consolidate nodes must not evict the pod; the user's own value wins.
-SAFEGUARDS = {
-    "karpenter.sh/do-not-disrupt": "true",
-    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
-}
+SAFEGUARDS = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 # Added to the graceful time-out, so that the agent can end the workers and itself.
 GRACE_MARGIN_S = 30
 POD_ENV = "ELASTIPOD_POD"
