@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastipod.checkpoint import memory_limits
 from elastipod.checkpoint.memory_limits import MemoryDemand, MemoryLimit, cgroup_limits, find_shortage
 
 MIB = 1 << 20
@@ -76,6 +77,17 @@ def test_what_cannot_be_read_limits_nothing(tmp_path: Path, what: str) -> None:
         if what == "other words":
             group(top, "lots", 1, version=2)
     assert cgroup_limits(tmp_path) == []
+
+
+def test_what_is_written_to_a_memory_file_system_counts_for_it_and_for_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    container = MemoryLimit("cgroup 1", "the memory limit of the container", 100 * MIB, 60 * MIB)
+    monkeypatch.setattr(memory_limits, "cgroup_limits", lambda: [container])
+    folder, found = memory_limits.memory_limits_of(tmp_path, "node")
+    assert folder.where == "folder node"
+    assert 0 < folder.free <= folder.limit
+    assert found is container
 
 
 def test_ranks_that_share_a_limit_are_added_up() -> None:

@@ -7,6 +7,7 @@ import random
 import shutil
 import struct
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.nonempty import every
+from tests.patience import PATIENCE_S
 from tests.unit.checkpoint.trainer import Trainer
 
 from elastipod.checkpoint import CheckpointManager
@@ -58,6 +60,41 @@ def test_no_changed_byte_gives_another_state(two_checkpoints: Path, data: st.Dat
         run.step(3)
         wanted.step(3)
         assert every(torch.equal(mine, other) for mine, other in zip(run.weights(), wanted.weights(), strict=True))
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_changed_number_is_damage(two_checkpoints: Path, tmp_path: Path, number: int) -> None:
+    """Most bytes of so small a checkpoint are no numbers, so that the bytes drawn above hardly ever are."""
+    folder = tmp_path / "disk"
+    shutil.copytree(two_checkpoints, folder)
+    path, trained = folder / CheckpointId(2, 1).name / "__0_0.distcp", Trainer()
+    for step in (1, 2):
+        trained.step(step)
+    content = bytearray(path.read_bytes())
+    content[content.index(trained.weights()[number].numpy().tobytes()) + 1] ^= 1
+    path.write_bytes(content)
+    with CheckpointManager(folder, memory=False) as manager:
+        assert Trainer(seed=3).load(manager) == 1
+
+
+def test_several_chunks_are_fetched_at_once_from_a_store_in_which_seeks_are_dear(
+    two_checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(two_checkpoints, tmp_path / "disk")
+    both_wait, read_range = threading.Barrier(2), DirectoryStore.read_range
+    waited: list[str] = []
+
+    def slow(self: DirectoryStore, of: CheckpointId, name: str, start: int, length: int) -> bytes:
+        if threading.current_thread().name.startswith("elastipod-checkpoint-read") and len(waited) < 2:
+            waited.append(name)
+            both_wait.wait(PATIENCE_S)
+        return read_range(self, of, name, start, length)
+
+    monkeypatch.setattr(DirectoryStore, "has_cheap_seeks", False)
+    monkeypatch.setattr(DirectoryStore, "read_range", slow)
+    with CheckpointManager(tmp_path / "disk", memory=False) as manager:
+        assert Trainer(seed=3).load(manager) == 2
+    assert len(waited) == 2
 
 
 class Counting:

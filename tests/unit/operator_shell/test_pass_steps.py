@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -12,7 +12,7 @@ import pytest
 from tests.unit.agents.fake_agent import until
 from tests.unit.core.builders import job, pod, trains
 from tests.unit.kube.bodies import JOB_UID, job_body
-from tests.unit.operator_shell.shells import Shell
+from tests.unit.operator_shell.shells import Decisions, Shell
 from tests.unit.operator_shell.test_reconciler_order import RECORD, Notes, carried_out, decided, decision, job_task_of
 
 from elastipod_operator import clock, reconcile_pass
@@ -263,3 +263,28 @@ class _NoProgress(Statuses):
 
     def worker_data(self, uids: object) -> None:
         return None
+
+
+async def test_queues_and_spare_capacity_are_read_before_a_decision(
+    shell: Shell, decisions: Decisions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, int]] = []
+    steps = shell.reconciler._reconcile
+    follow = steps.agents.follow
+
+    def note(what: str) -> Callable[..., Any]:
+        async def read(*_: object) -> None:
+            done.append((what, len(decisions)))
+
+        return read
+
+    def followed(job: Job) -> None:
+        done.append(("agents", len(decisions)))
+        follow(job)
+
+    monkeypatch.setattr(steps.queues, "observe", note("queues"))
+    monkeypatch.setattr(steps.spare_capacity, "observe", note("spare capacity"))
+    monkeypatch.setattr(steps.agents, "follow", followed)
+    shell.submit()
+    await until(lambda: len(decisions) >= 1)
+    assert done[:3] == [("queues", 0), ("spare capacity", 0), ("agents", 0)]
