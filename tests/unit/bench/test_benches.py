@@ -12,7 +12,7 @@ LEAST_RUNS = 5
 
 
 def test_there_are_benchmarks() -> None:
-    assert {"agent", "data", "operator", "steps"} <= {path.stem for path in BENCHES}
+    assert {"agent", "cluster", "data", "operator", "steps"} <= {path.stem for path in BENCHES}
 
 
 @pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.stem)
