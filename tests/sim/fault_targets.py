@@ -118,7 +118,7 @@ def expect_recovery(sim: Simulation, agent: SimAgent, event: Event) -> None:
     others = [e for e in events if e != event and e.what not in ("break_spec", "add_node")]
     is_alone = all(e.at + e.seconds + CALM_S < event.at or e.at > event.at + RECOVERED_S for e in others)
     # New pods take their time, and another job's may be made first.
-    is_quick = sim.schedule.run_policy["restartPolicy"].get("numRestartBeforeFullJobRestart") is None
+    is_quick = sim.schedule.run_policy.get("restartPolicy", {}).get("numRestartBeforeFullJobRestart") is None
     is_beside = sim.is_neighbour and is_quick
     if not ((sim.is_spec_broken or is_beside) and is_at_rest and is_alone) or is_hindered:
         return
