@@ -108,7 +108,7 @@ def test_jobs_run_on_each_torch(
     torch = versions_of(python)["torch"]
     assert torch.startswith(f"{minor}.")
     what = f"torch {torch}, python {version}"
-    assert said(python, "-I", GROUPS).strip().isdigit()
+    assert said(python, "-I", GROUPS).split()[-1].isdigit(), "some releases of gloo print each connection before it"
     run_job(python, tmp_path / "drained", is_warm=True, parallel="ddp")
     long_run.count(**{f"{what}: drained and continued": 1})
     starts = resize_in_memory(python, tmp_path / "memory")
