@@ -71,6 +71,7 @@ requirements: env ## resolve and pin the requirements again (UPGRADE=--upgrade t
 	@$(COMPILE) $(UPGRADE) pyproject.toml --extra examples -o requirements/train.txt
 	@$(COMPILE) $(UPGRADE) requirements/release.in -o requirements/release.txt
 	@$(COMPILE) $(UPGRADE) requirements/peer-frameworks.in -o requirements/peer-frameworks.txt
+	@$(COMPILE) $(UPGRADE) requirements/peer-deepspeed.in -o requirements/peer-deepspeed.txt
 	@$(COMPILE) $(UPGRADE) requirements/peer-hyp.in -o requirements/peer-hyp.txt
 	@$(COMPILE) $(UPGRADE) requirements/peer-original.in -o requirements/peer-original.txt
 	@$(COMPILE) $(UPGRADE) requirements/peer-s3.in -o requirements/peer-s3.txt

@@ -1,5 +1,6 @@
 """Environments of peers: other people's packages that tests and benchmarks run beside ours, each made once and kept.
 
+    deepspeed  DeepSpeed beside torch
     hyp        SageMaker HyperPod's own command line and SDK, sagemaker-hyperpod, which reads our jobs
     original   the original agent, hyperpod-elastic-agent, beside the newest torch that it takes (2.11). Our own packages
                do not belong in there: the two share import names and the command hyperpodrun

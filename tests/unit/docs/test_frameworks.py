@@ -13,7 +13,7 @@ from elastipod_operator.api.models import HyperPodPyTorchJob
 
 ROW = re.compile(r"\]\((frameworks-\w+\.md)\) \| (\d+) \|")
 PAGES = {name: int(lines) for name, lines in ROW.findall(page("docs/frameworks.md").text)}
-EXAMPLES = ("hf_trainer", "lora", "accelerate", "lightning", "streaming")
+EXAMPLES = ("hf_trainer", "lora", "accelerate", "lightning", "streaming", "deepspeed")
 
 
 @pytest.mark.parametrize("name", sorted(PAGES))
