@@ -1,6 +1,6 @@
 """An operator and agents of two versions at once, as during an upgrade or a rollback: planned shrinks of real processes.
 
-The previous version is the newest tag, or what ELASTIPOD_PREVIOUS names; without tags, the sixtieth commit back.
+The previous version is the newest tag, or what PREVIOUS names; without tags, the sixtieth commit back.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("previous")
     try:
         tags = git("tag", "--merged", "HEAD", "--sort=-version:refname", "v*").decode().split()
-        revision = os.environ.get("ELASTIPOD_PREVIOUS") or next(iter(tags), "HEAD~60")
+        revision = os.environ.get("PREVIOUS") or next(iter(tags), "HEAD~60")
         archive = git("archive", "--format=tar", revision)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"the history of the checkout has no previous version: {error}")

@@ -17,7 +17,7 @@ from typing import Protocol
 from elastipod_agent.waiting import set_within
 from elastipod_agent.workers import process_table
 from elastipod_agent.workers.linux import adopt_orphans
-from elastipod_agent.workers.spawner import Spawner
+from elastipod_agent.workers.spawner import Spawner, disown
 
 _POLL_S = 1.0
 
@@ -37,6 +37,11 @@ class ChildProcess:
             self._process.returncode = status  # it was reaped: Popen must not wait for it
         self.status = status
         self.ended.set()
+
+    def abandon(self) -> None:
+        """Leave it to the kernel, which ends it with the spawner."""
+        if self._process is not None:
+            disown(self._process)
 
     def send(self, number: int) -> None:
         """Signal only this process, if it still runs. Until it is reaped no other process has its pid."""
@@ -98,6 +103,8 @@ class Reaper:
     def stop(self) -> None:
         """Reap a last time, then ignore SIGCHLD."""
         self.collect()
+        for child in self._children.values():
+            child.abandon()
         self._spawner.stop()
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
 

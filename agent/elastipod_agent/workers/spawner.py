@@ -10,7 +10,6 @@ import subprocess
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from elastipod_agent.workers.linux import die_with_parent
@@ -96,15 +95,29 @@ def _deliver(
     process: subprocess.Popen[bytes] | None = None,
     error: OSError | None = None,
 ) -> None:
-    """Hand the result to the event loop, unless that is closed."""
+    """Hand the result to the event loop. A process that nobody waits for any more is killed."""
 
     def settle() -> None:
         if started.cancelled():
-            return
-        if error is not None:
+            _kill_unclaimed(process)
+        elif error is not None:
             started.set_exception(error)
         elif process is not None:
             started.set_result(process)
 
-    with suppress(RuntimeError):
+    try:
         started.get_loop().call_soon_threadsafe(settle)
+    except RuntimeError:  # the loop is closed
+        _kill_unclaimed(process)
+
+
+def _kill_unclaimed(process: subprocess.Popen[bytes] | None) -> None:
+    if process is not None:
+        process.kill()
+        disown(process)
+
+
+def disown(process: subprocess.Popen[bytes]) -> None:
+    """Tell a Popen that it is not to wait for its process, which somebody else reaps."""
+    if process.returncode is None:
+        process.returncode = -signal.SIGKILL

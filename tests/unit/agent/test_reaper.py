@@ -119,3 +119,32 @@ def test_children_of_a_failed_fork_that_are_stopped_are_killed() -> None:
         for one in (running, other):
             one.kill()
             one.wait()
+
+
+async def test_a_process_whose_start_was_cancelled_is_killed() -> None:
+    """Nobody would end it: neither its number nor its pipes are known to whoever asked for it."""
+    spawner = Spawner()
+    spawner.start()
+    read, write = os.pipe()
+    started = asyncio.ensure_future(
+        spawner.spawn([sys.executable, "-S", "-c", "import time; time.sleep(600)"], {}, stdout=write, stderr=write)
+    )
+    await asyncio.sleep(0)
+    started.cancel()
+    later = await spawner.spawn([sys.executable, "-S", "-c", ""], {}, stdout=write, stderr=write)
+    os.close(write)
+    assert await asyncio.to_thread(os.read, read, 1) == b"", "all that had it open have ended"
+    os.close(read)
+    assert later.wait(PATIENCE_S) == 0
+    spawner.stop()
+
+
+async def test_a_child_that_outlives_the_reaper_is_nobodys_concern() -> None:
+    """Popen would warn of it; the kernel kills it when the spawner's thread ends."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    reaper = Reaper()
+    child = reaper._claim(ChildProcess(process.pid, process))
+    reaper.stop()
+    assert (process.returncode, child.status) == (-signal.SIGKILL, None)
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitpid(process.pid, 0)
