@@ -95,6 +95,8 @@ def operator_dies_after(sim: Simulation, event: Event) -> str:
 
 def _restart_operator(sim: Simulation, shell: Shell, seconds: float) -> Script:
     while shell.alive and shell.die_after is not None:
+        if sim.server is not None:
+            sim.server.watch.hinder(seconds)
         yield 1.0
     yield seconds
     sim.start_operator()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tests.sim import control_faults, network_faults, node_faults, pod_faults, user_edits
 from tests.sim.events import Event
-from tests.sim.fault_targets import DELAYS, LATE_WRITERS, Fault
+from tests.sim.fault_targets import DELAYS, LATE_WRITERS, QUOTA_HINDRANCES, Fault
 from tests.sim.network_faults import KEY_FAULTS
 from tests.sim.queue_faults import QUEUE_FAULTS
 from tests.sim.storage import STORAGE_TROUBLES
@@ -44,6 +44,8 @@ def note(sim: Simulation, event: Event) -> None:
     sim.checker.is_fenced &= is_fenced
     if sim.server is not None:
         sim.server.watch.is_fenced &= is_fenced
+        if event.what in QUOTA_HINDRANCES:
+            sim.server.watch.hinder(event.seconds)
 
 
 def inject(sim: Simulation, event: Event) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Longer than the longest pause between two attempts to give something back.
 LATE_S = 45.0
+# From the end of a fault to an operator that is back, has heard everybody, and has no wait before its next try.
+BACK_S = 60.0
 # What waits when its job is deleted is taken out of the queue before its pods went.
 PROMPT_S = 20.0
 LONGEST_DRAIN_S = 600.0  # where gracefulShutdownTimeoutInSeconds is not set
@@ -32,12 +34,23 @@ class QuotaInvariantChecker:
         self.met: Counter[str] = Counter()
         self.is_fenced = True
         """Whether no operator acts on what it saw before others went on."""
-        self.is_hindered = True
-        """Whether faults go on that keep operators from giving quota back in time."""
+        self.hindered_until = 0.0
+        """Until when faults, and what follows from them, keep operators from giving quota back in time."""
+        self.num_looks = self.num_excused = 0
+        """How often it looked at who keeps quota, and how often limits of time did not hold then."""
         self._taken_away: set[str] = set()
         """UIDs of Workloads that somebody else took away or made free."""
         self._waits: dict[tuple[str, bool], float] = {}
         """Since when each is to be given back, while it has pods, or has none any more."""
+
+    @property
+    def is_hindered(self) -> bool:
+        """Whether limits of time do not hold now."""
+        return self._server.kernel.now < self.hindered_until
+
+    def hinder(self, seconds: float) -> None:
+        """Let no limit of time hold for so long, and until operators are back and have heard everybody."""
+        self.hindered_until = max(self.hindered_until, self._server.kernel.now + seconds + BACK_S)
 
     def taken_away(self, one: Workload) -> None:
         """Somebody other than its owner ends a Workload while pods live on it."""
@@ -110,6 +123,8 @@ class QuotaInvariantChecker:
     def look(self) -> None:
         """Nobody keeps quota that Kueue wants back, or that is of no use, longer than the pods need; nor asks for who is to go."""
         now, waits = self._server.kernel.now, {}
+        self.num_looks += 1
+        self.num_excused += self.is_hindered
         if not self.is_hindered:
             for tenant in self._server.tenants.values():
                 self._asks_no_more(tenant, now)

@@ -9,7 +9,7 @@ from random import Random
 
 from tests.sim import faults, plain_workloads
 from tests.sim.events import Event
-from tests.sim.fault_targets import OF_OPERATORS, QUOTA_HINDRANCES
+from tests.sim.fault_targets import OF_OPERATORS
 from tests.sim.invariant_state import Violation
 from tests.sim.invariants import lineage
 from tests.sim.job_in_simulation import JobInSimulation
@@ -56,7 +56,6 @@ class Simulation(JobInSimulation):
         """Put the job into its queue, beside the others."""
         if self.server is None:
             self.server = KueueServer(self.kernel, Random(self.schedule.seed + 1), queue.settings, self.say)
-            self.server.watch.is_hindered = any(event.what in QUOTA_HINDRANCES for event in self.schedule.events)
         self.cluster.tenant = self.server.tenant(self.name, queue.at, self.cluster)
         self.cluster.labels = {LABEL_QUEUE: LOCAL_QUEUE, **priority_label(queue.priority)}
         for at, rival in enumerate(queue.rivals):
@@ -92,7 +91,7 @@ class Simulation(JobInSimulation):
         for sim in sims:
             faults.heal(sim)
         if self.server is not None:
-            self.server.watch.is_hindered = False
+            self.server.watch.hindered_until = self.kernel.now
         while sims:
             sim = sims[0] if len(sims) == 1 else self._next(sims)
             sim._end_well()
@@ -102,6 +101,8 @@ class Simulation(JobInSimulation):
         self.met["several jobs of one operator"] += bool(self.guests)
         if self.server is not None:
             self.met.update(self.server.watch.met)
+            self.met["quota: looks"] += self.server.watch.num_looks
+            self.met["quota: excused looks"] += self.server.watch.num_excused
         return self
 
     def _finish_soon(self) -> None:
