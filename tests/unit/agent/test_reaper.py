@@ -40,7 +40,7 @@ def _ended_child(reaper: Reaper) -> int:
 
 
 def test_a_signal_to_its_group_reaches_a_child_that_has_not_made_one() -> None:
-    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    process = _child_that_stays()
     ChildProcess(process.pid).send_group(signal.SIGKILL)
     assert process.wait(PATIENCE_S) == -signal.SIGKILL
 
@@ -141,10 +141,18 @@ async def test_a_process_whose_start_was_cancelled_is_killed() -> None:
 
 async def test_a_child_that_outlives_the_reaper_is_nobodys_concern() -> None:
     """Popen would warn of it; the kernel kills it when the spawner's thread ends."""
-    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    process = _child_that_stays()
     reaper = Reaper()
     child = reaper._claim(ChildProcess(process.pid, process))
     reaper.stop()
     assert (process.returncode, child.status) == (-signal.SIGKILL, None)
-    os.kill(process.pid, signal.SIGKILL)
-    os.waitpid(process.pid, 0)
+    _end(process.pid)
+
+
+def _child_that_stays() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+
+
+def _end(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
