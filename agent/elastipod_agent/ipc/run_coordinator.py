@@ -38,10 +38,12 @@ class ReportedFault:
 class _Rank:
     """One local rank.
 
-    known_run: the last run that its process knows; joined_run: the run in which it announced that its process can live through
-    several; past_run: the last run whose code it has entered. kept_state: what it announced.
+    born_after: the run that was the last one when its process was started; known_run: the last run that its process knows;
+    joined_run: the run in which it announced that its process can live through several; past_run: the last run whose code it has
+    entered. kept_state: what it announced.
     """
 
+    born_after: int = 0
     known_run: int = 0
     joined_run: int = 0
     past_run: int = 0
@@ -119,7 +121,8 @@ class RunCoordinator:
         for rank in self._ranks:
             rank.data, rank.has_failed = None, False
             if is_fresh:
-                rank.known_run, rank.kept_state = self.run - 1, None
+                rank.born_after = rank.known_run = self.run - 1
+                rank.kept_state = None
         self._wake()
         self._on_report()
 
@@ -141,7 +144,7 @@ class RunCoordinator:
     def reset_rank(self, local_rank: int, *, keeps_data: bool) -> None:
         """Reset a rank that gets a new process, which knows no run yet."""
         old = self._ranks[local_rank]
-        renewed = _Rank(known_run=self.run)
+        renewed = _Rank(born_after=self.run, known_run=self.run)
         if keeps_data:
             renewed.has_failed, renewed.data = old.has_failed, old.data
         self._ranks[local_rank] = renewed
@@ -227,8 +230,9 @@ class RunCoordinator:
             rank.num_awaiting -= 1
             self.on_position_change()
 
-    async def wait_fault(self, after: int, wait_s: float) -> bytes:
-        """Wait until a run after ``after`` must be left."""
+    async def wait_fault(self, local_rank: int, after: int, wait_s: float) -> bytes:
+        """Wait until a run after ``after`` must be left, one that the rank's process has lived to see."""
+        after = max(after, self._ranks[local_rank].born_after)
         if not await self._until(lambda: self._fault_run > after, wait_s):
             return TIMED_OUT
         return json.dumps({"run": self._fault_run, "restart_count": self._restart_count}).encode()

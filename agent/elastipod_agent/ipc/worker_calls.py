@@ -65,7 +65,7 @@ class WorkerCalls:
         return await self._coordinator.wait_start(local_rank, _integer(call, "after"), _wait_s(call))
 
     async def _fault(self, local_rank: int, call: Fields) -> bytes:
-        return await self._coordinator.wait_fault(_integer(call, "after"), _wait_s(call))
+        return await self._coordinator.wait_fault(local_rank, _integer(call, "after"), _wait_s(call))
 
     async def _rank_info(self, local_rank: int, call: Fields) -> bytes:
         return await self._coordinator.wait_rank_info(local_rank, _integer(call, "after"), _wait_s(call))

@@ -48,11 +48,11 @@ class Pod:
         self.clients.append(made)
         return made
 
-    def begin(self, restarts: int = 0, **fields: Any) -> None:
+    def begin(self, restarts: int = 0, *, is_fresh: bool = False, **fields: Any) -> None:
         start = StartRequest(
             rank=1, nnodes=3, fault_count=restarts, master_addr="10.0.0.1", master_port=29500, **fields
         )
-        self.coordinator.begin_run(start, progress=start.progress, is_fresh=False)
+        self.coordinator.begin_run(start, progress=start.progress, is_fresh=is_fresh)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         deadline = asyncio.get_running_loop().time() + PATIENCE_S

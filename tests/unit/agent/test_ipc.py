@@ -119,6 +119,25 @@ async def test_a_fault_is_told_once_and_only_to_its_run(pod: Pod) -> None:
         await asyncio.to_thread(late.hyperpod_wait_fault, 0.05)
 
 
+@pytest.mark.parametrize("is_fresh", [True, False], ids=["started for the next run", "before it"])
+async def test_a_new_process_is_not_told_of_the_fault_that_it_was_started_after(pod: Pod, is_fresh: bool) -> None:
+    old = await pod.client()
+    pod.begin()
+    await asyncio.to_thread(old.hyperpod_barrier, PATIENCE_S)
+    pod.coordinator.end_run(is_faulty=True)
+    if is_fresh:
+        pod.begin(1, is_fresh=True)
+    else:
+        pod.coordinator.reset_rank(0, keeps_data=True)
+    new = await pod.client()
+    with pytest.raises(HyperPodIPCException, match="within"):
+        await asyncio.to_thread(new.hyperpod_wait_fault, 0.05)
+    if not is_fresh:
+        pod.begin(1)
+    pod.coordinator.end_run(is_faulty=True)
+    assert await asyncio.to_thread(new.hyperpod_wait_fault, PATIENCE_S) == ("job_fault", {"restart_count": 1})
+
+
 async def test_a_fault_is_taken_from_the_present_run_only(pod: Pod) -> None:
     late, present = await pod.client(), await pod.client(1)
     pod.begin()
