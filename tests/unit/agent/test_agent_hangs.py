@@ -6,7 +6,8 @@ import pytest
 from tests.agent_client import until
 from tests.unit.agent.agent_in_process import AgentInProcess
 
-# Each rank reports steps 1 to 5; then rank 1 hangs, and rank 0 in a wait for it. Arguments: what rank 1 does instead.
+# Each rank reports steps 1 to 5; then rank 1 hangs, and rank 0 in a wait for it. Arguments: what they do otherwise. Slow steps are
+# seen one by one, so the agent knows how long they take.
 HANGS = """
 import os, sys, threading, time
 from elastipod.stack_signal import enable_stack_signal
@@ -24,7 +25,7 @@ def wait_for_peer():
 
 for step in range(1, 6):
     page.report(rank, step=step + rank)
-    time.sleep(0.01)
+    time.sleep(0.3 if "slow steps" in sys.argv else 0.01)
 print("has stopped", flush=True)
 if "acknowledged" in sys.argv:
     page.acknowledge(rank)
@@ -52,7 +53,7 @@ def test_a_hang_is_a_fault_with_steps_and_stacks(agent: AgentInProcess) -> None:
         agent.stop(1)
         agent.until("ready")
 
-    agent.run(HANGS, scenario, "--nproc-per-node=2", "--hang-timeout=1")
+    agent.run(HANGS, scenario, "--nproc-per-node=2", "--hang-timeout=1", script_args=["slow steps"])
     lines = agent.printed().splitlines()
     for rank, function in enumerate(["wait_for_peer", "lost_in_thought"]):
         stacks = [line for line in lines if line.startswith(f"[default{rank}]:") and f"in {function}" in line]
