@@ -51,7 +51,9 @@ def test_the_tutorials_job_runs_its_script(cluster: Cluster, tmp_path: Path) -> 
     (tmp_path / "train.py").write_text(after)
     (tmp_path / "job.yaml").write_text(manifest)
     script = shell_blocks("docs/tutorial.md", leave_out=["Try it without a cluster"])
+    # The job runs as soon as one of its pods trains, which may be the second one.
     waits = "kubectl wait --for=condition=Running hpjob/digits-tutorial --timeout=200s\n"
+    waits += "kubectl wait --for=condition=Ready pod/digits-tutorial-worker-0 --timeout=200s\n"
     assert script.count("kubectl get hpjob") == 1
     job = JobRun(cluster, "digits-tutorial")
     try:
