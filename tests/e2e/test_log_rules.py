@@ -147,6 +147,7 @@ def test_a_slow_pattern_and_killed_matchers_cost_no_line_and_no_answer(run_agent
     seen = agent.until("faulted")
     assert (seen["reason"], seen["failure"]["global_rank"]) == ("LogSlow_All", None)
     assert f"{count} times in a row" in seen["message"]
+    agent.until_printed("log rule is no longer monitored", 1)
     assert agent.printed().count("log rule is no longer monitored") == 1
     assert "rule=Evil" in agent.printed()
 
