@@ -112,7 +112,9 @@ def test_a_repeated_stop_gives_a_drain_less_time_and_never_more(agent: AgentInPr
     assert agent.printed().count("the drain has less time") == 1
 
 
-def test_a_hard_stop_ends_a_drain_and_is_no_late_one(agent: AgentInProcess) -> None:
+def drain_and_stop(agent: AgentInProcess) -> None:
+    """Stop a pod in the middle of a drain: it has neither drained nor been late."""
+
     def scenario() -> None:
         agent.start(1)
         agent.until_printed("awake")
@@ -122,6 +124,10 @@ def test_a_hard_stop_ends_a_drain_and_is_no_late_one(agent: AgentInProcess) -> N
         assert (seen["drained"], seen.get("reason")) == (False, None)
 
     agent.run(WAITS, scenario)
+
+
+def test_a_hard_stop_ends_a_drain_and_is_no_late_one(agent: AgentInProcess) -> None:
+    drain_and_stop(agent)
 
 
 def test_a_hard_stop_is_no_late_drain_even_if_the_time_runs_out_meanwhile(
@@ -129,15 +135,7 @@ def test_a_hard_stop_is_no_late_drain_even_if_the_time_runs_out_meanwhile(
 ) -> None:
     monkeypatch.setattr(GenerationRun, "is_late", lambda run: run.stop_mode is StopMode.HARD)
 
-    def scenario() -> None:
-        agent.start(1)
-        agent.until_printed("awake")
-        agent.drain(1, timeout=600)
-        agent.stop(1)
-        seen = agent.until("ready")
-        assert (seen["drained"], seen.get("reason")) == (False, None)
-
-    agent.run(WAITS, scenario)
+    drain_and_stop(agent)
 
 
 def test_workers_that_cannot_know_of_a_drain_are_reported(
