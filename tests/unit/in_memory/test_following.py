@@ -38,7 +38,8 @@ class Training:
         self.members, self.step = members, 0
         self.donor = Donor(members, KEY, "127.0.0.1")
 
-    def train(self, steps: int = 1) -> None:
+    def train(self, steps: int = 1, *, awaits_followers: bool = True) -> None:
+        """Train steps. A donor copies more of the state only when what it copied before has left, so each step waits for that."""
         for _ in range(steps):
             self.step += 1
             self.members.zero_grad()
@@ -47,6 +48,8 @@ class Training:
             self.donor.before_step()
             apply_gradients(self.members)
             self.donor.after_step(self.step)
+            if awaits_followers:
+                _until(lambda: not any(each._waiting_bytes for each in self.donor.followers if not each.is_over))
 
     def wait_for_followers(self, number: int) -> None:
         _until(lambda: sum(each.is_ready for each in self.donor.followers) == number)
@@ -63,6 +66,14 @@ def training() -> Iterator[Training]:
 @pytest.fixture(autouse=True)
 def one_parameter_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(donor_module, "COPIED_BYTES", 1)
+
+
+@pytest.fixture(autouse=True)
+def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of a busy machine may be slow."""
+    monkeypatch.setattr(donor_module, "HANDSHAKE_S", PATIENCE_S)
+    monkeypatch.setattr(follower_module, "HANDSHAKE_S", PATIENCE_S)
+    monkeypatch.setattr(follower_module, "LAST_STEPS_S", PATIENCE_S)
 
 
 def begin(training: Training, members: Members, monkeypatch: pytest.MonkeyPatch, key: str = KEY) -> Follower:
@@ -148,7 +159,7 @@ def test_a_follower_that_falls_behind_is_dropped_and_the_training_goes_on(
     monkeypatch.setattr(donor_module, "send", send_late)
     follower = begin(training, Members(build(9)), monkeypatch)
     training.wait_for_followers(1)
-    training.train(12)
+    training.train(12, awaits_followers=False)
     held.set()
     assert follower.finish() is None
     assert "a newcomer follows this rank no longer and will be filled when it joins: it is" in caplog.text
