@@ -47,6 +47,7 @@ LANES: tuple[tuple[tuple[str, tuple[str, ...]], ...], ...] = (
 Say = Callable[[str], None]
 CLOSING_LINE = re.compile(r"^=* ?(?:\d+ (?:passed|failed|skipped|errors?|deselected)|no tests ran)\b.* in [0-9.]+s.*$")
 COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed)")
+FAILED_LINE = re.compile(r"^(?:FAILED|ERROR) \S+::\S+")
 SECONDS = re.compile(r"in ([0-9.]+)s")
 
 
@@ -147,9 +148,10 @@ def _say(text: str) -> None:
 
 
 def _run_pytest(arguments: Sequence[str], say: Say) -> tuple[int, str]:
-    """Run pytest; gives its exit status, and the line that says how it ended. say: shows each other line."""
+    """Run pytest; gives its exit status, and the lines that say what failed and how it ended. say: shows each other line."""
     command = [sys.executable, "-m", "pytest", "--color=no", *arguments]
     closing = ""
+    failed: list[str] = []
     started = time.monotonic()
     with subprocess.Popen(command, cwd=TESTS.parent, stdout=subprocess.PIPE, text=True, errors="replace") as process:
         assert process.stdout is not None
@@ -157,18 +159,17 @@ def _run_pytest(arguments: Sequence[str], say: Say) -> tuple[int, str]:
             for line in process.stdout:
                 if CLOSING_LINE.match(line):
                     closing = line.rstrip()  # shown once, at the very end
-                else:
-                    say(line.rstrip("\n"))
+                    continue
+                say(line.rstrip("\n"))
+                failed += FAILED_LINE.findall(line)  # shown again at the very end
         except KeyboardInterrupt:
             process.wait()  # pytest got the signal too and takes its clusters down
             raise
     if process.returncode == NO_TESTS_COLLECTED:
         return process.returncode, "skipped: no test was selected"
     passed_s = time.monotonic() - started
-    return (
-        process.returncode,
-        closing or f"pytest ended with {process.returncode} after {passed_s:.0f} s without a summary",
-    )
+    ended = closing or f"pytest ended with {process.returncode} after {passed_s:.0f} s without a summary"
+    return process.returncode, "\n".join([*failed, ended])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from tests import tiers
@@ -96,3 +97,17 @@ def test_a_tier_fails_with_any_of_its_parts_and_the_others_run(
 def test_a_tier_without_a_test_is_no_success(calls: list[list[str]]) -> None:
     assert tiers.main(["lint"]) != 0
     assert calls == []
+
+
+def test_what_failed_is_named_again_at_the_very_end(tmp_path: Path) -> None:
+    """Output of several tiers is thousands of lines; whoever reads the end only must see which test it was."""
+    (tmp_path / "test_two.py").write_text(
+        "def test_good() -> None:\n    pass\n\n\ndef test_bad() -> None:\n    assert False\n"
+    )
+    shown: list[str] = []
+    status, ended = tiers._run_pytest([str(tmp_path), "-p", "no:cacheprovider"], shown.append)
+    *named, closing = ended.splitlines()
+    assert status == 1
+    assert [name.rsplit("/", 1)[-1] for name in named] == ["test_two.py::test_bad"]
+    assert tiers.CLOSING_LINE.match(closing)
+    assert any(line.startswith("FAILED") for line in shown)
