@@ -103,6 +103,11 @@ class Agreement:
             self._arrived = True
         return True
 
+    def abandon(self) -> None:
+        """Let this rank's calls fail from now on, also one that waits: others may be gone. From any thread."""
+        self._closing = True
+        self._finish(ElasticAgreementError("the generation ended before the ranks agreed"))
+
     def close(self, *, is_abandoned: bool = False) -> None:
         """End both threads. Called at interpreter exit, where a thread that outlives Python would crash the process.
 
@@ -134,13 +139,12 @@ class Agreement:
             client.set(f"arrived/{self._rank}", b"1")
             if client.add("arrived", 1) == self._world_size:
                 client.set("together", b"1")
-            client.wait("together", self._timeout_s)
-        except TimeoutError:
-            raise ElasticAgreementTimeout(
-                f"the ranks agreed to stop at call {self._stop} of elastic_event_detected(), but "
-                f"{self._describe_missing(client, 'arrived')} did not make that call within {self._timeout_s:g} s; "
-                "every rank must call it once per step"
-            ) from None
+            if not self._wait_for(client, "together"):
+                raise ElasticAgreementTimeout(
+                    f"the ranks agreed to stop at call {self._stop} of elastic_event_detected(), but "
+                    f"{self._describe_missing(client, 'arrived')} did not make that call within {self._timeout_s:g} s; "
+                    "every rank must call it once per step"
+                )
         except ConnectionError:
             # The store's host disconnects only after all ranks arrived. If it died, the next collective fails.
             log.info("the store went away while rank %d was at the stop call", self._rank)
@@ -188,7 +192,11 @@ class Agreement:
         if client.add("published", 1) == self._world_size:
             calls = client.get_many([f"next/{rank}" for rank in range(self._world_size)])
             client.set("stop", str(stop_call([int(call) for call in calls])).encode())
-        self._wait_for_stop(client)
+        if not self._wait_for(client, "stop"):
+            raise ElasticAgreementTimeout(
+                f"an elastic event is pending, but {self._describe_missing(client, 'next')} did not publish a next call within "
+                f"{self._timeout_s:g} s; every rank must call elastic_event_detected() once per step"
+            )
         return int(client.get("stop"))
 
     def _connect_for_event(self) -> Store:
@@ -197,19 +205,17 @@ class Agreement:
         except TimeoutError as error:
             raise ConnectionError(str(error)) from error
 
-    def _wait_for_stop(self, client: Store) -> None:
+    def _wait_for(self, client: Store, key: str) -> bool:
+        """Give False when the time is over. Raises ElasticAgreementError when this rank is to wait no longer."""
         deadline = time.monotonic() + self._timeout_s
         while not self._closing:
             try:
-                return client.wait("stop", min(PENDING_SLICE_S, self._timeout_s))
+                client.wait(key, min(PENDING_SLICE_S, self._timeout_s))
+                return True
             except TimeoutError:
-                if time.monotonic() < deadline:
-                    continue
-            raise ElasticAgreementTimeout(
-                f"an elastic event is pending, but {self._describe_missing(client, 'next')} did not publish a next call within "
-                f"{self._timeout_s:g} s; every rank must call elastic_event_detected() once per step"
-            )
-        raise ElasticAgreementError("the process ended before the ranks agreed")
+                if time.monotonic() >= deadline:
+                    return False
+        raise ElasticAgreementError("the generation or the process ended before the ranks agreed")
 
     def _finish(self, outcome: int | ElasticAgreementError) -> None:
         with self._changed:

@@ -68,6 +68,15 @@ def reset_elastic_event(*, is_abandoned: bool = False) -> None:
         _detector = None
 
 
+def abandon_elastic_event() -> None:
+    """Let `elastic_event_detected()` raise ElasticAgreementError, also a call that waits: the generation is over, and others may be gone.
+
+    From any thread, on ranks whose agent has ended the generation.
+    """
+    if (detector := _detector) is not None:
+        detector.abandon()
+
+
 class _Detector:
     """The event in this process: its level, its signal handler and, with other ranks, the agreement."""
 
@@ -96,6 +105,10 @@ class _Detector:
         if self._worker:
             return self._worker.file.event().level != EventLevel.NONE
         return self._signalled
+
+    def abandon(self) -> None:
+        if self._agreement:
+            self._agreement.abandon()
 
     def close(self, *, is_abandoned: bool = False) -> None:
         if self._agreement:

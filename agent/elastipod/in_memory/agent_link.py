@@ -120,6 +120,7 @@ class AgentLink:
 
         after_fault: other ranks may be gone, so nobody waits for them to sign off from the agreement on an event.
         """
+        self._await_watcher()
         reset_elastic_event(is_abandoned=after_fault)
         _, start = self._client.hyperpod_barrier()
         os.environ.update(start["worker_envs"])
@@ -143,9 +144,13 @@ class AgentLink:
     def close(self) -> None:
         """Close the connections. A watcher that still waits keeps its own until the agent answers or the process ends."""
         self._watched_generation = -1
+        self._await_watcher()
+        self._client.close()
+
+    def _await_watcher(self) -> None:
+        """Let the watcher of a generation that is over finish, so that it frees nobody from the next one."""
         if self._watcher is not None and self.is_over:
             self._watcher.join(CLOSE_S)
-        self._client.close()
 
     @property
     def is_over(self) -> bool:

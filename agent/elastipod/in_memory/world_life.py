@@ -13,6 +13,7 @@ from torch import nn
 
 from elastipod import chaos
 from elastipod.data import ElasticBatches
+from elastipod.elastic_event import abandon_elastic_event
 from elastipod.errors import CheckpointError, ElasticAgreementError
 from elastipod.fsdp1 import refuse_fsdp1
 from elastipod.in_memory.agent_link import AgentLink, WorldPlace
@@ -79,7 +80,7 @@ class WorldLife:
         self.place = place = self._next_place()
         memory.move(memory.rank.assigned(place.generation))
         if self.link is not None:
-            self.link.watch(place.generation, self._groups.abort)
+            self.link.watch(place.generation, self._free)
         self._pass(chaos.Moment.CONNECTING)
         self._connect()
         memory.move(memory.rank.connected())
@@ -106,6 +107,11 @@ class WorldLife:
             self._groups.begin_training()
             if self.outlives_generation:
                 memory.following.listen(self.place, self._groups.publish)
+
+    def _free(self) -> None:
+        """Free the training thread, which may wait for a peer that is gone: in a collective, or for the stop step of a resize."""
+        self._groups.abort()
+        abandon_elastic_event()
 
     def leave(self, error: BaseException | None, *, is_torn: bool = False) -> None:
         """Take all groups down. error: what ended the world, None for a planned end. is_torn: the optimizer has run half-way."""

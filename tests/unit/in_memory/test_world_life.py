@@ -99,7 +99,11 @@ def test_a_rank_joins_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     resume = rank.memory.begin_filling.return_value
     assert rank.link.park.mock_calls == [mock.call()]
     assert rank.memory.rank.assigned.mock_calls == [mock.call(4)]
-    assert rank.link.watch.mock_calls == [mock.call(4, rank.groups.abort)]
+    ((generation, free),) = (call.args for call in rank.link.watch.mock_calls)
+    assert generation == 4
+    with mock.patch.object(world_life, "abandon_elastic_event") as abandon:
+        free()
+    assert (rank.groups.abort.call_count, abandon.call_count) == (1, 1)
     states = [rank.memory.rank.assigned, rank.memory.rank.connected, rank.memory.rank.verified]
     assert rank.memory.move.mock_calls == [mock.call(each.return_value) for each in states]
     assert rank.memory.begin_filling.mock_calls[0] == mock.call(offers, 1)

@@ -225,3 +225,26 @@ def test_nobody_has_passed_the_stop_call(next_calls: list[int]) -> None:
 )
 def test_ranks_are_named_as_ranges(ranks: list[int], text: str) -> None:
     assert format_ranks(ranks) == text
+
+
+@pytest.mark.parametrize("has_published", [False, True], ids=["before it called", "at the stop call"])
+def test_a_rank_waits_for_no_peer_that_is_gone_once_the_generation_is_over(
+    make_ranks: Callable[..., Ranks], has_published: bool
+) -> None:
+    """The peer died in its step; no collective was under way that could fail."""
+    ranks = make_ranks(2)
+    waiting, gone = ranks.agreements
+    ranks.pending[0].set()
+    waiting.wake()
+    wait_until(lambda: waiting._published is not None)
+    if has_published:
+        wait_until(lambda: gone._stop is not None)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(waiting.record_call)
+        if has_published:
+            wait_until(lambda: waiting._client is not None and waiting._client.has("arrived/0"))
+        else:
+            wait_until(lambda: waiting._calls == 1)
+        waiting.abandon()
+        with pytest.raises(ElasticAgreementError, match="ended before the ranks agreed"):
+            call.result(PATIENCE_S)
