@@ -114,7 +114,8 @@ def test_a_call_that_was_overheard_cannot_be_repeated(run_agent: RunAgent) -> No
     agent.until("ready")
     assert agent.start(2)[0] == 200
     agent.until_printed("pid ", times=2)
-    before = agent.status()
+    # The agent sees the first step of a generation a little later, and nothing changes by itself after that.
+    before = until(lambda: (seen := agent.status())["gap_s"] is not None and seen, "the first step of the generation")
     for _ in range(3):
         assert raw_call(agent, overheard, body)[0] == 401
     assert agent.status() == before
