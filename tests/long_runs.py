@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from tests.commit_under_test import commit_under_test
 
 TESTS = Path(__file__).resolve().parent
 
@@ -28,6 +29,7 @@ class LongRun:
     name: str
     seed: int
     path: Path
+    commit: str = field(default_factory=commit_under_test)
     counts: dict[str, int | float] = field(default_factory=dict)
     tests: dict[str, dict[str, object]] = field(default_factory=dict)
     details: dict[str, object] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class LongRun:
         return {
             "name": self.name,
             "seed": self.seed,
+            "commit": self.commit,
             "counts": self.counts,
             "result": result,
             "tests": self.tests,

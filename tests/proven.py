@@ -89,14 +89,14 @@ def _tiers(evidence: Evidence) -> Iterator[str]:
 
 def _long_runs(evidence: Evidence) -> Iterator[str]:
     yield "\n## Long runs\n\n`make test-long NAME=<run> SEED=<seed>` repeats one.\n"
-    yield "| run | result | seed | counts |\n|---|---|---|---|"
+    yield "| run | result | seed | at commit | counts |\n|---|---|---|---|---|"
     for name in evidence.known_long_runs:
         found = evidence.long_runs.get(name)
         if found is None:
-            yield f"| {name} | no report | | |"
+            yield f"| {name} | no report | | | |"
         else:
             counts = ", ".join(f"{what.replace('_', ' ')} {_figure(count)}" for what, count in found["counts"].items())
-            yield f"| {name} | {found['result']} | {found['seed']} | {counts} |"
+            yield f"| {name} | {found['result']} | {found['seed']} | {found.get('commit', 'unknown')} | {counts} |"
 
 
 def _code(evidence: Evidence) -> Iterator[str]:

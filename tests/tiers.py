@@ -219,6 +219,8 @@ def _unknown_long_run(name: str) -> str:
 
 def _write_report(outcome: Outcome) -> None:
     """Keep what the closing lines of a whole tier count, in .run/tests/<tier>.json, for tests/proven.py."""
+    from tests.commit_under_test import commit_under_test
+
     counts: Counter[str] = Counter()
     seconds = 0.0
     for line in filter(CLOSING_LINE.match, outcome.line.splitlines()):
@@ -231,15 +233,9 @@ def _write_report(outcome: Outcome) -> None:
         "ok": outcome.ok,
         "counts": counts,
         "seconds": round(seconds, 1),
-        "commit": _commit(),
+        "commit": commit_under_test(),
     }
     (folder / f"{outcome.tier}.json").write_text(json.dumps(report, indent=2) + "\n")
-
-
-def _commit() -> str:
-    """Give the commit that is tested, marked where files differ from it; empty outside of a checkout."""
-    command = ["git", "-C", str(TESTS.parent), "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -14,7 +14,14 @@ def evidence(**more: object) -> Evidence:
         "tiers": {
             "unit": {"counts": {"passed": 4000, "skipped": 3, "error": 1}, "seconds": 180.4, "commit": "abc-dirty"}
         },
-        "long_runs": {"sim": {"result": "passed", "seed": 7, "counts": {"schedules": 5000, "share_found": 0.91234}}},
+        "long_runs": {
+            "sim": {
+                "result": "passed",
+                "seed": 7,
+                "commit": "def",
+                "counts": {"schedules": 5000, "share_found": 0.91234},
+            }
+        },
         "known_long_runs": ["churn", "sim"],
         "functions": dict.fromkeys(TIERS, 12),
         "lines": {"operator": 12345},
@@ -26,14 +33,14 @@ def evidence(**more: object) -> Evidence:
 def test_figures_of_reports_are_taken_over() -> None:
     text = page(evidence())
     assert "| unit | 12 | 4000 | 3 | 1 | 180 | abc-dirty |" in text
-    assert "| sim | passed | 7 | schedules 5,000, share found 0.9123 |" in text
+    assert "| sim | passed | 7 | def | schedules 5,000, share found 0.9123 |" in text
     assert "| operator | 12,345 |" in text
 
 
 def test_what_has_no_report_is_named() -> None:
     text = page(evidence())
     assert "| e2e | 12 | no report | | | | |" in text
-    assert "| churn | no report | | |" in text
+    assert "| churn | no report | | | |" in text
 
 
 def test_the_checkout_is_counted() -> None:

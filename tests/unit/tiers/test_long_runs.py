@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.commit_under_test import commit_under_test
 from tests.long_runs import LongRun
 
 
@@ -21,3 +22,7 @@ from tests.long_runs import LongRun
 def test_what_was_skipped_is_neither_passed_nor_failed(outcomes: list[str], result: str) -> None:
     tests: dict[str, dict[str, object]] = {f"test_{n}": {"outcome": one} for n, one in enumerate(outcomes)}
     assert LongRun("matrix", 1, Path("unused"), tests=tests).as_json()["result"] == result
+
+
+def test_a_report_names_the_commit_that_ran() -> None:
+    assert LongRun("matrix", 1, Path("unused")).as_json()["commit"] == commit_under_test()
