@@ -121,6 +121,12 @@ def test_spare_capacity_is_taken_in_whole_increments_and_on_those_nodes_alone() 
     assert made(decided(SPARE, room=has_room({"a": 1}))) == []
 
 
+def test_what_the_user_names_may_go_to_any_node_beside_growth_on_spare_capacity() -> None:
+    wishes = replace(SPARE, sizes=Sizes((2, 4, 6, 8), 4))
+    found = {a.pod.ordinal: a.only_on for a in acts(decided(wishes, room=has_room({"a": 6})), CreatePod)}
+    assert found == {2: (), 3: (), **{n: ("a",) for n in range(4, 8)}}
+
+
 def test_pods_that_found_a_node_since_then_use_up_the_room() -> None:
     room = has_room({"a": 2})
     assert made(decided(SPARE, waits(2, only_on=("a",)), waits(3, only_on=("a",)), room=room)) == []

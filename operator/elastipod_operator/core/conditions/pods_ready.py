@@ -31,7 +31,7 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
         return ConditionDraft("PodsReady", False, Reason.OPERATOR_CUT_OFF, text + _replaced_at(replicas)), None
     if snapshot.pod_creation_error:
         return ConditionDraft("PodsReady", False, Reason.PODS_REFUSED, snapshot.pod_creation_error), None
-    reported = next((c.reason for c in snapshot.job.conditions if c.type == "PodsReady"), "")
+    reported = [c.reason for c in snapshot.job.conditions if c.type == "PodsReady"]
     wakes: list[datetime] = []
     for replica in sorted(replicas.newest.values(), key=lambda r: r.id):
         pod = replica.pod
@@ -49,7 +49,7 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
         if not pod.problem or pod.problem_reason == Reason.UNSCHEDULABLE:
             continue
         if replica.health in (Health.PENDING, Health.ENDED):
-            due = _persists_from(pod) if pod.problem_reason != reported else None
+            due = _persists_from(pod) if pod.problem_reason not in reported else None
             if due is None or snapshot.now >= due:
                 return ConditionDraft("PodsReady", False, pod.problem_reason, pod.problem), earliest(*wakes)
             wakes.append(due)

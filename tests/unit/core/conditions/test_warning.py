@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.unit.core.builders import (
+    LONG_AGO,
     job,
     observed,
     pod,
@@ -16,11 +17,14 @@ from tests.unit.core.builders import (
 )
 from tests.unit.core.conditions.reports import RUN, report, sentence, told
 
+from elastipod_operator.core.conditions.warning import FOREIGN_RECORD
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import (
     Record,
 )
 from elastipod_operator.core.sizes import Sizes
+from elastipod_operator.core.snapshot import Condition
 
 
 @pytest.mark.parametrize(
@@ -65,3 +69,17 @@ def test_agents_that_tell_more_than_is_taken_are_named() -> None:
     assert warning.reason == "AnswerRefused"
     assert warning.message == f"the agent of pod {pod(1).name} (and of 2 more pods): its workers leave 70000 bytes"
     assert [note.reason for note in told.events if note.warning] == ["AnswerRefused"]
+
+
+@pytest.mark.parametrize(
+    ("record", "is_told"),
+    [
+        pytest.param(Record(), True, id="until the job trains"),
+        pytest.param(trains(), False, id="not when it trains"),
+    ],
+)
+def test_an_ignored_record_is_told_after_it_was_overwritten(record: Record, is_told: bool) -> None:
+    before = (Condition("Warning", False, Reason.RECORD_IGNORED, FOREIGN_RECORD, LONG_AGO),)
+    found = report(observed(job(record, conditions=before), RUN))
+    assert [c.reason for c in found.conditions if c.type == "Warning"] == ([Reason.RECORD_IGNORED] if is_told else [])
+    assert found.events == (), "it was reported before"

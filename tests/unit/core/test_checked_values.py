@@ -1,0 +1,50 @@
+"""Values of the core that no test may make, whatever it asserts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.core.builders import NOW, job, pid, trains
+
+from elastipod_operator.core.actions import CreatePod, JobEvent, StopWorkers
+from elastipod_operator.core.conditions.draft import ConditionDraft
+from elastipod_operator.core.reasons import OpenReason, Reason
+
+WRONG: Any = None
+
+
+def test_what_is_right_can_be_made() -> None:
+    JobEvent(Reason.NODE_AVOIDED, "text", warning=True)
+    JobEvent(Reason.STARTED, "text")
+    JobEvent(OpenReason("LogHang_loss"), "text", warning=True)
+    ConditionDraft("Scaling", False, Reason.QUEUED, "text")
+    ConditionDraft("Running", False, Reason.FAILED, "text")
+    ConditionDraft("Failed", True, Reason.WORKER_FAULT, "text")
+    CreatePod(pid(0), 2, only_on=("node-0",))
+
+
+def test_an_event_has_the_severity_that_its_reason_documents() -> None:
+    for reason, is_warning in ((Reason.NODE_AVOIDED, False), (Reason.STARTED, True)):
+        with pytest.raises(AssertionError, match="documented otherwise"):
+            JobEvent(reason, "text", warning=is_warning)
+
+
+def test_a_condition_has_a_reason_that_is_documented_for_it() -> None:
+    with pytest.raises(AssertionError, match="documented otherwise"):
+        ConditionDraft("Warning", False, Reason.AT_MAXIMUM, "text")
+
+
+def test_fields_have_the_types_that_they_declare() -> None:
+    with pytest.raises(AssertionError, match="'status': None"):
+        ConditionDraft("Scaling", WRONG, Reason.QUEUED, "text")
+    with pytest.raises(AssertionError, match="'reason': None"):
+        JobEvent(WRONG, "text")
+    with pytest.raises(AssertionError, match="'only_on'"):
+        CreatePod(pid(0), 2, only_on=(WRONG,))
+    with pytest.raises(AssertionError, match="'generation': True"):
+        StopWorkers("pod", True, graceful=True, timeout_s=1)
+    with pytest.raises(AssertionError, match="'resize_statistics'"):
+        trains(resize_statistics=WRONG)
+    with pytest.raises(AssertionError, match="'phase_times'"):
+        job(trains(phase_times=NOW))
