@@ -42,7 +42,7 @@ def worker_environment() -> dict[str, str]:
 class TrainingRun:
     """One job: a script with its arguments, generation after generation in one folder.
 
-    environment: of its workers, beside what a launcher sets.
+    environment: of its workers, beside what a launcher sets. has_sample_log: the script writes one, where it is told to.
     """
 
     def __init__(
@@ -52,13 +52,16 @@ class TrainingRun:
         script: Path,
         arguments: list[str],
         environment: dict[str, str] | None = None,
+        *,
+        has_sample_log: bool = True,
     ) -> None:
         self._fork_server = fork_server
         self.folder = folder
         self.checkpoints, self.logs = folder / "checkpoints", folder / "samples"
         self._command = [
             *(str(script), *arguments),
-            *("--checkpoint-dir", str(self.checkpoints), "--sample-log-dir", str(self.logs)),
+            *("--checkpoint-dir", str(self.checkpoints)),
+            *(("--sample-log-dir", str(self.logs)) if has_sample_log else ()),
         ]
         self._environment = environment or {}
         self.generation = 0
