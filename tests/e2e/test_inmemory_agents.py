@@ -120,3 +120,25 @@ def test_the_newcomer_of_a_growth_is_at_the_barrier_before_the_others_are_told_t
     assert f"has followed up to step {second[2][1]}\n" in newcomer.printed()
     assert second[2][1] > before
     until(lambda: (newcomer.status()["worker"]["step"] or 0) > second[2][1], "a step of the newcomer")
+
+
+def test_a_member_that_must_go_and_hangs_costs_the_others_neither_time_nor_state(agents: Any, tmp_path: Path) -> None:
+    """As with a Spot notice whose time is too short: the drain reaches no common step. Nothing has been saved."""
+    job = agents(3, steps=8000)
+    *stay, goes = job.agents
+    job.start(1, 3)
+    first = job.until_joined(1, 3)
+    until(lambda: (stay[0].status()["worker"]["step"] or 0) > 5, "some steps")
+    os.kill(first[2][0], signal.SIGSTOP)
+    for agent in job.agents:
+        assert agent.drain(1, timeout=3, restart_mode="ipr", leaves=agent is goes) == (200, None)
+    for agent in job.agents:
+        agent.until("ready", 90)
+        assert agent.status()["reason"] == "DrainTimedOut"
+    assert not psutil.pid_exists(first[2][0]), "it is not waited for"
+    job.start(2, 2)
+    second = job.until_joined(2, 2)
+    assert [second[rank][0] for rank in (0, 1)] == [first[rank][0] for rank in (0, 1)], "they keep their processes"
+    assert second[0][1] == second[1][1] >= 5, "and the last step that was complete"
+    until(lambda: (stay[0].status()["worker"]["step"] or 0) > second[0][1] + 2, "further steps")
+    assert sum(audit(read_logs(tmp_path / "samples")).steps_repeated.values()) <= 1

@@ -207,7 +207,10 @@ class AgentProcess:
             if not self._is_awake():
                 self._kernel.after(1.0, lambda: self._out_of_time(stops))
                 return
-            self._forget_memory()
+            if self.drains_in_memory and not self.leaves:
+                self._call_workers_back()
+            else:
+                self._forget_memory()
             self._kill_workers(reason="DrainTimedOut")
 
     def _kill_workers(self, reason: str | None) -> None:

@@ -108,9 +108,12 @@ class KeepableWorkers:
         return pooled
 
     def _lives_on(self, pooled: PooledWorkers, pool: WorkerPool) -> bool:
-        """Tell whether the stop leaves the workers their processes. Those that have all exited with 0 wanted it so."""
+        """Tell whether the stop leaves the workers their processes. Those that have all exited with 0 wanted it so.
+
+        Nobody waits for workers that drain late and whose pod goes.
+        """
         run, outcome = self._run, pooled.outcome()
-        if pool.is_closing or outcome is Outcome.COMPLETED or pooled.is_late:
+        if pool.is_closing or outcome is Outcome.COMPLETED or (pooled.is_late and pool.group.file.leaves()):
             return False
         if not run.is_ending:  # the event came through another pod, and the stop is on its way here
             return outcome is Outcome.DRAINED and bool(pool.group.living)

@@ -176,7 +176,27 @@ def test_a_worker_that_does_not_come_back_costs_the_processes_of_its_pod(
     assert "local rank 0 did not reach the barrier within 0.5 s" in job.agent.printed()
 
 
-def test_a_drain_without_answer_ends_the_processes(job: Job) -> None:
+def test_workers_that_a_drain_does_not_reach_in_its_time_come_back_with_what_they_hold(job: Job) -> None:
+    """A member that must go may keep the others from reaching the stop step; it must not cost them their state. Nobody waits for it."""
+
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        seen = job.drain(1, restart_mode=KEEP, timeout=0.3, leaves=False)
+        assert (seen["drained"], seen["reason"]) == (False, "DrainTimedOut")
+        assert seen["message"].endswith("were returned to the barrier")
+        assert seen["in_memory"] == {"kind": "replicated", "kept": 2}
+        assert job.start(2) == first
+        seen = job.drain(2, restart_mode=KEEP, timeout=0.3, leaves=True)
+        assert (seen["reason"], seen["in_memory"]) == ("DrainTimedOut", None)
+        assert not any(map(is_alive, first.values()))
+
+    job.run(scenario, "replicated", "deaf")
+
+
+def test_a_drain_that_a_rank_hangs_in_ends_the_processes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastipod_agent.inprocess.pooled_workers.LATE_RETURN_S", 0.5)
+
     def scenario() -> None:
         first = job.start(1)
         job.announced()
