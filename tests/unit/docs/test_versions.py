@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from tests.chart.foreign_kinds import CERT_MANAGER, PROMETHEUS_OPERATOR
 from tests.e2e.test_matrix import PYTHONS, TORCHES
-from tests.nonempty import every
-from tests.unit.docs.pages import page
+from tests.nonempty import every, some
+from tests.unit.docs.pages import page, pages
 
 from elastipod_local.versions import KUBERNETES_VERSION, KUEUE_VERSION
 
 PAGE = page("docs/reference/versions.md")
+# A promise of a version, and what has to follow it at once.
+PROMISE = re.compile(r"\b(Kubernetes|Kueue)\b[^\n.]*?(?:\]\(\S+\)[^\n.]*?)?(?<!install Kueue )\b\d\.\d+ or newer(.*)")
+MARK = re.compile(r"[ ,(\[]+tested with (\d\.\d+) only")
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -27,3 +33,45 @@ def test_the_rows_are_those_of_the_matrix() -> None:
 def test_the_tested_version_is_the_local_clusters(heading: str, version: str) -> None:
     minor = version.lstrip("v").rsplit(".", 1)[0]
     assert [number for number, said in rows(heading) if said.startswith("tested")] == [minor]
+
+
+def minor_of(version: str) -> str:
+    return version.lstrip("v").rsplit(".", 1)[0]
+
+
+TESTED = {"Kubernetes": minor_of(KUBERNETES_VERSION), "Kueue": minor_of(KUEUE_VERSION)}
+
+
+def unmarked(text: str) -> list[str]:
+    """Give the promises of a text that do not say at once which version is tested."""
+    found = []
+    for promise in PROMISE.finditer(text):
+        mark = MARK.match(promise[2])
+        if mark is None or mark[1] != TESTED[promise[1]]:
+            found.append(promise[0])
+    return found
+
+
+def test_every_promise_of_a_version_says_which_one_is_tested() -> None:
+    promising = {one.path: one.text for one in pages() if one != PAGE and PROMISE.search(one.text)}
+    assert len(promising) >= 7
+    assert {path: found for path, text in promising.items() if (found := unmarked(text))} == {}
+    assert [path for path, text in promising.items() if "reference/versions.md" not in text] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Elastipod needs Kubernetes 1.30 or newer.",
+        "With [Kueue](https://kueue.sigs.k8s.io) 0.15 or newer, a job",
+        "| Kueue | 0.15 or newer, tested with 0.14 only |",
+    ],
+)
+def test_a_promise_without_its_mark_is_found(text: str) -> None:
+    assert len(unmarked(text)) == 1
+
+
+def test_the_other_projects_are_those_whose_crds_are_served() -> None:
+    told = " ".join(project for project, _ in some(rows("cert-manager and the Prometheus operator")))
+    for kinds in (CERT_MANAGER, PROMETHEUS_OPERATOR):
+        assert minor_of(kinds.module.partition("@")[2]) in told, kinds.module
