@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from tests.e2e.rank_worlds import run_world
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, parallelize_module
 
 from elastipod import CheckpointManager, build_mesh
 from elastipod.errors import CheckpointError
@@ -29,8 +32,11 @@ class Layers(torch.nn.Module):
 class Stage:
     """Training of one stage, the same on each of its replicas. Each layer has a group of its own, so stages differ in groups too."""
 
-    def __init__(self, number: int, seed: int) -> None:
+    def __init__(self, number: int, seed: int, tensor_parallel: DeviceMesh | None = None) -> None:
         self.model = Layers(LAYERS[number], seed)
+        if tensor_parallel is not None:
+            columns: dict[str, ParallelStyle] = {f"layers.{layer}": ColwiseParallel() for layer in LAYERS[number]}
+            parallelize_module(self.model, tensor_parallel, columns)
         self.optimizer = torch.optim.AdamW(
             [
                 {"params": [*self.model.layers[str(layer)].parameters()], "lr": 0.1 * (layer + 1)}
@@ -47,7 +53,10 @@ class Stage:
     def train(self, step: int) -> None:
         generator = torch.Generator().manual_seed(step)
         for parameter in self.model.parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
+            gradient = torch.randn(parameter.shape, generator=generator)
+            if isinstance(parameter, DTensor):
+                gradient = distribute_tensor(gradient, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            parameter.grad = gradient
         self.optimizer.step()
         self.scheduler.step()
 
@@ -56,19 +65,20 @@ class Stage:
         for name, parameter in sorted(self.model.named_parameters()):
             state = self.optimizer.state[parameter]
             for tensor in (parameter, *(state[key] for key in sorted(state))):
-                found.update(name.encode() + tensor.detach().numpy().tobytes())
+                whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+                found.update(name.encode() + whole.detach().numpy().tobytes())
         return found.hexdigest() + repr(self.scheduler.get_last_lr())
 
 
-def worlds(folder: Path, path: list[list[int]], in_memory: bool) -> list[Any]:
+def worlds(folder: Path, path: list[list[int]], in_memory: bool, tp: int = 1) -> list[Any]:
     """Hand a pipeline of two stages on from world to world; gives by world and rank [tier, step, digests before and after].
 
-    path: by world, the node of each rank.
+    path: by world, the node of each rank. tp: ranks among which each stage cuts its layers.
     """
 
     def on_rank(rank: int, step: int) -> list[Any]:
-        mesh = build_mesh(pp=2, device_type="cpu")
-        stage = Stage(mesh.get_local_rank("pp"), seed=10 * step)
+        mesh = build_mesh(pp=2, tp=tp, device_type="cpu")
+        stage = Stage(mesh.get_local_rank("pp"), 10 * step, mesh["tp"] if tp > 1 else None)
         with CheckpointManager(
             folder / "checkpoints", mesh=mesh, memory=None if in_memory else False, keep=1
         ) as checkpoints:

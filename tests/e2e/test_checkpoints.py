@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,8 @@ from tests.nonempty import every, some
 
 if TYPE_CHECKING:
     from tests.e2e.s3_server import S3Server
+
+PIPELINES = [[0, 1, 2, 3], [3, 2, 1, 0], [3, 1], [3, 4, 1, 5], [1, 6, 7, 3, 8, 9]]  # by world, the node of each rank
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +96,20 @@ def test_ranks_that_hold_different_things_are_refused_when_they_save(cases: Case
     assert saved == "saved"
 
 
-@pytest.mark.parametrize("in_memory", [False, True], ids=["durable", "memory"])
+@pytest.mark.parametrize(
+    ("nodes", "tp", "in_memory"),
+    [
+        pytest.param(PIPELINES, 1, False, id="durable"),
+        pytest.param(PIPELINES, 1, True, id="memory"),
+        pytest.param([range(4), range(8), range(4)], 2, False, id="with tensor parallelism"),
+    ],
+)
 def test_a_pipeline_goes_on_with_more_and_fewer_replicas_of_each_stage(
-    cases: Cases, tmp_path: Path, in_memory: bool
+    cases: Cases, tmp_path: Path, nodes: list[Sequence[int]], tp: int, in_memory: bool
 ) -> None:
-    nodes = [[0, 1, 2, 3], [3, 2, 1, 0], [3, 1], [3, 4, 1, 5], [1, 6, 7, 3, 8, 9]]  # by world, the node of each rank
+    path = [list(ranks) for ranks in nodes]
     before = ["", ""]
-    for number, ranks in enumerate(some(cases.run("pipeline", tmp_path, nodes, in_memory))):
+    for number, ranks in enumerate(some(cases.run("pipeline", tmp_path, path, in_memory, tp))):
         found, loaded, saved = zip(*ranks, strict=True)
         if number:
             assert set(map(tuple, found)) == {("memory" if in_memory else "durable", 2 * number)}, number
@@ -109,7 +118,7 @@ def test_a_pipeline_goes_on_with_more_and_fewer_replicas_of_each_stage(
         (before[0],), (before[1],) = set(saved[:half]), set(saved[half:])
         assert before[0] != before[1]
     (step, total), lacking = cases.run("pipeline, whole", tmp_path)
-    assert (step, total > 0) == (2 * len(nodes), True)
+    assert (step, total > 0) == (2 * len(path), True)
     assert (
         "it also has model.layers.1.bias, model.layers.1.seen, model.layers.1.weight, which this model has not"
         in lacking

@@ -7,9 +7,11 @@ import re
 from collections import Counter
 
 import pytest
+import torch
 import yaml
 from tests.unit.docs.pages import ROOT, page
 
+import elastipod
 from elastipod_operator.api.models import HyperPodPyTorchJob
 
 ROW = re.compile(r"\]\((frameworks-\w+\.md)\) \| (\d+) \|")
@@ -31,6 +33,28 @@ def test_the_number_of_changed_lines_is_that_of_the_page(name: str) -> None:
 def test_a_page_begins_with_the_number_of_changed_lines(name: str) -> None:
     introduction, *_ = page(f"docs/{name}").text.partition("<table>")
     assert f"{COUNTS.get(PAGES[name], f'{PAGES[name]} lines')} change" in introduction
+
+
+class StreamingDataset:
+    """What the page uses of MosaicML's: samples by their index, and how many each shard has."""
+
+    def __init__(self, **_: object) -> None:
+        self.samples_per_shard = torch.tensor([300, 7, 250])
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_the_block_about_streaming_dataset_trains_each_sample_once(world_size: int) -> None:
+    (block,) = (text for text in page("docs/frameworks-streaming.md").blocks("python") if "samples_per_shard" in text)
+    seen: list[int] = []
+    names = {name: getattr(elastipod, name) for name in elastipod.__all__}
+    for rank in range(world_size):
+        more = {"StreamingDataset": StreamingDataset, "seen": seen, "rank": rank, "world_size": world_size}
+        passes = "for part in batch.micro_batches(8): seen.extend(rows[part.rows] if part.weight else [])"
+        exec(block.replace("...", passes), {**names, **more})
+    assert sorted(seen) == sorted([*range(557)] * 3), "three epochs"
 
 
 def test_every_page_is_in_the_table() -> None:

@@ -30,6 +30,8 @@ def limits(**resources: object) -> dict[str, Any]:
         pytest.param("auto", limits(nvidia__gpu=4), 4, id="NVIDIA"),
         pytest.param("auto", limits(amd__gpu="8"), 8, id="AMD"),
         pytest.param("auto", {"resources": {"requests": {"aws.amazon.com/neurondevice": 16}}}, 16, id="Neuron"),
+        pytest.param("auto", limits(**{"aws.amazon__neuron": "16"}), 16, id="Neuron, by its other name"),
+        pytest.param("auto", limits(**{"aws.amazon__neuroncore": 2}), 2, id="some cores of a Neuron device"),
         pytest.param("auto", {}, None, id="auto without devices"),
         pytest.param("cpu", {}, None, id="the CPUs of a node"),
         pytest.param("auto", limits(nvidia__gpu="0"), None, id="a CPU job"),
