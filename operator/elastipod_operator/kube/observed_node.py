@@ -26,10 +26,11 @@ DISRUPTION_TAINTS = frozenset(
         "aws-node-termination-handler/spot-itn",
         "aws-node-termination-handler/scheduled-maintenance",
         "aws-node-termination-handler/asg-lifecycle-termination",
-        "aws-node-termination-handler/rebalance-recommendation",
         "sagemaker.amazonaws.com/node-health-status",
     }
 )
+# The cloud may take the machine back, or may not.
+HINT_TAINTS = frozenset({"aws-node-termination-handler/rebalance-recommendation"})
 # How taints that the scheduler heeds end.
 HEEDED = (":NoSchedule", ":NoExecute")
 _DRAINS = {True: SignalEffect.DRAIN, False: SignalEffect.IGNORE}
@@ -109,7 +110,8 @@ def _signals(body: Mapping[str, Any]) -> Iterator[tuple[str, str, SignalEffect]]
     """Give each signal as the configuration names it, in words, and its usual effect."""
     for taint in mappings(mapping(body.get("spec")).get("taints")):
         key = text(taint.get("key"))
-        yield f"taint {key}", _taint_text(taint), _DRAINS[key in DISRUPTION_TAINTS]
+        usual = SignalEffect.STOP_PLACING if key in HINT_TAINTS else _DRAINS[key in DISRUPTION_TAINTS]
+        yield f"taint {key}", _taint_text(taint), usual
     for name, value in labels_of(body).items():
         label = f"label {name}={value}"
         yield label, label, _DRAINS[name == HEALTH_LABEL and value != "Schedulable"]

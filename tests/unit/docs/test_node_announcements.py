@@ -14,6 +14,7 @@ from elastipod_operator.core.snapshot import ObservedNode
 from elastipod_operator.kube.observed_node import (
     DISRUPTION_TAINTS,
     FAILURE_TAINTS,
+    HINT_TAINTS,
     NOTICES,
     OUT_OF_SERVICE,
     observe_node,
@@ -59,4 +60,4 @@ def test_the_table_says_what_happens(sign: str, effect: str) -> None:
 
 def test_the_table_is_complete() -> None:
     named = {sign.split(" ")[1].rsplit(":", 1)[0] for sign, _ in SAID if sign.startswith("taint ")}
-    assert named >= {*DISRUPTION_TAINTS, *FAILURE_TAINTS, *NOTICES, OUT_OF_SERVICE}
+    assert named >= {*DISRUPTION_TAINTS, *HINT_TAINTS, *FAILURE_TAINTS, *NOTICES, OUT_OF_SERVICE}

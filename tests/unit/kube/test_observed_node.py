@@ -56,6 +56,15 @@ def test_a_notice_of_spot_counts_from_its_first_sight() -> None:
     assert observe_node(node_body(taints=[other]), None, now).leaves_at is None
 
 
+def test_a_hint_of_the_cloud_drains_nothing_and_keeps_newcomers_away() -> None:
+    """A recommendation to rebalance may come hours before a Spot notice, or without one."""
+    hint = {"key": "aws-node-termination-handler/rebalance-recommendation", "effect": "NoSchedule"}
+    node = observe_node(node_body(taints=[hint]), None, NOW)
+    assert (node.disruption, node.cordoned, node.leaves_at) == ("", True, None)
+    followed = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}
+    assert observe_node(node_body(taints=[hint, followed]), node, NOW).disruption == f"taint {KNOWN}:NoSchedule"
+
+
 SICK = {"type": "GpuUnhealthy", "status": "True"}
 KNOWN = "aws-node-termination-handler/spot-itn"
 

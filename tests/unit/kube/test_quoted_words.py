@@ -25,7 +25,6 @@ NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
         "aws-node-termination-handler/spot-itn",
         "aws-node-termination-handler/scheduled-maintenance",
         "aws-node-termination-handler/asg-lifecycle-termination",
-        "aws-node-termination-handler/rebalance-recommendation",
         "sagemaker.amazonaws.com/node-health-status",
     ],
 )
