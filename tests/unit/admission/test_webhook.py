@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import io
 import json
+import os
 import ssl
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -133,6 +136,27 @@ async def test_a_port_in_use_is_told_once_and_taken_when_it_is_free(caplog: pyte
         await taken.wait_closed()
         await eventually(lambda: is_served(port, certificates.bundle(datetime.now(UTC))))
     assert caplog.text.count("jobs are accepted without warnings") == 1
+
+
+async def test_with_a_full_disk_there_is_no_webhook_until_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The TLS library reads certificates from files only. Without the webhook, jobs are created all the same."""
+    port, certificates, has_room = free_port(), SelfMade([KEY], "127.0.0.1"), [False]
+    with_room = tempfile.NamedTemporaryFile
+
+    def made(*arguments: Any, **options: Any) -> Any:
+        if not has_room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return with_room(*arguments, **options)
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", made)
+    async with serving(webhook(port, certificates)):
+        await until(lambda: "jobs are accepted without warnings: [Errno 28] No space left on device" in caplog.text)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+        has_room[0] = True
+        await eventually(lambda: is_served(port, certificates.bundle(datetime.now(UTC))))
 
 
 @pytest.mark.parametrize(
