@@ -19,12 +19,22 @@ from tests.sim.objects import NAMESPACE, Body, SimJob, SimNode, SimPod
 from tests.sim.training import Training
 from tests.sim.watches import KEPT_EVENTS, Watch, Watcher
 
-from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_HISTORY, FINALIZER
+from elastipod_operator.core.names import (
+    ANNOTATION_APPLIED,
+    ANNOTATION_HISTORY,
+    ANNOTATION_SIZE,
+    ANNOTATION_STATE,
+    FINALIZER,
+)
 from elastipod_operator.kube.api import ApiError
 from elastipod_operator.kube.observed_job import effective_job
 
 if TYPE_CHECKING:
     from tests.sim.kueue_server import Tenant
+
+
+# What these annotations say does not matter to the spec in force, only whether they are there.
+WITHOUT_SPEC = {ANNOTATION_HISTORY, ANNOTATION_SIZE, ANNOTATION_STATE}
 
 
 class ApiFailure(ApiError):
@@ -63,8 +73,8 @@ class ApiObjects(ABC):
         """How far the clock of the API server is ahead."""
         self.is_seen = True
         """Whether the operator hears in time how nodes are."""
-        self._in_force: tuple[int, Body] = (-1, spec)
-        """The version of the job that it was read from, and the spec."""
+        self._in_force: tuple[Body | None, Mapping[str, str], Body] = (None, {}, spec)
+        """The spec and the annotations that it was read from, and the spec in force."""
         self.is_fenced = True
         """Whether no operator acts on what it saw before others went on."""
         self.writes = 0
@@ -190,9 +200,12 @@ class ApiObjects(ABC):
     def spec_in_force(self) -> Body:
         """Give the job's spec or, while an edit cannot be used, the last one that could be."""
         job = self._the_job()
-        if self._in_force[0] != job.version:
-            self._in_force = (job.version, dict(effective_job(self.job_body())[0]["spec"]))
-        return self._in_force[1]
+        written, annotations, in_force = self._in_force
+        read = {name: "" if name in WITHOUT_SPEC else value for name, value in (job.annotations | job.wishes).items()}
+        if written is not job.spec or annotations != read:
+            in_force = dict(effective_job(self.job_body())[0]["spec"])
+            self._in_force = (job.spec, read, in_force)
+        return in_force
 
     def copy_annotations(self, annotations: Mapping[str, str]) -> None:
         """The job is applied from a manifest that was exported with these."""

@@ -13,14 +13,13 @@ from tests.sim.api_server import ApiServer
 from tests.sim.authentication import agent_credentials, secret_of
 from tests.sim.events import Make, Preparing
 from tests.sim.fault_targets import AFTERMATH_S
+from tests.sim.invariant_state import policy_in
 from tests.sim.invariants import InvariantChecker
 from tests.sim.kernel import Kernel, Script
 from tests.sim.objects import Body, SimNode, SimPod
 from tests.sim.training import Training
 
 from elastipod_agent.authentication import admission_of
-from elastipod_operator.api import JobSpec
-from elastipod_operator.kube.job_policy import policy_of
 
 NOT_READY_AFTER_S = 45.0
 EVICTION_AFTER_S = 300.0
@@ -85,7 +84,7 @@ class Cluster(ApiServer):
         for_s = self.kernel.now - node.changed_at
         if node.ready:
             return for_s < RETURN_SEEN_S
-        grace = policy_of(JobSpec.model_validate(self.spec_in_force())).graceful_timeout.total_seconds()
+        grace = policy_in(self.spec_in_force()).graceful_timeout.total_seconds()
         return for_s > grace - RETURN_SEEN_S
 
     def drop(self, pod: SimPod) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.invariant_state import JOB_NAME, WRITING_TIME, InvariantState, Violation
+from tests.sim.invariant_state import JOB_NAME, WRITING_TIME, InvariantState, Violation, policy_in
 from tests.sim.kernel import EPOCH
 
-from elastipod_operator.api import JobSpec
 from elastipod_operator.core.avoided_nodes import avoided
 from elastipod_operator.core.escalation import NO_PROGRESS_LIMIT
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.snapshot import Policy
-from elastipod_operator.kube.job_policy import policy_of
 
 if TYPE_CHECKING:
     from tests.sim.training import Training
@@ -55,7 +53,7 @@ class FaultInvariants(InvariantState):
 
     def _failed(self, old: Record, new: Record, spec: Any, now: datetime) -> None:
         """A job may only fail when a budget or a time that the user set, or progress, is used up."""
-        policy, faults = policy_of(JobSpec.model_validate(spec)), self.worker_faults
+        policy, faults = policy_in(spec), self.worker_faults
         self.met[f"failed: {new.outcome_reason}"] += 1
         for budget in ("jobMaxRetryCount", "maxFullJobRestarts"):
             self.met[f"used up: {budget}"] += f"{budget} " in new.outcome_message

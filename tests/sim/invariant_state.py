@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import Any
 
+from elastipod_operator.api import JobSpec
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.record import Record, TransitionKind
-
-if TYPE_CHECKING:
-    pass
-
+from elastipod_operator.core.snapshot import Policy
+from elastipod_operator.kube.job_policy import policy_of
 
 JOB_NAME = "train"
 JOB_UID = "job-uid"
@@ -93,6 +92,18 @@ class InvariantState:
         self._ran_at.clear()
         self._excused += 1
         self.record = Record()
+
+
+_read: tuple[Any, Policy | None] = (None, None)
+
+
+def policy_in(spec: Any) -> Policy:
+    """Give the policy of a spec that can be used. It is mostly asked for the one that was read last."""
+    global _read
+    if _read[1] is None or _read[0] is not spec:
+        _read = (spec, policy_of(JobSpec.model_validate(spec)))
+    assert _read[1] is not None
+    return _read[1]
 
 
 def short(pod: PodId) -> str:

@@ -12,7 +12,7 @@ from tests.sim.cluster import Cluster
 from tests.sim.copied_annotations import copied_annotations
 from tests.sim.events import Make
 from tests.sim.fault_targets import BLINDNESS, DELAYS
-from tests.sim.invariant_state import JOB_UID, Violation
+from tests.sim.invariant_state import JOB_UID, Violation, policy_in
 from tests.sim.invariants import InvariantChecker
 from tests.sim.kernel import Kernel
 from tests.sim.kueue_server import KueueServer
@@ -25,12 +25,10 @@ from tests.sim.storage import Storage
 from tests.sim.training import Phase, Training
 from tests.sim.user_edits import sizes
 
-from elastipod_operator.api import JobSpec
 from elastipod_operator.core import avoided_nodes
 from elastipod_operator.core.names import LABEL_INCREMENT
 from elastipod_operator.core.quota import QuotaRequest, effective_quota_requests
 from elastipod_operator.kube.job_keys import JobKeys
-from elastipod_operator.kube.job_policy import policy_of
 from elastipod_operator.kube.workloads import workload_fact
 
 INSTALL_KEY = b"the install key of this simulation"
@@ -154,7 +152,7 @@ class JobInSimulation(ABC):
         """How many pods can run: not on nodes that new ones avoid, unless one is there already."""
         avoided: tuple[str, ...] = ()
         if self.cluster.job is not None and avoiding:
-            policy = policy_of(JobSpec.model_validate(self.cluster.spec_in_force()))
+            policy = policy_in(self.cluster.spec_in_force())
             avoided = avoided_nodes.avoided(self.checker.record, policy, self.kernel.utc())
         usable = [node for node in self.cluster.nodes.values() if self.cluster.usable(node)]
         return sum(n.name not in avoided or any(not p.ended for p in self.cluster.on_node(n)) for n in usable)
@@ -183,7 +181,7 @@ class JobInSimulation(ABC):
         assert self.cluster.job is not None
         base = self._workloads().get(0)
         return effective_quota_requests(
-            policy_of(JobSpec.model_validate(self.cluster.spec_in_force())),
+            policy_in(self.cluster.spec_in_force()),
             workload_fact(base.body()) if base else None,
         )
 

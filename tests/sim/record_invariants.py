@@ -8,9 +8,8 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.fault_invariants import FaultInvariants
-from tests.sim.invariant_state import WRITING_TIME, Violation, short
+from tests.sim.invariant_state import WRITING_TIME, Violation, policy_in, short
 
-from elastipod_operator.api import JobSpec
 from elastipod_operator.core.actions import Plan
 from elastipod_operator.core.faults import FIRST_ANSWER
 from elastipod_operator.core.growth import CAUSE as GROWTH
@@ -20,10 +19,10 @@ from elastipod_operator.core.names import ANNOTATION_HISTORY, ANNOTATION_STATE, 
 from elastipod_operator.core.phase_accounting import PHASES, total, total_by_depth
 from elastipod_operator.core.preparation import PREPARATION_LIMIT
 from elastipod_operator.core.record import RECORD_LOST, Depth, Record, TransitionKind
-from elastipod_operator.core.record_codec import MAX_BYTES, RecordError, decode
+from elastipod_operator.core.record_codec import MAX_BYTES
 from elastipod_operator.core.replica import Replicas
 from elastipod_operator.core.snapshot import ObservedAgent, ObservedJob, Policy
-from elastipod_operator.kube.job_policy import policy_of
+from elastipod_operator.kube.job_annotations import decode_record
 
 if TYPE_CHECKING:
     from tests.sim.training import Training
@@ -73,7 +72,7 @@ class RecordInvariants(FaultInvariants):
             self._completed(new, training)
         if new.restarts > old.restarts:
             self._restarted(old, new, training, now)
-        policy = policy_of(JobSpec.model_validate(spec))
+        policy = policy_in(spec)
         self._stopped_by_edit(old, new, policy)
         self._counted(old, new, policy, now, bound)
         self._grows(old, new, policy, now)
@@ -105,7 +104,7 @@ class RecordInvariants(FaultInvariants):
             raise Violation(f"{new.retries} retries are booked, but workers failed {self.worker_faults} times")
         if any(new.retries <= before for g, before in self._must_count.items() if g < new.generation):
             raise Violation(f"a fault of the workers' own cost no retry: {new.retries} are booked")
-        policy = policy_of(JobSpec.model_validate(spec))
+        policy = policy_in(spec)
         if known is None and new.generation < max(self._members):
             raise Violation(f"generation {new.generation} comes after generation {max(self._members)}")
         if policy.restarts_before_full is not None and new.window.restarts > policy.restarts_before_full:
@@ -249,7 +248,7 @@ class RecordInvariants(FaultInvariants):
             )
         if avoids:
             self.met["a pod avoids nodes"] += 1
-        limit = policy_of(JobSpec.model_validate(spec)).max_offenders
+        limit = policy_in(spec).max_offenders
         if unknown := {node for node, is_known in closed.items() if is_known} - avoids:
             raise Violation(f"pod {name} may get {sorted(unknown)}, which it would have to leave at once")
         self.met["a pod avoids a node for what it announces"] += not avoids.isdisjoint(closed)
@@ -270,8 +269,7 @@ def _decided_size(record: Record) -> int:
 
 def own_record(annotations: Mapping[str, str], uid: str) -> Record | None:
     """Give the job's own record; that of another job is none."""
-    try:
-        record = decode(annotations[ANNOTATION_STATE])
-    except (KeyError, RecordError):
-        return None
-    return record if record.owner in ("", uid) else None
+    record, _, owner = (
+        decode_record(annotations[ANNOTATION_STATE]) if ANNOTATION_STATE in annotations else (None, "", "")
+    )
+    return record if owner in ("", uid) else None

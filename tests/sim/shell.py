@@ -42,6 +42,7 @@ from elastipod_operator.watch_events import WatchEvents
 
 # Calls for pods at a time: few, so that the pods of small jobs wait for their turn, too, or as many as the operator's.
 SLOTS = (1, 2, WRITE_PARALLEL)
+EPOCH_S = EPOCH.timestamp()
 
 
 class ObservedReconciler(Reconciler):
@@ -96,6 +97,21 @@ class ObservedPass(ReconcilePass):
         return super().observe(job, job_task)
 
 
+class VirtualClock(SteadyClock):
+    """The operator's clock, on the kernel's time: it is read hundreds of times in a moment, and calculates once."""
+
+    def __init__(self, kernel: Kernel, offset_s: Callable[[], float]) -> None:
+        super().__init__(wall=lambda: EPOCH_S + kernel.now + offset_s(), steady=lambda: kernel.now)
+        self._kernel = kernel
+        self._calculated_at = -1.0
+        self._time = EPOCH
+
+    def now(self) -> datetime:
+        if self._calculated_at != self._kernel.now:
+            self._calculated_at, self._time = self._kernel.now, super().now()
+        return self._time
+
+
 class Shell:
     """One life of the operator's process."""
 
@@ -105,9 +121,7 @@ class Shell:
         """jobs: all that it runs; the first one's machine is where it runs, with that clock."""
         self._kernel = kernel
         cluster, self.checker = jobs[0]
-        steady = self._clock = SteadyClock(
-            wall=lambda: EPOCH.timestamp() + kernel.now + cluster.clock_offset_s, steady=lambda: kernel.now
-        )
+        steady = self._clock = VirtualClock(kernel, lambda: cluster.clock_offset_s)
         self.now = steady.now
         self.alive = True
         self.writes_progress = False
