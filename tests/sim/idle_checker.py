@@ -7,6 +7,7 @@ again while nothing happens finds nothing to do: a time that was forgotten is on
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ from elastipod_operator.metrics import EVICTION_CAUSES
 if TYPE_CHECKING:
     from tests.sim.shell import Shell
 
-# How often a second look is taken; a prime, so that it falls anywhere between the whole seconds of other times.
+# Every other of these times a second look is taken; a prime, so that it falls anywhere between the whole seconds of other times.
 LOOK_EVERY_S = 7.3
 # What is still to be done then is no matter of moments.
 PATIENCE_S = 2.0
@@ -104,10 +105,10 @@ class IdleChecker:
             self._is_cared_for(uid, job)
 
     def second_looks(self) -> Script:
-        """Decide again now and then, without carrying it out."""
-        while True:
+        """Decide again now and then, without carrying it out. A time that is forgotten stays so until the next look."""
+        for number in itertools.count(1):
             yield LOOK_EVERY_S
-            if not (first := self._left_undone()):
+            if not (first := self._left_undone(decides=number % 2 == 0)):
                 continue
             passes = self._shell.passes
             yield PATIENCE_S
@@ -138,13 +139,19 @@ class IdleChecker:
                 f"cannot come: {state.message}; {[(pod.name, pod.phase) for pod in at.pods]}"
             )
 
-    def _left_undone(self) -> str:
-        """Say what a decision would do now; empty for nothing, or when one comes soon anyway."""
+    def _left_undone(self, *, decides: bool = True) -> str:
+        """Say what a decision would do now; empty for nothing, or when one comes soon anyway.
+
+        decides: without it only the clock is read, whose last digits depend on when that is done.
+        """
         if not self._is_at_rest() or self._loop.will_call(self._shell.reconciler.wake):
             return ""
         for uid, job in self._shell.store.jobs.items():
             job_task = self._shell.reconciler._job_tasks.get(uid)
             if job_task is None or self._shell.is_due_soon(job_task, SOON_S):
+                continue
+            self._shell.now()
+            if not decides:
                 continue
             todo = self._shell.decide(job, job_task)
             if todo.actions or _is_new(job, todo):
