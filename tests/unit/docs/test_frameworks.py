@@ -7,16 +7,15 @@ import re
 from collections import Counter
 
 import pytest
-import torch
 import yaml
 from tests.unit.docs.pages import ROOT, page
 
-import elastipod
 from elastipod_operator.api.models import HyperPodPyTorchJob
 
 ROW = re.compile(r"\]\((frameworks-\w+\.md)\) \| (\d+) \|")
 PAGES = {name: int(lines) for name, lines in ROW.findall(page("docs/frameworks.md").text)}
 EXAMPLES = ("hf_trainer", "lora", "accelerate", "lightning", "streaming", "deepspeed", "plain", "two_lines")
+PEERS = ("frameworks", "deepspeed", "streaming")
 ONE_SCREEN = 40  # lines of a README, most of them long
 COUNTS = {2: "two lines", 3: "three lines", 8: "eight lines"}
 
@@ -35,36 +34,15 @@ def test_a_page_begins_with_the_number_of_changed_lines(name: str) -> None:
     assert f"{COUNTS.get(PAGES[name], f'{PAGES[name]} lines')} change" in introduction
 
 
-class StreamingDataset:
-    """What the page uses of MosaicML's: samples by their index, and how many each shard has."""
-
-    def __init__(self, **_: object) -> None:
-        self.samples_per_shard = torch.tensor([300, 7, 250])
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_the_block_about_streaming_dataset_trains_each_sample_once(world_size: int) -> None:
-    (block,) = (text for text in page("docs/frameworks-streaming.md").blocks("python") if "samples_per_shard" in text)
-    seen: list[int] = []
-    names = {name: getattr(elastipod, name) for name in elastipod.__all__}
-    for rank in range(world_size):
-        more = {"StreamingDataset": StreamingDataset, "seen": seen, "rank": rank, "world_size": world_size}
-        passes = "for part in batch.micro_batches(8): seen.extend(rows[part.rows] if part.weight else [])"
-        exec(block.replace("...", passes), {**names, **more})
-    assert sorted(seen) == sorted([*range(557)] * 3), "three epochs"
-
-
 def test_every_page_is_in_the_table() -> None:
     assert sorted(PAGES) == sorted(path.name for path in (ROOT / "docs").glob("frameworks-*.md"))
 
 
 def test_the_versions_that_the_table_names_are_those_of_the_tests() -> None:
-    pins = "".join((ROOT / "requirements" / f"peer-{peer}.txt").read_text() for peer in ("frameworks", "deepspeed"))
-    named = re.findall(r"`(datasets|deepspeed)` ([\d.]+)", page("docs/frameworks.md").text)
-    assert {package for package, _ in named} == {"datasets", "deepspeed"}
+    pins = "".join((ROOT / "requirements" / f"peer-{peer}.txt").read_text() for peer in PEERS)
+    text = page("docs/frameworks.md").text.replace("MosaicML's StreamingDataset (tested:", "`mosaicml-streaming`")
+    named = re.findall(r"`(datasets|deepspeed|mosaicml-streaming)` ([\d.]+)", text)
+    assert {package for package, _ in named} == {"datasets", "deepspeed", "mosaicml-streaming"}
     for package, version in named:
         assert re.search(rf"^{package}=={re.escape(version)}(\.|\b)", pins, re.MULTILINE), (package, version)
 
