@@ -47,8 +47,7 @@ class ModelGroups:
     def near(self, size: int) -> str:
         """Name sizes around `size` that form whole groups."""
         every = self.replicas
-        middle = max(1, round(size / every))
-        first = max(1, middle - _NAMED // 2)
+        first = max(1, round(size / every) - _NAMED // 2)
         return ", ".join(str(every * number) for number in range(first, first + _NAMED))
 
 

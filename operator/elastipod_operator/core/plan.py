@@ -54,7 +54,7 @@ def plan(snapshot: Snapshot) -> Plan:
 
     # 5. Leave a job unmanaged if a newer operator wrote its record.
     if snapshot.job.unmanaged:
-        return _leave_unmanaged(snapshot, replicas, grant)
+        return _leave_unmanaged(snapshot, replicas)
 
     # 6. Clean up a job that has ended (ending); keep the pods of one whose spec is invalid; train all others.
     if record.outcome:
@@ -102,9 +102,9 @@ def _train(record: Record, context: Context, is_new: bool) -> PlanDraft:
     return supply(note_ceiling(draft, context), context)
 
 
-def _leave_unmanaged(snapshot: Snapshot, replicas: Replicas, grant: Grant | None) -> Plan:
+def _leave_unmanaged(snapshot: Snapshot, replicas: Replicas) -> Plan:
     """Do nothing, and report why: a newer operator wrote the record."""
-    report = describe(snapshot, Record(), replicas, grant)
+    report = describe(snapshot, Record(), replicas, None)
     return Plan(record=Record(), conditions=report.conditions, events=report.events, skips_record=True)
 
 

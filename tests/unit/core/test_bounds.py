@@ -14,9 +14,7 @@ from tests.unit.core.builders import acts, job, observed, policy, transition
 from tests.unit.core.test_plan_scale import calls_in
 
 from elastipod_operator.core.actions import CreatePod
-from elastipod_operator.core.caches import LimitedCache
 from elastipod_operator.core.growth_mode import GrowthMode
-from elastipod_operator.core.names import LABEL_INCARNATION, LABEL_ORDINAL, LABEL_SPEC, pod_id_of
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.pod_runs import MAX_PODS
 from elastipod_operator.core.quota import MAX_CACHED_SLOTS, quota_requests_for
@@ -114,52 +112,6 @@ def test_shares_that_were_worked_out_are_kept_up_to_a_number_of_pods() -> None:
 
     assert kept_bytes(work_out) < 35 * MIB
     assert quota_requests_for.weight <= MAX_CACHED_SLOTS
-
-
-@pytest.mark.parametrize("ordinal", [str(MAX_REPLICAS), "9" * 63, "1" * 5000])
-def test_a_pod_with_an_ordinal_that_no_job_has_is_none_of_ours(ordinal: str) -> None:
-    assert pod_id_of({LABEL_SPEC: "workers", LABEL_ORDINAL: ordinal, LABEL_INCARNATION: "0"}) is None
-
-
-def test_the_last_ordinal_of_the_largest_job_is_ours() -> None:
-    assert pod_id_of({LABEL_SPEC: "w", LABEL_ORDINAL: str(MAX_REPLICAS - 1), LABEL_INCARNATION: "3"}) is not None
-
-
-class Doubled(LimitedCache[[int], int]):
-    """Doubles numbers, each as heavy as itself; notes what it worked out."""
-
-    def __init__(self, most: int) -> None:
-        self.worked_out: list[int] = []
-        super().__init__(self._double, weigh=lambda _, number: number, most=most)
-
-    def _double(self, number: int) -> int:
-        self.worked_out.append(number)
-        return 2 * number
-
-
-def test_a_cache_keeps_what_was_used_last_up_to_its_weight() -> None:
-    cache = Doubled(10)
-    assert [cache(n) for n in (4, 5, 4)] == [8, 10, 8]
-    assert cache.worked_out == [4, 5], "what is kept is not worked out again"
-    cache(3)
-    assert cache.weight == 7, "5 was used least recently"
-    assert [cache(n) for n in (4, 3)] == [8, 6]
-    assert cache.worked_out == [4, 5, 3]
-
-
-def test_a_cache_does_not_keep_what_is_too_heavy_by_itself_nor_what_failed() -> None:
-    cache = Doubled(10)
-    cache(4)
-    assert cache(11) == 22
-    assert (cache.weight, cache(4), cache.worked_out) == (4, 8, [4, 11])
-
-    def fail(number: int) -> int:
-        raise ValueError(number)
-
-    failing = LimitedCache[[int], int](fail, weigh=lambda *_: 1, most=10)
-    with pytest.raises(ValueError, match="7"):
-        failing(7)
-    assert failing.weight == 0
 
 
 def test_sizes_of_few_values_are_a_tuple_and_of_many_a_range_that_reads_alike() -> None:

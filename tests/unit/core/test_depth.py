@@ -25,6 +25,7 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import DeletePod, StartWorkers, StopWorkers
+from elastipod_operator.core.depth import deepened
 from elastipod_operator.core.history import HistoryEntry, decode_history, encode_history
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
@@ -332,3 +333,21 @@ def test_who_expects_memory_is_told_when_the_workers_keep_nothing(fact: dict[str
     assert any("recovery is InMemory, but the workers keep nothing in memory" in text for text in told) is is_warned
     quiet = plan(observed(job(trains(2), policy(2, 2)), pods))
     assert not [one for one in quiet.conditions if one.type == "Warning"]
+
+
+@pytest.mark.parametrize(
+    ("depth", "reach", "deeper", "why"),
+    [
+        pytest.param(Depth.MEMORY, RestartMode.IN_PROCESS, Depth.MEMORY, "before", id="no more than before"),
+        pytest.param(Depth.MEMORY, RestartMode.LOCAL, Depth.MEMORY, "before", id="its own pod alone"),
+        pytest.param(Depth.MEMORY, RestartMode.PROCESSES, Depth.PROCESS, "a worker asked for new processes", id="processes"),
+        pytest.param(Depth.MEMORY, RestartMode.JOB, Depth.JOB, "a worker asked for new pods", id="the whole job"),
+        pytest.param(Depth.PROCESS, RestartMode.PROCESSES, Depth.PROCESS, "before", id="they are new anyway"),
+        pytest.param(Depth.POD, RestartMode.JOB, Depth.POD, "before", id="pods are new anyway"),
+    ],
+)  # fmt: skip
+def test_workers_that_fail_later_may_ask_for_a_deeper_recovery(
+    depth: Depth, reach: RestartMode, deeper: Depth, why: str
+) -> None:
+    before = transition(TransitionKind.RECOVERY, depth=depth, depth_reason="before")
+    assert deepened(before, reach) == replace(before, reach=reach, depth=deeper, depth_reason=why)

@@ -208,6 +208,11 @@ def test_pods_that_are_removed_by_force_are_told_in_one_event() -> None:
     assert "pods job-workers-0, job-workers-1, job-workers-2 and 2 more (lost)" in note.message
 
 
+def test_as_many_deleted_pods_as_fit_are_named() -> None:
+    (note,) = deletion_notes([deletion(f"job-workers-{n}", force=True) for n in range(3)])
+    assert note.message.startswith("pods job-workers-0, job-workers-1, job-workers-2 (lost)")
+
+
 def test_a_pod_whose_sidecar_runs_on_is_told_when_it_is_deleted() -> None:
     ended = trains(2, outcome="Completed", ended_at=NOW - seconds(60))
     wishes = policy(2, 2, clean_pods=CleanPodPolicy.NONE)

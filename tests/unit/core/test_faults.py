@@ -22,7 +22,7 @@ from tests.unit.core.builders import (
     transition,
 )
 
-from elastipod_operator.core.faults import Fault, failure_text, find_fault
+from elastipod_operator.core.faults import Fault, failure_text, find_fault, first_line
 from elastipod_operator.core.reasons import OpenReason, Reason
 from elastipod_operator.core.record import FaultyReplica, Record
 from elastipod_operator.core.snapshot import AgentState, Failure, ObservedAgent, ObservedNode
@@ -224,3 +224,8 @@ def test_the_second_member_is_looked_at_too() -> None:
     assert found == Fault(
         Reason.RECORD_BEHIND, f"the agent of pod {pod(1).name} runs generation 4, the record says 3", False
     )
+
+
+def test_an_agents_own_sentence_ends_with_its_line() -> None:
+    assert first_line("EADDRINUSE: port 10010\nTraceback\n...") == "EADDRINUSE: port 10010"
+    assert first_line("EADDRINUSE") == "EADDRINUSE"

@@ -25,7 +25,7 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.health import assess
-from elastipod_operator.core.record import TransitionKind
+from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.replica import Health
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod, Snapshot
 
@@ -100,6 +100,13 @@ def test_agents_that_fall_silent_together_are_not_taken_for_dead(mine: ObservedA
 def test_a_member_whose_pod_goes(changes: dict[str, object], health: Health, why: str) -> None:
     snapshot = observed(job(trains()), [(pod(0, **changes), running()), (pod(1), running())])
     assert health_of_the_first(snapshot) == (health, why)
+
+
+def test_a_cordon_leaves_the_pods_of_a_job_that_has_not_started_or_has_no_record() -> None:
+    cordoned = ObservedNode(name="node-0", cordoned=True)
+    for record in (None, Record()):
+        snapshot = observed(job(record), [(pod(0), ready()), (pod(1), ready())], [cordoned])
+        assert health_of_the_first(snapshot) == (Health.GOOD, "")
 
 
 def test_a_deletion_on_a_cordoned_node_is_called_a_drain() -> None:

@@ -184,3 +184,12 @@ def test_a_world_that_splits_a_group_is_refused_with_those_that_fit(
 def test_an_axis_that_is_no_number_is_refused(value: Any) -> None:
     with pytest.raises(BatchSizeError, match=r"pipeline is .*; it must be a whole number of at least 1"):
         Parallelism(pipeline=value)
+
+
+def test_the_sizes_around_a_wish_are_named() -> None:
+    assert ModelGroups(2, 1).near(20) == "14, 16, 18, 20, 22, 24"
+    assert ModelGroups(2, 1).near(1) == "2, 4, 6, 8, 10, 12"
+
+
+def test_a_pod_has_one_worker_where_their_number_is_not_known() -> None:
+    assert ModelGroups(4).why_not(3).startswith("3 replicas of 1 worker make 3 ranks, no multiple of the 4 of")

@@ -55,6 +55,9 @@ def test_the_longest_names_are_names_of_pods() -> None:
 
 def test_labels_tell_who_a_pod_is() -> None:
     assert pod_id_of(labels()) == PodId("workers", 3, 2)
+    assert pod_id_of(labels(ordinal="0", incarnation="0")) == PodId("workers", 0, 0)
+    last = pod_id_of(labels(ordinal=str(MAX_REPLICAS - 1), incarnation=str(MAX_INCARNATION)))
+    assert last == PodId("workers", MAX_REPLICAS - 1, MAX_INCARNATION)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +67,9 @@ def test_labels_tell_who_a_pod_is() -> None:
         pytest.param(labels(ordinal="x"), id="an ordinal that is no number"),
         pytest.param(labels(ordinal="-1"), id="an ordinal below zero"),
         pytest.param(labels(incarnation="-2"), id="an incarnation below zero"),
+        pytest.param(labels(ordinal=str(MAX_REPLICAS)), id="an ordinal that no job has"),
+        pytest.param(labels(incarnation=str(MAX_INCARNATION + 1)), id="an incarnation that no pod has"),
+        pytest.param(labels(ordinal="1" * 5000), id="too many digits"),
         pytest.param(labels(spec=""), id="no spec"),
     ],
 )

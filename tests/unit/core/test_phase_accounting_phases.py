@@ -168,6 +168,7 @@ def test_goodput_is_the_share_of_training_in_what_is_not_somebody_elses_time() -
     other = PhaseTimes("ended", None, (("recomputing", 1_000), ("training", 3_000)))
     assert goodput([one, other], NOW) == 0.75
     assert goodput([], NOW) is None
+    assert goodput([PhaseTimes("training", NOW - seconds(0.0009))], NOW) is None, "whole milliseconds count"
     assert goodput([PhaseTimes("queued", NOW - seconds(9))], NOW) is None
 
 

@@ -236,13 +236,14 @@ def test_quota_that_could_not_be_given_back_is_an_alarm_too() -> None:
         )
 
 
-def test_of_many_pods_some_are_named() -> None:
-    base = workload(0, 6, eviction_reason="Preempted", evicted_at=LATE)
-    pods = [(pod(n, workload=base.name), running()) for n in range(6)]
-    fact = job(replace(trains(6), queue="gpus"), policy(6, 6), queue="gpus")
+@pytest.mark.parametrize(("size", "more"), [(3, "(still running)"), (4, " and 1 more"), (6, " and 3 more")])
+def test_of_many_pods_some_are_named(size: int, more: str) -> None:
+    base = workload(0, size, eviction_reason="Preempted", evicted_at=LATE)
+    pods = [(pod(n, workload=base.name), running()) for n in range(size)]
+    fact = job(replace(trains(size), queue="gpus"), policy(size, size), queue="gpus")
     text = warning(observed(fact, pods, workloads=(base,)))[1]
     assert text.count("on node") == 3
-    assert text.endswith(" and 3 more")
+    assert text.endswith(more)
 
 
 # ---- priorities

@@ -30,13 +30,17 @@ from elastipod_operator.core.actions import (
     DeleteWorkload,
     StopWorkers,
 )
+from elastipod_operator.core.backoff import backoff
+from elastipod_operator.core.growth_mode import GrowthMode
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.quota import quota_requests_of
 from elastipod_operator.core.record import PartialGang, Record, RequeueBackoff, TransitionKind
+from elastipod_operator.core.requested_pods import READ_EVERY
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.snapshot import (
     ObservedNode,
+    SpareCapacity,
     SpecLimits,
 )
 
@@ -94,6 +98,60 @@ def test_increments_that_go_together_are_told_of_together() -> None:
     second = plan(look(first.record, [requests[0], requests[2]], *train(2)))
     assert [a.name for a in acts(second, DeleteWorkload)] == [evicted(2).name]
     assert "QuotaGivenBack" not in [n.reason for n in second.events]
+
+
+@pytest.mark.parametrize(
+    ("last", "tries"),
+    [
+        pytest.param(None, 1, id="for the first time"),
+        pytest.param(RequeueBackoff(3, NOW), 4, id="at once again"),
+        pytest.param(RequeueBackoff(3, NOW - seconds(1799)), 4, id="within half an hour"),
+        pytest.param(RequeueBackoff(3, NOW - seconds(1800)), 1, id="later it is forgotten"),
+    ],
+)
+def test_increments_that_are_lost_again_wait_longer(last: RequeueBackoff | None, tries: int) -> None:
+    todo = plan(look(queued(trains(2, requeue_backoff=last)), [workload(0, 2), evicted(1)], *train(2)))
+    wait = backoff(seconds(10), seconds(300), tries, "job-uid")
+    assert todo.record.requeue_backoff == RequeueBackoff(tries, NOW + wait)
+    assert "QuotaGivenBack" in [n.reason for n in todo.events]
+
+
+def test_a_back_off_in_progress_is_not_prolonged() -> None:
+    last = RequeueBackoff(3, NOW + seconds(1))
+    todo = plan(look(queued(trains(2, requeue_backoff=last)), [workload(0, 2), evicted(1)], *train(2)))
+    assert [a.name for a in acts(todo, DeleteWorkload)] == [evicted(1).name]
+    assert todo.record.requeue_backoff == last
+    assert "QuotaGivenBack" not in [n.reason for n in todo.events]
+
+
+SPARE = policy(2, 4, payback=False, growth=GrowthMode.SPARE_CAPACITY_ONLY)
+
+
+@pytest.mark.parametrize(
+    ("places", "placed", "asked"),
+    [
+        pytest.param({}, 2, [], id="no room"),
+        pytest.param({"a": 1}, 2, [1], id="room for one"),
+        pytest.param({"a": 1, "b": 1}, 2, [1, 2], id="room for two"),
+        pytest.param({"a": 2}, 1, [1], id="a pod has taken a place since then"),
+    ],
+)
+def test_of_the_queue_no_more_is_requested_than_has_room(places: dict[str, int], placed: int, asked: list[int]) -> None:
+    names = frozenset(on(0, n).name for n in range(placed))
+    room = SpareCapacity(read_at=NOW - seconds(1), places=places, placed=names)
+    todo = plan(look(queued(trains()), [workload(0, 2)], *train(2), wishes=SPARE, spare_capacity=room))
+    assert [a.number for a in acts(todo, CreateWorkload)] == asked
+    assert todo.wake_at == NOW - seconds(1) + READ_EVERY, "the nodes are read again"
+
+
+def test_nothing_is_requested_of_the_queue_before_nodes_are_read_or_while_a_request_waits() -> None:
+    room = SpareCapacity(read_at=NOW - seconds(1), places={"a": 9}, placed=frozenset(on(0, n).name for n in (0, 1)))
+    unread = plan(look(queued(trains()), [workload(0, 2)], *train(2), wishes=SPARE))
+    assert not acts(unread, CreateWorkload)
+    waits = plan(look(queued(trains()), [workload(0, 2), pending(1)], *train(2), wishes=SPARE, spare_capacity=room))
+    assert not acts(waits, CreateWorkload)
+    full = plan(look(queued(trains(4)), FOUR, *train(4), wishes=SPARE, spare_capacity=room))
+    assert full.wake_at is None or full.wake_at > NOW - seconds(1) + READ_EVERY, "nothing is missing"
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
