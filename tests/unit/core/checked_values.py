@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
+import re
 import types
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, wraps
@@ -22,6 +23,8 @@ from elastipod_operator.core.reasons import Reason, Severity
 Fits = Callable[[Any], bool]
 # Beside the Event Draining, which is none, this one is no warning either.
 MILDER = (Reason.DRAIN_SHORTENED,)
+# Fields that people read. None in them is a value that was left out of a sentence.
+TEXTS, NOTHING = ("message", "detail", "depth_reason"), re.compile(r"\bNone\b")
 # What ended a job is also the reason of the condition that says so.
 OUTCOMES = ("Failed", "Completed")
 
@@ -83,6 +86,8 @@ def checked(kind: type[Any]) -> Callable[..., None]:
         wrong = {name: value for name, is_right in checks if not is_right(value := getattr(self, name))}
         assert not wrong, f"{kind.__name__} has fields of other types than it declares: {wrong}"
         assert is_documented(self), f"the reason of {self} is documented otherwise"
+        unread = [name for name in TEXTS if NOTHING.search(getattr(self, name, None) or "")]
+        assert not unread, f"{unread} of {self} says None to people"
 
     return construct_and_check
 

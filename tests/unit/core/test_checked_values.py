@@ -48,3 +48,10 @@ def test_fields_have_the_types_that_they_declare() -> None:
         trains(resize_statistics=WRONG)
     with pytest.raises(AssertionError, match="'phase_times'"):
         job(trains(phase_times=NOW))
+
+
+def test_people_are_not_told_of_none() -> None:
+    with pytest.raises(AssertionError, match="says None"):
+        ConditionDraft("Running", True, Reason.TRAINING, "2 replicas train in generation None")
+    with pytest.raises(AssertionError, match="says None"):
+        JobEvent(Reason.STARTED, "None: more replicas are ready")

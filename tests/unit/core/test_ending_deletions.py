@@ -25,8 +25,8 @@ from tests.unit.core.builders import (
 from tests.unit.core.ending_builders import ACCEPTED, snapshot
 
 from elastipod_operator.api.models import CleanPodPolicy
-from elastipod_operator.core.actions import Action, DeletePod, ListPods, SetFinalizer, StopWorkers
-from elastipod_operator.core.ending import deletion_notes, plan_deletion
+from elastipod_operator.core.actions import Action, DeleteJob, DeletePod, ListPods, SetFinalizer, StopWorkers
+from elastipod_operator.core.ending import SIDECAR_RUNS, deletion_notes, plan_deletion
 from elastipod_operator.core.health import assess
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.snapshot import AgentState, ObservedNode
@@ -211,6 +211,16 @@ def test_pods_that_are_removed_by_force_are_told_in_one_event() -> None:
 def test_as_many_deleted_pods_as_fit_are_named() -> None:
     (note,) = deletion_notes([deletion(f"job-workers-{n}", force=True) for n in range(3)])
     assert note.message.startswith("pods job-workers-0, job-workers-1, job-workers-2 (lost)")
+
+
+def test_every_pod_of_a_job_that_ended_gets_what_it_needs() -> None:
+    ended = trains(3, outcome="Failed", ended_at=NOW - seconds(60))
+    wishes = policy(3, 3, clean_pods=CleanPodPolicy.NONE, ttl=seconds(60))
+    kept, fresh = agent(AgentState.SHUTDOWN), (pod(1, phase="Pending", started=False), None)
+    todo = plan(observed(job(ended, wishes), [(pod(0), kept), fresh, (pod(2), kept)]))
+    assert [a.name for a in acts(todo, DeletePod)] == [pod(n).name for n in range(3)]
+    assert [a.reason for a in acts(todo, DeletePod)] == [SIDECAR_RUNS, "the job has ended", SIDECAR_RUNS]
+    assert acts(todo, DeleteJob)
 
 
 def test_a_pod_whose_sidecar_runs_on_is_told_when_it_is_deleted() -> None:

@@ -55,7 +55,9 @@ def test_while_no_generation_runs_nothing_is_written_by_itself(record: Record) -
     ("present", "in_s"),
     [
         pytest.param({}, -40, id="never written"),
+        pytest.param(written("5", 0), 60, id="now"),
         pytest.param(written("5", 59), 1, id="just now"),
+        pytest.param(written("5", 100), -40, id="when the generation began"),
         pytest.param(written("5", 61), -1, id="a minute ago"),
         pytest.param(written("5", 5000), -40, id="in an earlier generation"),
         pytest.param(written("5", -3600), -40, id="in the future"),

@@ -150,7 +150,9 @@ def test_the_end_is_told_to_kueue_once_the_pods_are_gone(outcome: str) -> None:
     assert acts(todo, FinishWorkload) == [
         FinishWorkload(w.name, w.uid, outcome == "Completed", "why") for w in FOUR[:2]
     ]  # fmt: skip
-    assert not acts(plan(look(record, [workload(0, 2, finished=True)])), FinishWorkload)
+    for over in ({"finished": True}, {"is_deleting": True}):
+        rest = plan(look(record, [workload(0, 2, **over), workload(1)]))
+        assert [a.name for a in acts(rest, FinishWorkload)] == [workload(1).name]
 
 
 def test_what_waits_at_the_end_is_asked_for_no_more() -> None:
