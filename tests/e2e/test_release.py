@@ -87,6 +87,14 @@ def test_it_publishes_what_exists_and_signs_what_it_publishes() -> None:
     assert every("timeout-minutes" in job for job in jobs.values())
 
 
+def test_the_packages_of_all_images_are_checked_for_vulnerabilities_first() -> None:
+    jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"]
+    (audit,) = (step for step in jobs["test"]["steps"] if "pip-audit" in step.get("uses", ""))
+    listed = re.findall(r"\$top/(requirements/\S+\.txt)\"", (CI / "sbom").read_text())
+    assert {*audit["with"]["inputs"].split()} == {*listed} - {"requirements/release.txt"}
+    assert every("needs" in job for name, job in jobs.items() if name != "test")
+
+
 def test_the_check_of_the_tag_holds_for_the_checkout() -> None:
     (check,) = (step["run"] for step in steps() if "the tag" in step.get("name", ""))
     for tag, holds in (("v0.1.0", True), ("v0.1.1", False)):
