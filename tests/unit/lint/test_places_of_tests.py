@@ -8,8 +8,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 CORE = ROOT / "operator" / "elastipod_operator" / "core"
-# What belongs to no module: limits of all of them, the words of documents, and which field of a spec acts where.
-ABOUT_ALL = {"bounds", "spec_fields", "placed_pods"}
+# What belongs to no module: limits of all of them, the words of documents, which field of a spec acts where, and the values
+# that no test may make.
+ABOUT_ALL = {"bounds", "spec_fields", "placed_pods", "checked_values"}
 
 
 def names_below(folder: Path) -> set[str]:
