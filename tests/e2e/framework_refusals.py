@@ -10,11 +10,13 @@ from typing import Any
 
 import lightning as L
 import torch
-from accelerate import Accelerator
+import trl
+from accelerate import Accelerator, DistributedType
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import Trainer, TrainingArguments
 
 from elastipod.errors import ElastipodError
+from elastipod.integrations.accelerate import _check as check_accelerate
 from elastipod.integrations.accelerate import elastic_steps
 from elastipod.integrations.lightning import check_trainer as check_lightning
 from elastipod.integrations.lightning import elastic_fit
@@ -96,6 +98,37 @@ def shard_trainer(*, version: int = 2, deepspeed: bool = False) -> None:
     check_hf_trainer(made)
 
 
+def trainer_of_trl(name: str) -> None:
+    """Check a trainer of TRL with the settings of a plain one: which samples it trains depends on its class alone."""
+    made = trainer()
+    made.__class__ = getattr(trl, name)
+    check_hf_trainer(made)
+
+
+def trainer_with_devices(count: int) -> None:
+    made = trainer()
+    made.args._n_gpu = count
+    check_hf_trainer(made)
+
+
+def accelerator_of(kind: str) -> None:
+    """Check an accelerator that says that it trains with something which would need devices that are not here."""
+    accelerator = SimpleNamespace(distributed_type=DistributedType[kind])
+    check_accelerate(accelerator, None, torch.nn.Linear(1, 1), None)
+
+
+def backward(times: int) -> None:
+    """Train one step whose passes call `step.backward` so many times."""
+    accelerator, model = Accelerator(cpu=True), torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    loader, where = DataLoader(Rows(), batch_size=2), f"{sys.argv[1]}-{times}"
+    steps = elastic_steps(accelerator, loader, model, optimizer, global_batch=6, checkpoints=where)
+    step = next(steps)
+    for inputs in step:
+        for _ in range(times):
+            step.backward(model(inputs).mean())
+
+
 def strategy_of_lightning(name: str) -> None:
     check_lightning(SimpleNamespace(strategy=type(name, (), {})()), Module(), None)
 
@@ -113,6 +146,14 @@ CASES: dict[str, Callable[[], None]] = {
     "trainer: own order": lambda: train(kind=OwnOrder),
     "trainer: FSDP1": lambda: shard_trainer(version=1),
     "trainer: DeepSpeed": lambda: shard_trainer(deepspeed=True),
+    "trainer: several devices": lambda: trainer_with_devices(2),
+    "trainer: GRPO": lambda: trainer_of_trl("GRPOTrainer"),
+    "trainer: RLOO": lambda: trainer_of_trl("RLOOTrainer"),
+    "trainer: KTO": lambda: trainer_of_trl("KTOTrainer"),
+    "accelerate: DeepSpeed": lambda: accelerator_of("DEEPSPEED"),
+    "accelerate: Megatron-LM": lambda: accelerator_of("MEGATRON_LM"),
+    "accelerate: no backward": lambda: backward(0),
+    "accelerate: backward twice": lambda: backward(2),
     "accelerate: stream": lambda: loop(DataLoader(Stream(), batch_size=2)),
     "accelerate: batch_sampler": lambda: loop(DataLoader(Rows(), batch_sampler=[[0], [1]])),
     "accelerate: prepared loader": lambda: loop(prepares=True),
