@@ -27,8 +27,8 @@ def made(kind: str, name: str, namespace: str = "", api: str = ADMISSION, **fiel
 
 
 def quota(namespace: str) -> list[dict[str, Any]]:
-    """A namespace that may hold two pods."""
-    return [made("ResourceQuota", "team", namespace, "v1", spec={"hard": {"pods": "2"}})]
+    """A namespace that may use two GPUs."""
+    return [made("ResourceQuota", "team", namespace, "v1", spec={"hard": {"requests.nvidia.com/gpu": "2"}})]
 
 
 def limits(namespace: str) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ def only_in(namespace: str) -> dict[str, Any]:
 
 # What stands in the way, how many replicas can train all the same, and part of what the API server says.
 REFUSALS: dict[str, tuple[Callable[[str], list[dict[str, Any]]], int, str]] = {
-    "refused-by-quota": (quota, 2, "exceeded quota: team"),
+    "refused-by-quota": (quota, 2, "exceeded quota: team, requested: requests.nvidia.com/gpu=1"),
     "refused-by-limits": (limits, 0, "maximum cpu usage per Container is 500m"),
     "refused-by-policy": (policy, 2, "two pods are enough"),
     "refused-by-webhook": (webhook, 2, 'failed calling webhook "pods.example.com"'),
@@ -76,7 +76,8 @@ REFUSALS: dict[str, tuple[Callable[[str], list[dict[str, Any]]], int, str]] = {
 
 
 def elastic() -> dict[str, Any]:
-    container = {"name": "trainer", "image": "train:1", "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}}
+    wants = {"cpu": "1", "nvidia.com/gpu": "1"}
+    container = {"name": "trainer", "image": "train:1", "resources": {"requests": wants, "limits": wants}}
     spec = {"name": "pods", "replicas": 2, "maxReplicas": 4, "template": {"spec": {"containers": [container]}}}
     policy = {"minReplicas": 2, "maxReplicas": 4, "scalingTimeoutInSeconds": 0, "gracefulShutdownTimeoutInSeconds": 1}
     return job(replica_specs=[spec], elasticPolicy=policy, elastipod={"minStableSeconds": 0})
@@ -114,10 +115,10 @@ def test_refused_pods_are_told_of_tried_again_and_end_no_job(api_server: Cluster
             lambda namespace=namespace, words=words: is_refused(api_server, namespace, words),  # type: ignore[misc]
             deadline_s=PATIENCE_S, what=f"the API server to refuse pods in {namespace}",
         )  # fmt: skip
-    counted = ("resourcequota/team", "--for=jsonpath={.status.hard.pods}=2", "--timeout=60s")
+    counted = ("resourcequota/team", r"--for=jsonpath={.status.hard.requests\.nvidia\.com/gpu}=2", "--timeout=60s")
     api_server.kubectl("-n", "refused-by-quota", "wait", *counted)
     with (
-        PlayedNodes(api_server.kubeconfig, {"ml.c5.4xlarge": 2}, {}),
+        PlayedNodes(api_server.kubeconfig, {"ml.p5.48xlarge": 2}, {}),
         operator(api_server, tmp_path, tuple(REFUSALS)),
     ):
         for namespace in REFUSALS:
