@@ -6,6 +6,7 @@ import pytest
 from tests.unit.core.builders import (
     NOW,
     acts,
+    agent,
     faulted,
     job,
     observed,
@@ -23,7 +24,7 @@ from elastipod_operator.core.actions import CreatePod, Plan
 from elastipod_operator.core.avoided_nodes import MAX_CLOSED, MAX_KEPT, avoided
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import FaultyReplica, NodeFaults, Record, TransitionKind
-from elastipod_operator.core.snapshot import Policy
+from elastipod_operator.core.snapshot import AgentState, Failure, ObservedAgent, Policy
 
 AVOID = policy(2, 2, max_offenders=2, eval_period=seconds(600))
 
@@ -32,8 +33,8 @@ def offence(node: str, times: int = 2, ago_s: float = 0.0) -> NodeFaults:
     return NodeFaults(node, times, NOW - seconds(ago_s))
 
 
-def after_fault(record: Record, wishes: object = AVOID) -> tuple[NodeFaults, ...]:
-    snapshot = [(pod(0), faulted()), (pod(1), running())]
+def after_fault(record: Record, wishes: object = AVOID, fault: ObservedAgent | None = None) -> tuple[NodeFaults, ...]:
+    snapshot = [(pod(0), fault or faulted()), (pod(1), running())]
     booked = plan(observed(job(record, wishes), snapshot))  # type: ignore[arg-type]
     assert booked.record.node_faults == record.node_faults, "not before it is known who was behind it"
     then = plan(observed(job(booked.record, wishes), [(pod(0), ready(1)), (pod(1), ready(1))]))  # type: ignore[arg-type]
@@ -45,6 +46,13 @@ def after_fault(record: Record, wishes: object = AVOID) -> tuple[NodeFaults, ...
 def test_faults_are_counted_against_the_node_they_began_on() -> None:
     assert after_fault(trains()) == (offence("node-0", 1),)
     assert after_fault(trains(node_faults=(offence("node-0", 1, 100),))) == (offence("node-0", 2),)
+
+
+def test_a_check_before_the_start_that_fails_counts_against_its_node() -> None:
+    failure = Failure(-1, 1, "", "node node-0: 7 of 8 GPUs answer")
+    fault = agent(AgentState.FAULTED, 1, reason="PreScriptFailed", failure=failure)
+    record = trains(running_since=None, node_faults=(offence("node-0", 1, 100),))
+    assert after_fault(record, fault=fault) == (offence("node-0", 2),)
 
 
 def test_no_account_is_kept_where_nothing_is_to_be_avoided() -> None:
