@@ -16,10 +16,12 @@ CHART = Path(__file__).resolve().parents[2] / "charts" / "elastipod"
 Objects = dict[tuple[str, str, str], dict[str, Any]]
 
 
-def helm(*arguments: str, values: dict[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a helm command on the chart."""
+def helm(
+    *arguments: str, values: dict[str, Any] | None = None, chart: Path = CHART
+) -> subprocess.CompletedProcess[str]:
+    """Run a helm command on the chart, or on another one."""
     program = binaries.ensure(["helm"])["helm"]
-    command = [str(program), *arguments, str(CHART), "--namespace", "aws-hyperpod", "--values", "-"]
+    command = [str(program), *arguments, str(chart), "--namespace", "aws-hyperpod", "--values", "-"]
     return subprocess.run(command, input=json.dumps(values or {}), capture_output=True, text=True, timeout=PATIENCE_S)
 
 

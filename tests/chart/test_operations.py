@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,6 +150,22 @@ def test_rights_for_kueue_can_be_left_out() -> None:
     assert queues <= of_kueue()
     assert of_kueue(readQueues=False) == of_kueue() - queues
     assert of_kueue(enabled=False) == set()
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_an_umbrella_chart_takes_it_or_leaves_it(tmp_path: Path, is_enabled: bool) -> None:
+    """As values.yaml says: helm itself reads `enabled`, in the chart that depends on this one."""
+    shutil.copytree(CHART, tmp_path / "charts/elastipod")
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["version"]
+    ours = {"name": "elastipod", "version": version, "condition": "elastipod.enabled"}
+    chart = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [ours]}
+    (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(chart), encoding="utf-8")
+    values = {"elastipod": {"enabled": is_enabled, "replicas": 1}}
+    done = helm("template", "platform", values=values, chart=tmp_path)
+    assert done.returncode == 0, done.stderr
+    kinds = {body["kind"] for body in yaml.safe_load_all(done.stdout) if body}
+    assert ("Deployment" in kinds) is is_enabled
+    assert is_enabled or kinds == set()
 
 
 def test_every_value_is_described() -> None:
