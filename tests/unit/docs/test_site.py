@@ -8,12 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from docs.site import hooks
 from pymdownx.superfences import SuperFencesException
 from tests.nonempty import some
-from tests.unit.docs.pages import ROOT
+from tests.unit.docs.pages import ROOT, pages
 
 # What a browser fetches by itself when it opens a page; links that a reader follows are not among it.
 FETCHED = re.compile(
@@ -83,6 +84,21 @@ def test_links_of_the_repository_lead_to_pages_of_the_site(page: str, link: str,
 )
 def test_a_page_knows_where_it_comes_from(path: str) -> None:
     assert hooks.repository_path(hooks.site_path(path)) == path
+
+
+PICTURES = [
+    (page.path, title, page.path.rpartition("/")[0], link)
+    for page in pages()
+    for title, link in re.findall(r"!\[(.*?)\]\((\S+?)\)", page.text)
+]
+
+
+@pytest.mark.parametrize(("page", "title", "folder", "link"), some(PICTURES))
+def test_pictures_have_a_title_and_a_background_for_dark_pages(page: str, title: str, folder: str, link: str) -> None:
+    assert len(title.split()) >= 4, page
+    background = ElementTree.parse(ROOT / folder / link).find(".//{*}g[@id='patch_1']/{*}path")
+    assert background is not None
+    assert background.attrib["style"] == "fill: #ffffff", f"{link} is drawn on what the page has behind it"
 
 
 @pytest.mark.parametrize("source", some(DIAGRAMS), ids=lambda source: str(source)[:60])
