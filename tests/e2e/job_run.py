@@ -60,17 +60,9 @@ class JobRun:
         start: replicas that it waits for to begin; the minimum unless named, and more join as they become ready. beside:
         further containers of its pods.
         """
-        data = f"/data/{self.name}"
-        train = ["hyperpodrun", f"/opt/elastipod/examples/lm/{script}", *TINY_MODEL]
-        train += [f"--checkpoint-dir={data}/checkpoints", f"--sample-log-dir={data}/samples", *script_arguments]
         body = {
-            "name": "trainer",
-            "image": image,
-            "imagePullPolicy": "IfNotPresent",
-            "command": command or train,
-            "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
-            "resources": {"requests": {"cpu": cpu, "memory": "256Mi"}},
-            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            **self.container(*script_arguments, script=script, image=image, cpu=cpu),
+            **({"command": command} if command else {}),
             **(container or {}),
         }
         volume = {"name": "data", "persistentVolumeClaim": {"claimName": "training-data"}}
@@ -92,6 +84,27 @@ class JobRun:
             **spec,
         }
         return self.apply_again()
+
+    def container(
+        self,
+        *script_arguments: str,
+        script: str,
+        image: str = "docker.io/elastipod/train:dev",
+        cpu: str = "600m",
+    ) -> dict[str, Any]:
+        """Give a container that trains the tiny model with a script of examples/lm."""
+        data = f"/data/{self.name}"
+        train = ["hyperpodrun", f"/opt/elastipod/examples/lm/{script}", *TINY_MODEL]
+        train += [f"--checkpoint-dir={data}/checkpoints", f"--sample-log-dir={data}/samples", *script_arguments]
+        return {
+            "name": "trainer",
+            "image": image,
+            "imagePullPolicy": "IfNotPresent",
+            "command": train,
+            "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+            "resources": {"requests": {"cpu": cpu, "memory": "256Mi"}},
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        }
 
     def apply_again(self) -> str:
         """Apply the same manifest; gives kubectl's line."""

@@ -1,12 +1,22 @@
-"""Nodes that announce trouble below a job that trains: on real kubelets, with the commands of the local cluster."""
+"""Nodes that announce trouble, or their end, below a job that trains: on real kubelets, with the commands of the local cluster."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
+from tests.e2e.conftest import ROOT
 from tests.e2e.host_view import training_processes
 from tests.e2e.job_run import JobRun
 from tests.e2e.pasted import shell_environment
 from tests.e2e.test_elastic_job import one_of_its_nodes, until_in_memory
+from tests.patience import PATIENCE_S
+from tests.unit.docs.blocks import manifests
+from tests.unit.docs.pages import page
 
 from elastipod import cli as user_cli
 from elastipod_local import cli
@@ -23,7 +33,7 @@ def local(cluster: Cluster, *arguments: str) -> None:
 
 def train(job: JobRun) -> None:
     """Begin to train on every node."""
-    train = ("--steps=1000", "--min-step-time=0.2", "--checkpoint-every=20")
+    train = ("--steps=3000", "--epochs=3", "--min-step-time=0.2", "--checkpoint-every=20")
     job.apply(*train, script="train.py", start=4, step=1, minimum=1, elastipod=QUICK)
     job.until_training(4, beyond_step=5)
 
@@ -63,3 +73,86 @@ def test_a_sick_node_is_left_and_used_again_when_it_is_cured(
     job.until_training(4, beyond_step=job.step())
     assert sick in nodes_of(job)
     assert_nothing_is_repeated(job)
+
+
+def names_of_nodes(cluster: Cluster) -> list[str]:
+    return [node["metadata"]["name"] for node in json.loads(cluster.kubectl("get", "nodes", "-o", "json"))["items"]]
+
+
+@contextmanager
+def with_as_many_nodes(cluster: Cluster) -> Iterator[None]:
+    """Afterwards the cluster has as many nodes as before."""
+    count = len(names_of_nodes(cluster))
+    try:
+        yield
+    finally:
+        if missing := count - len(names_of_nodes(cluster)):
+            cluster.add_nodes(missing)
+
+
+@pytest.mark.long("announcements")
+@pytest.mark.parametrize("seconds", [30, 120])
+def test_a_spot_machine_goes_and_the_others_repeat_nothing(job: JobRun, cluster: Cluster, seconds: int) -> None:
+    """The notice as a cloud gives it; when its time is over, the machine is gone without a word."""
+    job.name = f"spot-{seconds}"
+    train(job)
+    goes = one_of_its_nodes(job, cluster)
+    before, generation = training_processes(job.name), job.history()[-1]["generation"]
+    announce = ["local", "node", "spot-notice", goes, f"--seconds={seconds}", f"--name={cluster.name}"]
+    with with_as_many_nodes(cluster):
+        notice = subprocess.Popen([sys.executable, "-m", "elastipod.cli", *announce], cwd=ROOT)
+        try:
+            job.until_training(3)
+            until_in_memory(job, before, generation, staying=3)
+            assert notice.poll() is None, "they go on without it before it is gone"
+            assert (job.history()[-1]["cause"], goes in nodes_of(job)) == ("NodeDrained", False)
+            assert notice.wait(timeout=seconds + PATIENCE_S) == 0
+        finally:
+            notice.kill()
+            notice.wait()
+        assert goes not in names_of_nodes(cluster)
+        at = job.step()
+        job.until("steps without it", lambda: job.step() > at + 5)
+        changes = [entry["kind"] for entry in job.history() if entry["generation"] > generation]
+        assert (job.size(), changes) == (3, ["resize"]), "its end is no fault"
+        assert_nothing_is_repeated(job)
+    job.until_training(4, beyond_step=job.step())
+    assert_nothing_is_repeated(job)
+
+
+def until_placed(job: JobRun, pools: dict[str, str], **wanted: int) -> None:
+    """Wait until so many pods of each spec run, and see that each is in the pool of its spec."""
+    job.until_training(sum(wanted.values()), beyond_step=job.step())
+    found = [
+        (pod["metadata"]["labels"]["elastipod.io/spec"], pools[pod["spec"]["nodeName"]]) for pod in job.running_pods()
+    ]
+    expected = {"base": "on-demand", "spot": "spot"}
+    assert sorted(found) == sorted((spec, expected[spec]) for spec, count in wanted.items() for _ in range(count))
+
+
+@pytest.mark.long("announcements")
+def test_the_job_of_the_page_on_spot_keeps_its_base(job: JobRun, cluster: Cluster) -> None:
+    """The manifest of the page, with an image that is here. Both Spot machines are taken back at once."""
+    (body,) = [one for one in manifests(page("docs/aws.md")) if one["kind"] == "HyperPodPyTorchJob"]
+    train = ("--steps=3000", "--epochs=3", "--min-step-time=0.2", "--checkpoint-every=1000")
+    pools = dict(zip(names_of_nodes(cluster), ("on-demand", "on-demand", "spot", "spot"), strict=True))
+    for name, pool in pools.items():
+        cluster.kubectl("label", "node", name, f"pool={pool}")
+    key = "cloud.google.com/impending-node-termination"
+    spot = [name for name, pool in pools.items() if pool == "spot"]
+    try:
+        job.spec = {**body["spec"], "nprocPerNode": "1", "elastipod": QUICK}
+        for spec in job.spec["replicaSpecs"]:
+            spec["template"]["spec"]["containers"] = [job.container(*train, script="train.py")]
+        job.spec["elasticPolicy"]["scalingTimeoutInSeconds"] = 1
+        job.apply_again()
+        until_placed(job, pools, base=2, spot=2)
+        before, generation = training_processes(job.name), job.history()[-1]["generation"]
+        cluster.kubectl("taint", "node", *spot, f"{key}=:NoSchedule")
+        until_in_memory(job, before, generation, staying=2)
+        until_placed(job, pools, base=2)
+        assert_nothing_is_repeated(job)
+    finally:
+        cluster.kubectl("taint", "node", *spot, f"{key}-", check=False)
+        for name in pools:
+            cluster.kubectl("label", "node", name, "pool-")
