@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
 import json
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from tests.agent_client import free_port
 from tests.api.compat_lives import operator
 from tests.api.jobs import apply, job, refusal
+from tests.api.self_signed import issue
 from tests.chart.rendered import Objects, render
 from tests.patience import PATIENCE_S
 
@@ -24,7 +26,7 @@ from elastipod_local import binaries
 from elastipod_local.cluster import Cluster
 from elastipod_local.host import wait_until
 from elastipod_operator.admission.authority_bundle import refresh_bundle
-from elastipod_operator.admission.certificates import SERVES_FOR, SelfMade
+from elastipod_operator.admission.certificates import SERVES_FOR, Files, SelfMade
 from elastipod_operator.admission.webhook import PATH, Webhook
 from elastipod_operator.core.ending import KEPT_TEXT
 from elastipod_operator.kube.api import Api
@@ -154,6 +156,40 @@ async def test_an_expired_certificate_keeps_no_job_out_and_is_renewed(
                 while not await asyncio.to_thread(tried, api_server, namespace):
                     pass
             assert await asyncio.to_thread(applied, api_server, namespace, wishful("third")) != []
+        finally:
+            serving.cancel()
+            with suppress(asyncio.CancelledError):
+                await serving
+
+
+async def test_certificates_of_cert_managers_self_signed_issuer_are_trusted_and_renewed(
+    api: Api, api_server: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    """Made here as its issuer makes them of the chart's Certificate, and put into the configuration as its injector does."""
+    objects = render({"webhook": {"enabled": True, "certManager": {"enabled": True}}})
+    (spec,) = (body["spec"] for (kind, _, _), body in objects.items() if kind == "Certificate")
+    port = free_port()
+
+    async def warns_with(authority: bytes) -> None:
+        value = base64.b64encode(authority).decode()
+        patch = json.dumps([{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": value}])
+        await asyncio.to_thread(
+            *(api_server.kubectl, "patch", "validatingwebhookconfiguration", CONFIGURATION),
+            *("--type=json", f"--patch={patch}"),
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            while not await asyncio.to_thread(tried, api_server, namespace):
+                pass
+
+    with webhook_at(api_server, namespace, port):
+        webhook = Webhook(port, Files(tmp_path), QueueApi(api), check_again_s=0.1)
+        serving = asyncio.create_task(webhook.run())
+        try:
+            first = issue(spec, "127.0.0.1", tmp_path)
+            await warns_with(first)
+            second = issue(spec, "127.0.0.1", tmp_path)
+            assert second != first
+            await warns_with(second)
         finally:
             serving.cancel()
             with suppress(asyncio.CancelledError):
