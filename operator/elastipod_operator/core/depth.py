@@ -97,10 +97,10 @@ def depth_of_recovery(
 
 
 def _after_repeated_failures(record: Record, policy: Policy, fault: Fault) -> DepthChoice:
-    times = record.failures_in_place if fault.uses_budget else 0
+    times = max(1, record.failures_in_place) if fault.uses_budget else 1
     limit = policy.max_full_restarts
     ladder = LADDER if limit is None or record.window.full_restarts < limit else LADDER[:-1]
-    depth = ladder[max(0, min(times, len(ladder)) - 1)]
+    depth = ladder[min(times, len(ladder)) - 1]
     why = f"the same replica failed {times} times in a row without a new step"
     return DepthChoice(depth, "" if depth is Depth.MEMORY else why)
 

@@ -147,6 +147,7 @@ ROOMY = policy(2, 3, specs=(SpecLimits("workers", 5),))
             stopped((pod(1, **GOES), parked(terminating=True))), policy(2, 2), LAST_TWO, (0, 2), id="its agent takes no start"
         ),
         pytest.param(stopped((pod(1, **GOES), ready(1))), policy(2, 2), LAST_TWO, (0, 2), id="its processes have ended"),
+        pytest.param(stopped(), policy(2, 2), (pid(3),), (0, 1), id="no allowed size has room for all of them"),
         pytest.param(stopped((pod(1), parked(last_answer=NOW - seconds(60)))), policy(2, 2), LAST_TWO, (0, 2), id="it is silent"),
         pytest.param(stopped((pod(1, **GOES), parked())), policy(2, 2), None, (0, 2), id="nobody was told anything"),
     ],
