@@ -253,6 +253,13 @@ def test_an_increment_whose_pods_find_no_place_is_given_back() -> None:
     ]
 
 
+def test_at_the_end_of_its_rest_an_increment_keeps_its_quota_and_gets_its_pods() -> None:
+    rested = queued(trains(gang=PartialGang(NOW, 0, 1, NOW)))
+    todo = plan(look(rested, FOUR, *train(2)))
+    assert not acts(todo, DeleteWorkload)
+    assert [a.pod for a in acts(todo, CreatePod)] == [pid(2), pid(3)]
+
+
 def test_a_fault_that_leaves_no_place_gives_the_quota_of_its_pods_back() -> None:
     record = queued(trains(3, shrank_after_fault=True))
     waits = (on(2, 3, node="", phase="Pending", started=False, created_at=NOW - seconds(100)), None)

@@ -143,3 +143,15 @@ def test_an_operator_that_just_began_does_not_say_that_it_is_cut_off() -> None:
     todo = plan(observed(job(trains()), [(pod(0), unheard), (pod(1), unheard)]))
     assert not [c for c in todo.conditions if c.reason == "OperatorCutOff"]
     assert state(todo) == ("Running", True, "Training")
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "end"),
+    [
+        pytest.param(20, "; if none answers by 12:29:40 UTC, the replicas are replaced", id="for a while"),
+        pytest.param(1800, "until an agent answers", id="for so long that they are given up"),
+    ],
+)
+def test_it_is_told_when_silent_replicas_are_replaced(silent_s: float, end: str) -> None:
+    seen = [(pod(n), silent(silent_s)) for n in range(2)]
+    assert sentence(observed(job(trains()), seen), "PodsReady").endswith(end)
