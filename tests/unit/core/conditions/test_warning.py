@@ -15,7 +15,7 @@ from tests.unit.core.builders import (
     running,
     trains,
 )
-from tests.unit.core.conditions.reports import RUN, report, sentence, told
+from tests.unit.core.conditions.reports import ACCEPTED, FULL, PODS_RUN, RUN, report, scaling, sentence, told
 
 from elastipod_operator.core.conditions.warning import FOREIGN_RECORD
 from elastipod_operator.core.plan import plan
@@ -83,3 +83,9 @@ def test_an_ignored_record_is_told_after_it_was_overwritten(record: Record, is_t
     found = report(observed(job(record, conditions=before), RUN))
     assert [c.reason for c in found.conditions if c.type == "Warning"] == ([Reason.RECORD_IGNORED] if is_told else [])
     assert found.events == (), "it was reported before"
+
+
+def test_an_error_of_the_operator_is_told_before_the_state_and_hides_nothing() -> None:
+    snapshot = observed(job(trains(), FULL), RUN, operator_error="KeyError: 'a'")
+    warns = ("Warning", False, "OperatorError")
+    assert told(snapshot) == [ACCEPTED, PODS_RUN, scaling("AtMaximum"), warns, ("Running", True, "Training")]
