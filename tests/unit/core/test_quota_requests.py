@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.core.builders import (
@@ -35,6 +36,7 @@ from elastipod_operator.core.growth_mode import GrowthMode
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.quota import quota_requests_of
+from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import PartialGang, Record, RequeueBackoff, TransitionKind
 from elastipod_operator.core.requested_pods import READ_EVERY
 from elastipod_operator.core.sizes import Sizes
@@ -59,6 +61,26 @@ def test_what_increments_wait_for_is_told_in_kueues_words() -> None:
         "2 more replicas are wanted; the request waits in queue gpus: no room",
     )
     assert str(todo.size) == "2/2/4"
+
+
+@pytest.mark.parametrize(
+    ("record", "changes", "rest"),
+    [
+        pytest.param(trains(), {}, "requesting quota from queue gpus", id="it is being requested"),
+        pytest.param(
+            trains(), {"queue_problem": (Reason.PRIORITY_CLASS_MISSING, "no class x")},
+            "requesting quota from queue gpus: no class x", id="what is wrong with the request",
+        ),
+        pytest.param(
+            trains(requeue_backoff=RequeueBackoff(1, NOW + seconds(5))), {},
+            "next request to queue gpus at 12:00:05 UTC", id="later",
+        ),
+    ],
+)  # fmt: skip
+def test_increments_that_are_not_requested_yet_are_told_of(record: Record, changes: dict[str, Any], rest: str) -> None:
+    todo = plan(look(queued(record), [workload(0, 2)], *train(2), **changes))
+    scaling = next(c for c in todo.conditions if c.type == "Scaling")
+    assert (scaling.reason, scaling.message) == ("Queued", f"2 more replicas are wanted; {rest}")
 
 
 def test_an_evicted_increment_is_left_in_order_and_then_given_back() -> None:
