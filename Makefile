@@ -59,8 +59,9 @@ lint: env ## check with ruff, mypy --strict, import directions, generated files,
 format: env ## format and sort imports with ruff
 	@.venv/bin/ruff check --quiet --fix-only .; .venv/bin/ruff format .
 
-generate: env ## write crds/, the chart's copy and the API reference from the models
+generate: env ## write crds/, the chart's copy and the references of fields and Python names
 	@$(PY) -m elastipod_operator.api.generate
+	@$(PY) -m tests.python_names
 
 COMPILE = .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-find-links \
 	--custom-compile-command "make requirements"

@@ -9,7 +9,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 GENERATED = frozenset(
-    {"docs/api-reference.md", "docs/design/fields.md", "docs/reference/reasons.md", "docs/reference/proven.md"}
+    {
+        "docs/api-reference.md",
+        "docs/design/fields.md",
+        "docs/reference/reasons.md",
+        "docs/reference/proven.md",
+        "docs/reference/python.md",
+    }
 )
 SPAN = re.compile(r"`([^`\n]+)`")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
