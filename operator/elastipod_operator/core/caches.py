@@ -24,7 +24,7 @@ class LimitedCache(Generic[P, R]):
         """The weight of all entries."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        key = (args, tuple(sorted(kwargs.items())))
+        key = (args, tuple(sorted(kwargs.items()))) if kwargs else args
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)

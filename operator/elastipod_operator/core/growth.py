@@ -59,7 +59,7 @@ def growth_window(record: Record, context: Context, members: list[Replica]) -> t
     # A voluntary resize does not begin while a member does not answer: its drain would end in a recovery.
     all_answer = len(members) == size and all(r.health is Health.GOOD for r in members)
     if possible <= size or record.running_since is None or not all_answer:
-        return replace(record, window_since=None), warm_at
+        return record if record.window_since is None else replace(record, window_since=None), warm_at
     opened = record.window_since or context.now
     due = growth_due(replace(record, window_since=opened), context.policy, context.key, context.replicas)
     assert due is not None

@@ -85,13 +85,7 @@ def assess(snapshot: Snapshot, quota_lost: Mapping[Slot, ReasonAndMessage] = NO_
     decisions = (r.presumed_lost_at + TICK for r in by_id.values() if r.presumed_lost_at is not None)
     next_loss_at = min((at for at in (*ends, *decisions) if at > snapshot.now), default=None)
     return Replicas(
-        by_id,
-        newest,
-        peers.all_silent,
-        next_loss_at,
-        snapshot.now,
-        snapshot.capacity_freed_at,
-        frozenset(quota_lost),
+        by_id, newest, peers.all_silent, next_loss_at, snapshot.now, snapshot.capacity_freed_at, frozenset(quota_lost)
     )
 
 

@@ -81,7 +81,7 @@ def follow_partial_gang(record: Record, context: Context) -> tuple[Record, tuple
 def _stop_waiting(record: Record, now: datetime) -> Record:
     gang = record.gang
     if gang is None or not gang.tries:
-        return replace(record, gang=None)
+        return record if gang is None else replace(record, gang=None)
     return record if not gang.bound else replace(record, gang=PartialGang(now, 0, gang.tries))
 
 

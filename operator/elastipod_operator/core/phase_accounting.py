@@ -56,7 +56,8 @@ def account_phases(record: Record, snapshot: Snapshot, replicas: Replicas) -> Re
     phase = "" if record.outcome else phase_of(record, replicas)
     depth = _depth_of(record, phase)
     if phase == phase_times.phase:
-        return replace(record, phase_times=replace(phase_times, depth=depth))
+        is_same = phase_times is record.phase_times and depth == phase_times.depth
+        return record if is_same else replace(record, phase_times=replace(phase_times, depth=depth))
     at = _changed_at(phase, phase_times, record.ended_at or snapshot.now, replicas)
     since = None if record.outcome else at
     booked = replace(_booked(phase_times, at), phase=phase or "ended", since=since, depth=depth)

@@ -76,7 +76,8 @@ def _train(record: Record, context: Context, is_new: bool) -> PlanDraft:
     snapshot, replicas = context.snapshot, context.replicas
 
     # 7. Record what must survive: the names of pods, when the first pod appeared, which pods were given up.
-    record = replace(record, accepted_at=accepted(snapshot, record))
+    if (accepted_at := accepted(snapshot, record)) != record.accepted_at:
+        record = replace(record, accepted_at=accepted_at)
     record = record_incarnations(record, replicas.by_id)
     record = _note_first_pod(_without_gone_pods(record, replicas), context)
 
@@ -94,9 +95,10 @@ def _train(record: Record, context: Context, is_new: bool) -> PlanDraft:
     #     prepare their workers meanwhile (preparation).
     draft = running(record, context) if record.transition is None else in_transition(record, context)
     draft = with_preparation(draft, context)
-    draft = replace(draft, wake_at=earliest(draft.wake_at, next_deadline(snapshot, draft.record, context.grant)))
     requests_again = context.quota is not None and must_request_again(snapshot, record)
-    draft = replace(draft, adopts_spec=draft.adopts_spec or requests_again or (is_new and not replicas.by_id))
+    adopts_spec = draft.adopts_spec or requests_again or (is_new and not replicas.by_id)
+    wake_at = earliest(draft.wake_at, next_deadline(snapshot, draft.record, context.grant))
+    draft = replace(draft, wake_at=wake_at, adopts_spec=adopts_spec)
 
     # 11. Pods: create missing ones, delete unwanted ones (slots, pod_supply, pod_removal, pod_listing).
     return supply(note_ceiling(draft, context), context)
@@ -111,9 +113,9 @@ def _leave_unmanaged(snapshot: Snapshot, replicas: Replicas) -> Plan:
 def _note_first_pod(record: Record, context: Context) -> Record:
     """Note when a job that has never trained got its first pod; startupDeadlineSeconds counts from then."""
     if record.started_at is not None or context.grant.is_suspended:
-        return replace(record, first_pod_at=None)
+        return record if record.first_pod_at is None else replace(record, first_pod_at=None)
     first = min((r.pod.created_at for r in context.replicas.by_id.values()), default=None)
-    return record if record.first_pod_at is not None else replace(record, first_pod_at=first)
+    return record if record.first_pod_at is not None or first is None else replace(record, first_pod_at=first)
 
 
 def _without_gone_pods(record: Record, replicas: Replicas) -> Record:

@@ -65,8 +65,8 @@ def in_transition(record: Record, context: Context) -> PlanDraft:
     if wake is not None:
         announce = _announcement(transition) if context.now == transition.began_at else ()
         return PlanDraft(record, tuple(stops), wake_at=wake, events=(*announce, *shortening))
-    assert record.transition is not None
-    record = replace(record, transition=replace(record.transition, graceful=False))  # the drain is over
+    if record.transition is not None and record.transition.graceful:
+        record = replace(record, transition=replace(record.transition, graceful=False))  # the drain is over
     if transition.kind is TransitionKind.SUSPEND:
         return _suspended(record, context)
     budget_check = check_budgets(record, context.replicas, context.policy, context.now)

@@ -35,7 +35,9 @@ def metadata_changes(job: Job, todo: Plan) -> dict[str, Any]:
     if todo.skips_record:
         wanted: dict[str, str] = {}
     else:
-        wanted = {ANNOTATION_STATE: encode(replace(todo.record, owner=job.fact.uid)), ANNOTATION_SIZE: str(todo.size)}
+        is_owned = todo.record.owner == job.fact.uid
+        record = todo.record if is_owned else replace(todo.record, owner=job.fact.uid)
+        wanted = {ANNOTATION_STATE: encode(record), ANNOTATION_SIZE: str(todo.size)}
         signals = ",".join(f"{effect} {signal}" for signal, effect in CONFIGURED.items())
         if signals or present.get(ANNOTATION_NODE_SIGNALS):
             wanted[ANNOTATION_NODE_SIGNALS] = signals

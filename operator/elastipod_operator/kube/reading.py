@@ -8,18 +8,21 @@ from typing import Any
 Body = Mapping[str, Any]
 # No real pod is nested half as deep. Values beyond Python's recursion limit can be neither copied nor sent.
 MAX_DEPTH = 100
+# Most values are dicts and lists; to ask an abstract class of each takes many times longer.
+MAPPINGS = (dict, Mapping)
+NESTED = (dict, list, tuple, Mapping)
 
 
 def mapping(found: Any) -> Body:
     """Give an object; an empty one for anything else."""
-    return found if isinstance(found, Mapping) else {}
+    return found if isinstance(found, MAPPINGS) else {}
 
 
 def mappings(found: Any) -> list[Body]:
     """Give the objects in a list; none for anything else."""
-    if not isinstance(found, Sequence) or isinstance(found, str | bytes):
+    if not isinstance(found, list) and (not isinstance(found, Sequence) or isinstance(found, str | bytes)):
         return []
-    return [one for one in found if isinstance(one, Mapping)]
+    return [one for one in found if isinstance(one, MAPPINGS)]
 
 
 def text(found: Any) -> str:
@@ -68,8 +71,8 @@ def is_within_depth(value: Any, levels: int) -> bool:
     """Whether a value has at most this many levels."""
     layer = [value]
     for _ in range(levels):
-        layer = [inner for one in layer for inner in (one.values() if isinstance(one, Mapping) else one)]
-        layer = [one for one in layer if isinstance(one, Mapping | list | tuple)]
+        layer = [inner for one in layer for inner in (one.values() if isinstance(one, MAPPINGS) else one)]
+        layer = [one for one in layer if not isinstance(one, str) and isinstance(one, NESTED)]
         if not layer:
             return True
     return False
