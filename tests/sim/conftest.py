@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.sim.operator_errors import collect_operator_errors
+from tests.sim.readings import read_each_spec_once
 
 DEFAULT_SCHEDULES = 400
 SEEDS_OF_A_TEST = 40
@@ -21,9 +22,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _errors_are_seen() -> None:
-    """What the operator logs as an error ends a schedule."""
+def _as_in_schedules() -> None:
+    """What the operator logs as an error ends a schedule, and what it reads again and again it reads once."""
     collect_operator_errors()
+    read_each_spec_once()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

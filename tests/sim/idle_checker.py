@@ -163,4 +163,6 @@ class IdleChecker:
 def _is_new(job: Job, todo: Plan) -> bool:
     """Whether the record would be another one; when repeated steps are over is estimated, so the phase_times does not count."""
     before = job.fact.record
-    return before is None or (not todo.skips_record and replace(todo.record, phase_times=before.phase_times) != before)
+    if before is None or todo.skips_record or todo.record == before:
+        return before is None
+    return replace(todo.record, phase_times=before.phase_times) != before
