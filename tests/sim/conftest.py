@@ -22,10 +22,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _as_in_schedules() -> None:
-    """What the operator logs as an error ends a schedule, and what it reads again and again it reads once."""
+def _errors_are_seen() -> None:
+    """What the operator logs as an error ends a schedule."""
     collect_operator_errors()
-    read_each_spec_once()
+
+
+@pytest.fixture(autouse=True)
+def _specs_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_each_spec_once(monkeypatch.setattr)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

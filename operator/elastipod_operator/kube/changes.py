@@ -63,6 +63,8 @@ def metadata_changes(job: Job, todo: Plan) -> dict[str, Any]:
 
 def _history(job: Job, todo: Plan, present: str) -> str | None:
     """Give the history's new text; None if it is unchanged. Entries of another object are left out."""
+    if not (todo.history or todo.running_since is not None or job.fact.has_foreign_record):
+        return None
     known = decode_history(present)
     entries = tuple(entry for entry in known if is_own(entry.owner, job.body))
     has_foreign = len(entries) < len(known) and not todo.skips_record

@@ -27,7 +27,7 @@ def explore(rules: Rules, limit: int = 5_000_000) -> Explored:
     parents: list[tuple[int, str]] = [(-1, "the beginning")]
     healing: list[list[int]] = [[]]  # by state: the states from which it is reached without a fault
     ends: list[int] = []
-    names: dict[str, int] = {}
+    moves_made: dict[str, int] = {}
     num_moves = num_from_storage = 0
     queue: deque[tuple[int, World]] = deque([(0, first)])
     while queue:
@@ -42,8 +42,7 @@ def explore(rules: Rules, limit: int = 5_000_000) -> Explored:
             raise Violation(f"{error}; {_way(parents, number)}") from None
         for move in following:
             num_moves += 1
-            kind = " ".join(word for word in move.name.split() if not word.strip(",").isdigit())
-            names[kind] = names.get(kind, 0) + 1
+            moves_made[move.name] = moves_made.get(move.name, 0) + 1
             to = numbers.get(move.world.key)
             if to is None:
                 to = numbers[move.world.key] = len(parents)
@@ -57,6 +56,10 @@ def explore(rules: Rules, limit: int = 5_000_000) -> Explored:
             raise Violation(f"nothing can happen any more; {_way(parents, number)}")
         assert len(parents) <= limit, f"more than {limit} states"
     _require_ends(ends, healing, parents)
+    names: dict[str, int] = {}
+    for name, times in moves_made.items():
+        kind = " ".join(word for word in name.split() if not word.strip(",").isdigit())
+        names[kind] = names.get(kind, 0) + times
     return Explored(len(parents), num_moves, len(ends), num_from_storage, names)
 
 

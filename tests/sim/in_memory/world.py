@@ -143,7 +143,10 @@ class World:
 
     def with_process(self, number: int, process: Process) -> World:
         processes = (*self.processes[:number], process, *self.processes[number + 1 :])
-        return replace(self, processes=processes)
+        return World(
+            self.rules, processes, self.members, self.leavers, self.generation, self.is_stopping, self.stop_step, self.size,
+            self.faults, self.resizes, self.from_storage, self.newest,
+        )  # fmt: skip
 
     def is_member(self, number: int) -> bool:
         process = self.processes[number]
