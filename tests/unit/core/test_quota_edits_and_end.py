@@ -27,7 +27,7 @@ from elastipod_operator.core.actions import (
     StopWorkers,
 )
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import TransitionKind
+from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.snapshot import (
     AgentState,
@@ -195,3 +195,11 @@ def test_a_spare_stands_in_for_a_pod_of_an_increment() -> None:
         pods = [(on(0, n), running()) for n in range(2 + spares)]
         todo = plan(look(queued(trains(2)), granted, *pods, wishes=wishes))
         assert [a.ready for a in acts(todo, SetPodsReady)] == expected
+
+
+def test_a_job_that_has_left_its_queue_returns_what_no_pod_uses() -> None:
+    left = Record(transition=transition(TransitionKind.START))
+    todo = plan(look(left, FOUR, queue=""))
+    assert {(a.name, a.reason) for a in acts(todo, DeleteWorkload)} == {
+        (w.name, "the job is no longer in a queue") for w in FOUR
+    }
