@@ -251,7 +251,7 @@ def test_power_loss_of_a_node_whose_workers_keep_their_state(job: JobRun, cluste
 def test_power_is_lost_again_and_again(job: JobRun, cluster: Cluster, long_run: LongRun) -> None:
     """Runs alone, so that the time says something about the operator and not about the machine."""
     quick = {"minStableSeconds": 0, "payback": "Off"}
-    job.apply("--steps=5000", "--min-step-time=0.2", "--checkpoint-every=20", elastipod=quick)
+    job.apply("--steps=5000", "--epochs=5", "--min-step-time=0.2", "--checkpoint-every=20", elastipod=quick)
     for number in range(1, LOSSES + 1):
         job.until_training(4, beyond_step=job.step())
         before = job.history()[-1]["generation"]
