@@ -254,3 +254,9 @@ def test_members_that_this_operator_has_not_heard_are_waited_for_before_the_next
 
 def test_nothing_is_concluded_from_an_empty_record() -> None:
     assert plan(observed(job(Record(transition=transition(TransitionKind.START))), [])).record.restarts == 0
+
+
+def test_after_a_worker_fault_the_stops_are_looked_at_later_not_at_once() -> None:
+    todo = plan(observed(job(trains()), [(pod(0), faulted()), (pod(1), running())]))
+    assert todo.wake_at is not None
+    assert todo.wake_at > NOW
