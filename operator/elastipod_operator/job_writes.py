@@ -62,4 +62,4 @@ class JobWrites:
             return
         reported_at[what] = now
         reason, text = REFUSED[what]
-        self._events.record(job, [JobEvent(reason, f"{text}: {error}", warning=True)])
+        self._events.record(job, [JobEvent(reason, f"{text}: {error}")])

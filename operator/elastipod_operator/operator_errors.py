@@ -56,6 +56,6 @@ async def report_operator_error(
     conditions = with_operator_error(job.fact.conditions, text, now)
     if conditions is None:
         return
-    events.record(job.fact, [JobEvent(OPERATOR_ERROR, text, warning=True)])
+    events.record(job.fact, [JobEvent(OPERATOR_ERROR, text)])
     status = status_with_conditions(job, conditions)
     store.put_job(await writes.write("status", job.fact, api.apply_status(job.fact, status)))

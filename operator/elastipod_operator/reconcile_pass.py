@@ -247,6 +247,6 @@ class ReconcilePass:
 
     def _record_events(self, job: Job, events: Sequence[JobEvent]) -> None:
         for event in events:
-            level = logging.WARNING if event.warning else logging.INFO
+            level = logging.WARNING if event.is_warning else logging.INFO
             log.log(level, event.message, extra={**log_fields(job.fact), "reason": event.reason})
         self.events.record(job.fact, tuple(events))

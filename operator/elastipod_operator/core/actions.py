@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from .history import HistoryEntry
 from .names import PodId
-from .reasons import AnyReason
+from .reasons import AnyReason, Reason, Severity
 from .record import Record, RestartMode
 from .snapshot import Condition
 
@@ -188,7 +188,11 @@ class JobEvent:
 
     reason: AnyReason
     message: str
-    warning: bool = False
+
+    @property
+    def is_warning(self) -> bool:
+        """Whether the Event is a warning, as its reason documents. A reason of another party is that of a fault."""
+        return not isinstance(self.reason, Reason) or self.reason.severity is not Severity.INFO
 
 
 class JobSize(NamedTuple):

@@ -41,7 +41,7 @@ def count_node_fault(record: Record, policy: Policy, now: datetime) -> tuple[Rec
 def _note(node: str, record: Record, policy: Policy) -> JobEvent:
     times = next(o.times for o in record.node_faults if o.node == node)
     text = f"node {node} had {times} faults; new pods avoid it for {policy.eval_period.total_seconds():g} s"
-    return JobEvent(Reason.NODE_AVOIDED, text, warning=True)
+    return JobEvent(Reason.NODE_AVOIDED, text)
 
 
 def avoided(record: Record, policy: Policy, now: datetime) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ def use_again(record: Record, context: Context) -> tuple[Record, tuple[JobEvent,
     if context.now < due:
         return record, (), due
     text = f"too few nodes but {', '.join(offenders)} had room for the minimum size: repeated faults are no longer held against nodes"
-    return replace(record, node_faults=()), (JobEvent(Reason.NODE_USED_AGAIN, text, warning=True),), None
+    return replace(record, node_faults=()), (JobEvent(Reason.NODE_USED_AGAIN, text),), None
 
 
 def drop_expired_faults(record: Record, policy: Policy, now: datetime) -> Record:

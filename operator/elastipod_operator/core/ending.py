@@ -133,9 +133,7 @@ def deletion_notes(deletions: Sequence[DeletePod]) -> tuple[JobEvent, ...]:
     events: list[JobEvent] = []
     if forced:
         text = "deleted by force, because no kubelet does it; on a disconnected node its containers may run until the node is back"
-        events.append(
-            JobEvent(Reason.POD_FORCE_DELETED, f"{_pod_names(forced)} ({forced[0].reason}): {text}", warning=True)
-        )
+        events.append(JobEvent(Reason.POD_FORCE_DELETED, f"{_pod_names(forced)} ({forced[0].reason}): {text}"))
     if kept_alive:
         events.append(
             JobEvent(
@@ -192,6 +190,4 @@ def finish(record: Record, context: Context, outcome: str, reason: AnyReason, me
     )  # fmt: skip
     record, actions, wake = plan_end(context.snapshot, ended, context.replicas)
     kept = (JobEvent(Reason.JOB_KEPT, KEPT_TEXT),) if context.policy.is_ttl_zero else ()
-    return PlanDraft(
-        record, actions, (JobEvent(as_reason(outcome), message, warning=outcome == "Failed"), *kept), wake_at=wake
-    )
+    return PlanDraft(record, actions, (JobEvent(as_reason(outcome), message), *kept), wake_at=wake)

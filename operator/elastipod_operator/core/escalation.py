@@ -125,7 +125,7 @@ def _restart_everything(record: Record, replicas: Replicas, why: str, events: tu
         window=spent,
         lost=(*record.lost, *(r.id for r in given_up if r.id not in known)),
     )  # fmt: skip
-    event = JobEvent(Reason.FULL_JOB_RESTART, why, warning=True)
+    event = JobEvent(Reason.FULL_JOB_RESTART, why)
     return BudgetCheck(begun, actions=tuple(actions), events=(*events, event))
 
 
@@ -146,7 +146,7 @@ def _restart_failed_pods(
         lost=(*record.lost, *(r.id for r in failed if r.id not in known)),
     )
     names = ", ".join(r.pod.name for r in failed)
-    event = JobEvent(Reason.FAILED_PODS_RECREATED, f"{why}: {names} is recreated", warning=True)
+    event = JobEvent(Reason.FAILED_PODS_RECREATED, f"{why}: {names} is recreated")
     return BudgetCheck(begun, actions=tuple(actions), events=(*events, event))
 
 

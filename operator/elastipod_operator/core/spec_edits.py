@@ -23,7 +23,7 @@ def note_ceiling(draft: PlanDraft, context: Context) -> PlanDraft:
     if now:
         return draft
     text = no_ceiling_text(before, counted(context.policy.sizes.maximum, "replica"))
-    return replace(draft, events=(*draft.events, JobEvent(Reason.SCALED_TO_ZERO, text, warning=True)))
+    return replace(draft, events=(*draft.events, JobEvent(Reason.SCALED_TO_ZERO, text)))
 
 
 def no_ceiling_text(before: int, maximum: str) -> str:

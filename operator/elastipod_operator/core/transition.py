@@ -43,7 +43,7 @@ def recover(record: Record, context: Context, fault: Fault) -> PlanDraft:
         resize_began_at=None,
     )
     begun = begin_recovery(record, context.replicas, context.policy, context.now, fault, context.key)
-    event = JobEvent(fault.cause, fault.message, warning=True)
+    event = JobEvent(fault.cause, fault.message)
     draft = in_transition(begun, context)
     given_up = (context.replicas.get(pod) for pod in fault.lost)
     # A pod that is given up here was assessed before that: the next reconcile pass acts on it.
@@ -98,7 +98,7 @@ def _without_drain_handler(record: Record, context: Context) -> tuple[Record, tu
     )
     deadline = min(transition.deadline, context.now + STOP_TIME)
     ended = replace(record, transition=replace(transition, graceful=False, deadline=deadline))
-    return ended, (JobEvent(Reason.EVENT_UNANSWERED, text, warning=True),)
+    return ended, (JobEvent(Reason.EVENT_UNANSWERED, text),)
 
 
 def _shortened(record: Record, events: tuple[JobEvent, ...], context: Context) -> tuple[Record, tuple[JobEvent, ...]]:

@@ -135,7 +135,7 @@ class Api:
                 "namespace": job.namespace,
                 "uid": job.uid,
             },
-            "type": "Warning" if event.warning else "Normal",
+            "type": "Warning" if event.is_warning else "Normal",
             "reason": event.reason,
             "message": redact_quotes(event.message)[:EVENT_MESSAGE_LIMIT],
             "source": {"component": FIELD_MANAGER},

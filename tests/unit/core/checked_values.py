@@ -16,13 +16,10 @@ from functools import cache, wraps
 from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 import elastipod_operator.core
-from elastipod_operator.core.actions import JobEvent
 from elastipod_operator.core.conditions.draft import ConditionDraft
-from elastipod_operator.core.reasons import Reason, Severity
+from elastipod_operator.core.reasons import Reason
 
 Fits = Callable[[Any], bool]
-# Beside the Event Draining, which is none, this one is no warning either.
-MILDER = (Reason.DRAIN_SHORTENED,)
 # Fields that people read. None in them is a value that was left out of a sentence.
 TEXTS, NOTHING = ("message", "detail", "depth_reason"), re.compile(r"\bNone\b")
 # What ended a job is also the reason of the condition that says so.
@@ -93,12 +90,10 @@ def checked(kind: type[Any]) -> Callable[..., None]:
 
 
 def is_documented(value: Any) -> bool:
-    """Whether an Event has the severity of its reason, and a condition a reason that it may have. Others' reasons are free."""
+    """Whether a condition has a reason that it may have. Others' reasons are free."""
     reason = getattr(value, "reason", None)
     if not isinstance(reason, Reason):
         return True
-    if isinstance(value, JobEvent):
-        return value.warning == (reason.severity is not Severity.INFO and reason not in MILDER)
     if isinstance(value, ConditionDraft):
         was_running = value.type == "Running" and not value.status  # it repeats the reason of the state that followed
         return was_running or value.type in OUTCOMES or value.type in reason.where.split(", ")

@@ -15,19 +15,12 @@ WRONG: Any = None
 
 
 def test_what_is_right_can_be_made() -> None:
-    JobEvent(Reason.NODE_AVOIDED, "text", warning=True)
     JobEvent(Reason.STARTED, "text")
-    JobEvent(OpenReason("LogHang_loss"), "text", warning=True)
+    JobEvent(OpenReason("LogHang_loss"), "text")
     ConditionDraft("Scaling", False, Reason.QUEUED, "text")
     ConditionDraft("Running", False, Reason.FAILED, "text")
     ConditionDraft("Failed", True, Reason.WORKER_FAULT, "text")
     CreatePod(pid(0), 2, only_on=("node-0",))
-
-
-def test_an_event_has_the_severity_that_its_reason_documents() -> None:
-    for reason, is_warning in ((Reason.NODE_AVOIDED, False), (Reason.STARTED, True)):
-        with pytest.raises(AssertionError, match="documented otherwise"):
-            JobEvent(reason, "text", warning=is_warning)
 
 
 def test_a_condition_has_a_reason_that_is_documented_for_it() -> None:

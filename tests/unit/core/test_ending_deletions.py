@@ -204,7 +204,7 @@ def deletion(name: str, why: str = "lost", *, force: bool = False) -> DeletePod:
 
 def test_pods_that_are_removed_by_force_are_told_in_one_event() -> None:
     (note,) = deletion_notes([deletion(f"job-workers-{n}", force=True) for n in range(5)] + [deletion("other")])
-    assert (note.reason, note.warning) == ("PodForceDeleted", True)
+    assert (note.reason, note.is_warning) == ("PodForceDeleted", True)
     assert "pods job-workers-0, job-workers-1, job-workers-2 and 2 more (lost)" in note.message
 
 

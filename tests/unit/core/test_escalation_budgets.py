@@ -185,7 +185,7 @@ def test_a_full_restart(changes: dict[str, Any], limits: dict[str, Any], why: st
     ]  # fmt: skip
     found = weighed(record, policy(2, 4, **limits), *pods)
     after = found.record
-    assert found.events == (JobEvent(Reason.FULL_JOB_RESTART, why, warning=True),)
+    assert found.events == (JobEvent(Reason.FULL_JOB_RESTART, why),)
     assert (after.members, after.is_full_restart, after.window) == ((), True, window)
     assert after.lost == (pid(1), pid(0), pid(2, 1)), "who has a place and has not ended, each once"
     assert {Slot("workers", 0): 0, Slot("workers", 1): 0, Slot("workers", 2): 1} == dict(after.incarnations)
@@ -223,7 +223,7 @@ def test_a_node_that_is_avoided_now_is_told_with_the_end_and_with_the_restart() 
         node_faults=(NodeFaults("a", 1, NOW),),
         retries=9,
     )
-    told = JobEvent(Reason.NODE_AVOIDED, "node a had 2 faults; new pods avoid it for 600 s", warning=True)
+    told = JobEvent(Reason.NODE_AVOIDED, "node a had 2 faults; new pods avoid it for 600 s")
     assert weighed(record, replace(PERIOD, max_retries=0)).events == (told,)
     assert weighed(record).events == (told,)
     restarts = weighed(replace(record, window=RestartWindow(0, NOW, 1, 0)), replace(PERIOD, restarts_before_full=0))

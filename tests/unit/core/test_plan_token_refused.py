@@ -32,9 +32,9 @@ def test_it_is_said_at_once_with_what_to_do(secret: str, words: tuple[str, ...])
     assert (told.reason, told.status) == ("TokenRefused", False)
     assert "agent of pod job-workers-0 (and of 1 more pod)" in told.message
     assert every(word in told.message for word in words)
-    assert [note.reason for note in made.events if note.warning] == ["TokenRefused"]
+    assert [note.reason for note in made.events if note.is_warning] == ["TokenRefused"]
     again = plan(observed(job(made.record, conditions=made.conditions), pods))
-    assert [note for note in again.events if note.warning] == [], "said once"
+    assert [note for note in again.events if note.is_warning] == [], "said once"
 
 
 def test_a_job_that_trains_goes_on_when_no_agent_knows_the_operator_any_more() -> None:

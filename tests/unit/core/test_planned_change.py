@@ -111,8 +111,8 @@ def test_who_awaits_its_start(mine: ObservedAgent, awaits: bool) -> None:
     assert awaits_start(next(iter(replicas.by_id.values())), trains(generation=2)) is awaits
 
 
-@pytest.mark.parametrize(("outcome", "warning"), [(Reason.FAILED, True), (Reason.COMPLETED, False)])
-def test_the_end_of_a_job(outcome: Reason, warning: bool) -> None:
+@pytest.mark.parametrize("outcome", [Reason.FAILED, Reason.COMPLETED])
+def test_the_end_of_a_job(outcome: Reason) -> None:
     record = trains(transition=transition(), window_since=LONG_AGO, fault_at=LONG_AGO, gang=PartialGang(NOW, 1))
     step = finish(record, scene_of(record, *RUN), outcome, OpenReason("Reason"), "words")
     assert step == PlanDraft(
@@ -121,7 +121,7 @@ def test_the_end_of_a_job(outcome: Reason, warning: bool) -> None:
             outcome_message="words", ended_at=NOW,
         ),
         (ShutDownAgent(pod(0).name), ShutDownAgent(pod(1).name)),
-        (JobEvent(outcome, "words", warning=warning),),
+        (JobEvent(outcome, "words"),),
         wake_at=NOW + seconds(60),
     )  # fmt: skip
 

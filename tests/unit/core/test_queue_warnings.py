@@ -57,7 +57,7 @@ def warning(what: Snapshot) -> tuple[str, str]:
 
 
 def events(what: Snapshot) -> list[str]:
-    return [note.reason for note in plan(what).events if note.warning]
+    return [note.reason for note in plan(what).events if note.is_warning]
 
 
 def test_of_a_queue_that_is_as_it_should_be_nothing_is_told() -> None:

@@ -258,7 +258,7 @@ def test_half_an_increment_is_given_back_when_the_patience_of_this_job_is_over(u
 def test_that_places_are_given_back_is_told() -> None:
     record = trains(gang=PartialGang(NOW - seconds(181), 1))
     todo = plan(observed(job(record, PAIRS), [*all_run(2), (pod(2), ready()), waits(3)]))
-    assert [n.reason for n in todo.events if not n.warning] == ["PlacesGivenBack"]
+    assert [n.reason for n in todo.events if not n.is_warning] == ["PlacesGivenBack"]
     assert len(acts(todo, DeletePod)) == 2
 
 

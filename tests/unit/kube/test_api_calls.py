@@ -158,12 +158,12 @@ def test_workloads_are_watched_from_a_version_on_with_a_margin_for_an_end_that_n
     assert calls.made == [(f"WATCH {path}", {"query": query, "limit_s": 330})]
 
 
-@pytest.mark.parametrize("is_warning", [False, True])
-async def test_an_event_is_about_its_job_and_says_when_it_happened(is_warning: bool) -> None:
+@pytest.mark.parametrize(("reason", "type_"), [(Reason.RESIZING, "Normal"), (Reason.DRAIN_SHORTENED, "Warning")])
+async def test_an_event_is_about_its_job_and_says_when_it_happened(reason: Reason, type_: str) -> None:
     calls, api = Calls(), None
     api = RecordedApi(calls)
     of, at = job(namespace="team", name="l" * 253), datetime(2026, 1, 2, 3, 4, 5, 678, timezone(timedelta(hours=2)))
-    event = JobEvent(Reason.RESIZING, "m" * 2000, is_warning)
+    event = JobEvent(reason, "m" * 2000)
     for _ in range(2):
         await api.emit(of, event, at)
     (target, given), (_, again) = calls.made
@@ -179,7 +179,7 @@ async def test_an_event_is_about_its_job_and_says_when_it_happened(is_warning: b
                 "apiVersion": "sagemaker.amazonaws.com/v1", "kind": "HyperPodPyTorchJob", "name": of.name, "namespace": "team",
                 "uid": of.uid,
             },
-            "type": "Warning" if is_warning else "Normal", "reason": Reason.RESIZING, "message": "m" * EVENT_MESSAGE_LIMIT,
+            "type": type_, "reason": reason, "message": "m" * EVENT_MESSAGE_LIMIT,
             "source": {"component": "elastipod-operator"}, "reportingComponent": "elastipod-operator",
             "firstTimestamp": "2026-01-02T01:04:05Z", "lastTimestamp": "2026-01-02T01:04:05Z", "count": 1,
         }

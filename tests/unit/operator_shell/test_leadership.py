@@ -139,7 +139,7 @@ async def test_a_write_that_works_forgets_only_the_refusal_of_its_own_kind() -> 
     with pytest.raises(ApiError):
         await writes.write("status", fact, refused())
     (event,) = told
-    assert event.warning
+    assert event.is_warning
     assert "refuses to write the job's status; the operator tries again: " in event.message
     assert "Invalid value" in event.message
 

@@ -58,7 +58,7 @@ def describe(
     old = {condition.type: condition for condition in snapshot.job.conditions}
     conditions = tuple(_dated(line, old, snapshot.now) for line in lines)
     events = tuple(
-        JobEvent(reason, message, warning=True)
+        JobEvent(reason, message)
         for line in lines
         if line.type in ("PodsReady", "Warning", "Suspended")
         for reason, message in line.parts or ((line.reason, line.message),)

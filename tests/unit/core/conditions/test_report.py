@@ -105,7 +105,7 @@ def test_what_is_told_of_a_job_that_is_left_alone(last: Condition, expected: Tol
 
 def test_an_event_is_given_when_its_reason_is_new() -> None:
     snapshot = observed(job(trains(), policy(warnings=("w",))), RUN)
-    assert [(n.reason, n.message, n.warning) for n in report(snapshot).events] == [("SpecWarning", "w", True)]
+    assert [(n.reason, n.message, n.is_warning) for n in report(snapshot).events] == [("SpecWarning", "w", True)]
     for before, events in ((Reason.SPEC_WARNING, []), (Reason.EDITS_PENDING, ["SpecWarning"])):
         known = replace(snapshot.job, conditions=(Condition("Warning", False, before, "x", LONG_AGO),))
         assert [n.reason for n in report(replace(snapshot, job=known)).events] == events

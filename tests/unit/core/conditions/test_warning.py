@@ -68,7 +68,7 @@ def test_agents_that_tell_more_than_is_taken_are_named() -> None:
     warning = next(c for c in told.conditions if c.type == "Warning")
     assert warning.reason == "AnswerRefused"
     assert warning.message == f"the agent of pod {pod(1).name} (and of 2 more pods): its workers leave 70000 bytes"
-    assert [note.reason for note in told.events if note.warning] == ["AnswerRefused"]
+    assert [note.reason for note in told.events if note.is_warning] == ["AnswerRefused"]
 
 
 @pytest.mark.parametrize(
