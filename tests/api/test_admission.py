@@ -290,3 +290,4 @@ def test_the_policy_refuses_pods_that_pretend_to_be_a_jobs(api_server: Cluster, 
     del mine["metadata"]["labels"]["elastipod.io/job-uid"]
     apply(api_server, policed, mine)
     assert "which the operator alone creates" in refusal(api_server, policed, foreign_pod()), "nor by an update"
+    api_server.kubectl("-n", policed, "delete", "pod", mine["metadata"]["name"])  # nodes of other tests would take it
