@@ -10,6 +10,7 @@ from tests.unit.core.builders import NOW, job, observed, pod, policy, running, s
 
 from elastipod_operator.core.health import assess
 from elastipod_operator.core.payback import growth_hold, record_resize_pause, record_step_time
+from elastipod_operator.core.quota_requests import increments_requested_from
 from elastipod_operator.core.record import Record, ResizeStatistics, TransitionKind
 
 FASTER = ResizeStatistics(seconds(10), ((2, seconds(2)), (4, seconds(1))))
@@ -88,3 +89,12 @@ def test_which_gain_counts(paces: tuple[tuple[int, float], ...], hold_s: float) 
     rows = tuple((size, seconds(pace)) for size, pace in paces)
     record = trains(running_since=NOW, resize_statistics=ResizeStatistics(seconds(10), rows))
     assert growth_hold(record, policy()) == NOW + seconds(hold_s)
+
+
+def test_no_increment_is_requested_before_the_last_resize_has_paid_off() -> None:
+    record = trains(resized_at=NOW - seconds(1), resize_statistics=FASTER)
+    hold = growth_hold(record, policy())
+    assert hold is not None
+    assert hold > NOW
+    assert increments_requested_from(record, policy(), NOW) == hold
+    assert increments_requested_from(record, policy(payback=False), NOW) is None

@@ -28,13 +28,14 @@ from tests.unit.core.builders import (
 from elastipod_operator.core.actions import AssignSpare, DeletePod, JobEvent, StopWorkers
 from elastipod_operator.core.backoff import jitter
 from elastipod_operator.core.context import PlanDraft
+from elastipod_operator.core.faults import START_LIMIT
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import NodeFaults, PartialGang, Record, RestartWindow, TransitionKind
 from elastipod_operator.core.running import running as decide
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import AgentState, ObservedAgent, Snapshot, SpecLimits
+from elastipod_operator.core.snapshot import SHARDED, AgentState, ObservedAgent, Snapshot, SpecLimits
 
 DRAINED = ready(1, drained=True)
 
@@ -236,6 +237,16 @@ def test_a_running_job_is_looked_at_again(
 ) -> None:
     step = step_of(observed(job(trains(**changes), wishes), [*all_run(2), *pods]))
     assert step.wake_at == (None if wait_s is None else NOW + seconds(wait_s))
+
+
+def test_a_start_of_a_doomed_member_is_looked_at_again_when_it_is_waited_for_no_longer() -> None:
+    """The workers that are being started hold the only copy of the state, so their drain begins once all of them run."""
+    record = trains(running_since=None, generation_began_at=NOW - seconds(30))
+    members = [
+        (pod(0, disruption="Eviction"), ready(0, memory_state=SHARDED)),
+        (pod(1), running(memory_state=SHARDED)),
+    ]
+    assert step_of(observed(job(record), members)).wake_at == NOW - seconds(30) + START_LIMIT
 
 
 @pytest.mark.parametrize("uid", ["job-uid", "another"])

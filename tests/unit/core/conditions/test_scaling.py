@@ -156,6 +156,7 @@ def scaling_of(record: Record, pods: list[Any], wanted: Policy) -> str:
     [
         ("spec.replicas=2 (kubectl scale)", "the maximum: limited by spec.replicas=2 (kubectl scale)"),
         ("spec.elasticPolicy.maxReplicas=2", "the maximum: limited by spec.elasticPolicy.maxReplicas=2"),
+        ("", "which is the maximum"),
     ],
 )
 def test_the_bound_that_limits_the_size_is_named(bound: str, told: str) -> None:
