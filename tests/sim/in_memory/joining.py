@@ -57,7 +57,7 @@ def _agreed(world: World, number: int, process: Process) -> World:
     parts = world.rules.parts_of(rank, len(world.members))
     state = process.state.agreed(offers, rank, parts, world.rules.parts)
     if state is None:
-        if world.faults < 2 or not world.rules.is_sharded:
+        if world.faults < world.rules.num_holders:
             raise Violation(f"memory holds no step any more after {world.faults} faults")
         return replace(world, from_storage=True)
     assert state.resume is not None

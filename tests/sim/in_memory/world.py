@@ -103,6 +103,11 @@ class Rules:
         return self.num_parts > 1
 
     @property
+    def num_holders(self) -> int:
+        """Ranks that hold each part, at the smallest size; so many faults may take all of them."""
+        return 2 if self.is_sharded else min(self.size, self.resize_to or self.size)
+
+    @property
     def parts(self) -> frozenset[int]:
         return frozenset(range(self.num_parts))
 
