@@ -74,16 +74,19 @@ def page(evidence: Evidence) -> str:
 
 
 def _tiers(evidence: Evidence) -> Iterator[str]:
-    yield "\n## Tests by tier\n\nOne test function may stand for many cases; the last columns come from the last whole run of the tier.\n"
-    yield "| tier | test functions | passed | skipped | failed | seconds | at commit |\n|---|---|---|---|---|---|---|"
+    yield "\n## Tests by tier\n\nOne test function may stand for many cases; the last columns come from the last whole run of the tier."
+    yield "A flaky test failed beside others and passed alone.\n"
+    yield "| tier | test functions | passed | skipped | failed | flaky | seconds | at commit |\n|---|---|---|---|---|---|---|---|"
     for tier in TIERS:
         found = evidence.tiers.get(tier)
         if found is None:
-            ran = "no report | | | |"
+            ran = "no report | | | | | |"
         else:
             counts = found["counts"]
-            failed = counts.get("failed", 0) + counts.get("error", 0)
-            ran = f"{counts.get('passed', 0)} | {counts.get('skipped', 0)} | {failed} | {found['seconds']:.0f} | {found['commit']}"
+            flaky = len(found["flaky"])
+            failed = counts.get("failed", 0) + counts.get("error", 0) - flaky
+            passed = f"{counts.get('passed', 0)} | {counts.get('skipped', 0)} | {failed} | {flaky}"
+            ran = f"{passed} | {found['seconds']:.0f} | {found['commit']}"
         yield f"| {tier} | {evidence.functions[tier]} | {ran} |"
 
 

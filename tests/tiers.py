@@ -7,7 +7,7 @@ The tiers run in several processes (pytest-xdist), those of api and e2e with an 
 tier in two parts with a line each: its tests of agents alone, and those with a cluster. Several whole tiers run in two lanes
 beside each other: what computes, and what mostly waits for API servers and clusters; each line of output names its tier then.
 Whoever asks for something of their own (-k, -s, --pdb, a long run) gets one tier after the other, in one process, as pytest
-does it.
+does it. The few tests that failed beside others are repeated alone (`tests/flaky.py`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
@@ -47,18 +48,32 @@ LANES: tuple[tuple[tuple[str, tuple[str, ...]], ...], ...] = (
 Say = Callable[[str], None]
 CLOSING_LINE = re.compile(r"^=* ?(?:\d+ (?:passed|failed|skipped|errors?|deselected)|no tests ran)\b.* in [0-9.]+s.*$")
 COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed)")
-FAILED_LINE = re.compile(r"^(?:FAILED|ERROR) \S+::\S+")
+FAILED = 1  # the exit status of pytest when tests failed, and nothing else
 SECONDS = re.compile(r"in ([0-9.]+)s")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one tier ended: its name, whether nothing failed, the lines that say so, and whether there was a test to run."""
+    """How one tier ended: its name, whether nothing failed, the lines that say so, and whether there was a test to run.
+
+    failed: the tests that failed, if nothing else did. flaky: those of them that passed when they were repeated alone.
+    """
 
     tier: str
     ok: bool
     line: str
     has_tests: bool = True
+    failed: tuple[str, ...] = ()
+    flaky: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How one call of pytest ended: its exit status, its closing line, and the tests that failed."""
+
+    status: int
+    line: str
+    failed: tuple[str, ...] = ()
 
 
 def run_tier(tier: str, arguments: Sequence[str]) -> Outcome:
@@ -81,7 +96,7 @@ def run_beside_each_other(tiers: Sequence[str]) -> list[Outcome]:
     lanes = [[(tier, part) for tier, part in lane if tier in to_run] for lane in LANES]
     named = {tier for lane in LANES for tier, _ in lane}
     lanes[0][:0] = [(tier, part) for tier in to_run if tier not in named for part in PARTS.get(tier, ((),))]
-    ends: dict[str, list[tuple[int, str]]] = {tier: [] for tier in to_run}
+    ends: dict[str, list[Ended]] = {tier: [] for tier in to_run}
     is_stopped = threading.Event()
 
     def follow(lane: list[tuple[str, tuple[str, ...]]]) -> None:
@@ -98,7 +113,22 @@ def run_beside_each_other(tiers: Sequence[str]) -> list[Outcome]:
         except KeyboardInterrupt:
             is_stopped.set()  # pytest got the signal too and takes its clusters down
             raise
-    return [outcomes.get(tier) or _outcome(tier, ends[tier]) for tier in tiers]
+    return _without_flaky([outcomes.get(tier) or _outcome(tier, ends[tier]) for tier in tiers])
+
+
+def _without_flaky(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Repeat the few tests that failed alone; a tier of which all pass then is no failure, but names them."""
+    from tests.flaky import find_flaky
+
+    def passes(name: str) -> bool:
+        _say(f"--- {name} again, alone ---")
+        return _run_pytest([name], _say).status == 0
+
+    flaky = find_flaky({one.tier: one.failed for one in outcomes}, passes)
+    return [
+        replace(one, ok=one.ok or (one.failed != () and one.failed == flaky[one.tier]), flaky=flaky[one.tier])
+        for one in outcomes
+    ]
 
 
 def _without_tests(tier: str, *, is_ok: bool) -> Outcome | None:
@@ -108,15 +138,17 @@ def _without_tests(tier: str, *, is_ok: bool) -> Outcome | None:
     return Outcome(tier, is_ok, f"skipped: there is no test in {folder.relative_to(TESTS.parent)}", has_tests=False)
 
 
-def _run_part(tier: str, part: Sequence[str], *, is_whole: bool = True, say: Say | None = None) -> tuple[int, str]:
+def _run_part(tier: str, part: Sequence[str], *, is_whole: bool = True, say: Say | None = None) -> Ended:
     return _run_pytest([str(TESTS / tier), *part, *(SLOWEST if is_whole else ())], say or _say)
 
 
-def _outcome(tier: str, ends: Sequence[tuple[int, str]], *, is_whole: bool = True) -> Outcome:
+def _outcome(tier: str, ends: Sequence[Ended], *, is_whole: bool = True) -> Outcome:
     """Say how a tier ended whose parts ended so. A whole one has tests in each; only who selects some may find none here."""
-    has_tests = [status != NO_TESTS_COLLECTED for status, _ in ends]
-    ok = all(status == 0 or (not is_whole and status == NO_TESTS_COLLECTED) for status, _ in ends)
-    return Outcome(tier, ok, "\n".join(line for _, line in ends), any(has_tests))
+    has_tests = any(one.status != NO_TESTS_COLLECTED for one in ends)
+    ok = all(one.status == 0 or (not is_whole and one.status == NO_TESTS_COLLECTED) for one in ends)
+    has_only_failures = all(one.status == 0 or (one.status == FAILED and one.failed) for one in ends)
+    failed = tuple(name for one in ends for name in one.failed) if has_only_failures else ()
+    return Outcome(tier, ok, "\n".join(one.line for one in ends), has_tests, failed)
 
 
 def _prepare(tier: str) -> str:
@@ -147,29 +179,37 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _run_pytest(arguments: Sequence[str], say: Say) -> tuple[int, str]:
-    """Run pytest; gives its exit status, and the lines that say what failed and how it ended. say: shows each other line."""
-    command = [sys.executable, "-m", "pytest", "--color=no", *arguments]
+def _run_pytest(arguments: Sequence[str], say: Say) -> Ended:
+    """Run pytest. say: shows each line of its output but the closing one."""
     closing = ""
-    failed: list[str] = []
     started = time.monotonic()
-    with subprocess.Popen(command, cwd=TESTS.parent, stdout=subprocess.PIPE, text=True, errors="replace") as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                if CLOSING_LINE.match(line):
-                    closing = line.rstrip()  # shown once, at the very end
-                    continue
-                say(line.rstrip("\n"))
-                failed += FAILED_LINE.findall(line)  # shown again at the very end
-        except KeyboardInterrupt:
-            process.wait()  # pytest got the signal too and takes its clusters down
-            raise
+    with tempfile.TemporaryDirectory(prefix="pytest-cache-") as cache:
+        command = [sys.executable, "-m", "pytest", "--color=no", "-o", f"cache_dir={cache}", *arguments]
+        with subprocess.Popen(
+            command, cwd=TESTS.parent, stdout=subprocess.PIPE, text=True, errors="replace"
+        ) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    if CLOSING_LINE.match(line):
+                        closing = line.rstrip()  # shown once, at the very end
+                        continue
+                    say(line.rstrip("\n"))
+            except KeyboardInterrupt:
+                process.wait()  # pytest got the signal too and takes its clusters down
+                raise
+        failed = _failed_in(Path(cache))
     if process.returncode == NO_TESTS_COLLECTED:
-        return process.returncode, "skipped: no test was selected"
+        return Ended(process.returncode, "skipped: no test was selected")
     passed_s = time.monotonic() - started
     ended = closing or f"pytest ended with {process.returncode} after {passed_s:.0f} s without a summary"
-    return process.returncode, "\n".join([*failed, ended])
+    return Ended(process.returncode, ended, failed)
+
+
+def _failed_in(cache: Path) -> tuple[str, ...]:
+    """Give the tests that failed, as pytest keeps them for --last-failed: its lines of output cut names short."""
+    path = cache / "v" / "cache" / "lastfailed"
+    return tuple(json.loads(path.read_text())) if path.is_file() else ()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -202,11 +242,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     print()
     for outcome in outcomes:
-        print(f"{outcome.tier}\n{outcome.line}")
+        print("\n".join([outcome.tier, *_named(outcome), outcome.line]))
     if not any(outcome.has_tests for outcome in outcomes):
         print("no test was selected in any of these tiers", file=sys.stderr)
         return 2
     return 0 if all(outcome.ok for outcome in outcomes) else 1
+
+
+def _named(outcome: Outcome) -> list[str]:
+    """Name again, at the very end, what failed: the output of several tiers is thousands of lines."""
+    return [
+        f"FLAKY {name}: it failed beside other tests, above, and passed alone"
+        if name in outcome.flaky
+        else f"FAILED {name}"
+        for name in outcome.failed
+    ]
 
 
 def _unknown_long_run(name: str) -> str:
@@ -232,6 +282,7 @@ def _write_report(outcome: Outcome) -> None:
         "tier": outcome.tier,
         "ok": outcome.ok,
         "counts": counts,
+        "flaky": outcome.flaky,
         "seconds": round(seconds, 1),
         "commit": commit_under_test(),
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.agent_client import until
-from tests.e2e.agent_process import AgentProcess
+from tests.e2e.agent_process import AgentProcess, is_gone
 from tests.e2e.agent_scripts import FAMILY, POLL, SAY_RANK, RunAgent, _below, worker_pids
 from tests.patience import PATIENCE_S
 
@@ -48,10 +48,10 @@ def test_shutdown_ends_workers_and_process(run_agent: RunAgent) -> None:
     agent = run_agent(POLL, "--nproc-per-node=2")
     agent.start(1)
     agent.until_printed("pid", 2)
-    pids = worker_pids(agent)
+    workers = [psutil.Process(pid) for pid in worker_pids(agent)]
     assert agent.call("POST", "/shutdown") == (200, None)
     assert agent.process.wait(PATIENCE_S) == 0
-    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    assert all(map(is_gone, workers))
 
 
 def test_a_gentle_stop_sends_the_chosen_signal_first(run_agent: RunAgent) -> None:

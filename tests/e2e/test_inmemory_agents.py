@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.agent_client import free_port, until
-from tests.e2e.agent_process import AgentProcess
+from tests.e2e.agent_process import AgentProcess, is_gone, suspend
 from tests.e2e.agent_scripts import RunAgent
 from tests.e2e.inmemory_job import WORKER
 from tests.e2e.inmemory_schedules import JOINED
@@ -129,13 +129,14 @@ def test_a_member_that_must_go_and_hangs_costs_the_others_neither_time_nor_state
     job.start(1, 3)
     first = job.until_joined(1, 3)
     until(lambda: (stay[0].status()["worker"]["step"] or 0) > 5, "some steps")
-    os.kill(first[2][0], signal.SIGSTOP)
+    hangs = psutil.Process(first[2][0])
+    suspend(hangs)
     for agent in job.agents:
         assert agent.drain(1, timeout=3, restart_mode="ipr", leaves=agent is goes) == (200, None)
     for agent in job.agents:
         agent.until("ready", 90)
         assert agent.status()["reason"] == "DrainTimedOut"
-    assert not psutil.pid_exists(first[2][0]), "it is not waited for"
+    assert is_gone(hangs), "an agent that is ready has ended its workers"
     job.start(2, 2)
     second = job.until_joined(2, 2)
     assert [second[rank][0] for rank in (0, 1)] == [first[rank][0] for rank in (0, 1)], "they keep their processes"

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from tests.agent_client import free_port, until
 from tests.agent_scenarios import ASK_THE_LIBRARY, restart_loop
-from tests.e2e.agent_process import AgentProcess, until_gone
+from tests.e2e.agent_process import AgentProcess, is_gone, suspend, until_gone
 from tests.e2e.agent_scripts import RunAgent
 from tests.e2e.inprocess_pods import Pods
 from tests.long_runs import LongRun
@@ -112,11 +112,12 @@ def test_ranks_that_do_not_come_back_in_time_cost_all_processes_of_the_pod(pods:
     job = pods(1, 2, timeout_s=2)
     job.start(1)
     before = job.pids(1)
+    processes = [psutil.Process(pid) for pid in before.values()]
     if how == "stuck":
         job.order(1, "stuck")
         until(lambda: not (job.folder / "order-1").exists(), "the order to be taken")
     else:
-        os.kill(before[1], signal.SIGSTOP)
+        suspend(psutil.Process(before[1]))
     agent = job.agents[0]
     agent.stop(1, restart_mode="ipr")
     assert agent.status()["status"] == "stopping"
@@ -124,7 +125,7 @@ def test_ranks_that_do_not_come_back_in_time_cost_all_processes_of_the_pod(pods:
     assert "local rank 1 did not reach the barrier within 2 s" in agent.printed()
     job.start(2)
     assert not set(before.values()) & set(job.pids(2).values())
-    assert not [pid for pid in before.values() if psutil.pid_exists(pid)]
+    assert all(map(is_gone, processes))
 
 
 def test_a_drain_leaves_processes_that_return_and_replaces_those_that_exit(pods: Any) -> None:

@@ -12,7 +12,12 @@ from tests.proven import TIERS, Evidence, page, read_evidence
 def evidence(**more: object) -> Evidence:
     parts: dict[str, object] = {
         "tiers": {
-            "unit": {"counts": {"passed": 4000, "skipped": 3, "error": 1}, "seconds": 180.4, "commit": "abc-dirty"}
+            "unit": {
+                "counts": {"passed": 4000, "skipped": 3, "error": 1, "failed": 1},
+                "flaky": ["test_one.py::test_busy"],
+                "seconds": 180.4,
+                "commit": "abc-dirty",
+            }
         },
         "long_runs": {
             "sim": {
@@ -32,14 +37,14 @@ def evidence(**more: object) -> Evidence:
 
 def test_figures_of_reports_are_taken_over() -> None:
     text = page(evidence())
-    assert "| unit | 12 | 4000 | 3 | 1 | 180 | abc-dirty |" in text
+    assert "| unit | 12 | 4000 | 3 | 1 | 1 | 180 | abc-dirty |" in text
     assert "| sim | passed | 7 | def | schedules 5,000, share found 0.9123 |" in text
     assert "| operator | 12,345 |" in text
 
 
 def test_what_has_no_report_is_named() -> None:
     text = page(evidence())
-    assert "| e2e | 12 | no report | | | | |" in text
+    assert "| e2e | 12 | no report | | | | | |" in text
     assert "| churn | no report | | | |" in text
 
 
@@ -58,9 +63,9 @@ def test_whole_tiers_name_their_slowest_tests(
 ) -> None:
     calls: list[list[str]] = []
 
-    def run(command: list[str], _: tiers.Say) -> tuple[int, str]:
+    def run(command: list[str], _: tiers.Say) -> tiers.Ended:
         calls.append(command)
-        return 0, "1 passed in 0.1s"
+        return tiers.Ended(0, "1 passed in 0.1s")
 
     monkeypatch.setattr(tiers, "_run_pytest", run)
     monkeypatch.setattr(tiers, "_prepare", lambda _: "")

@@ -18,17 +18,20 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setattr(tiers, "_prepare", lambda tier: "")
     monkeypatch.setattr(tiers, "_write_report", lambda outcome: None)
 
-    def run(arguments: Sequence[str], say: tiers.Say) -> tuple[int, str]:
+    def run(arguments: Sequence[str], say: tiers.Say) -> tiers.Ended:
         made.append(list(arguments))
         say("one test after the other")
-        return ENDS.get(arguments[0].rsplit("/", 1)[-1], 0), "a line"
+        name = arguments[0].rsplit("/", 1)[-1]
+        return tiers.Ended(ENDS.get(name, 0), "a line", tuple(FAILED.get(name, ())))
 
     monkeypatch.setattr(tiers, "_run_pytest", run)
     ENDS.clear()
+    FAILED.clear()
     return made
 
 
 ENDS: dict[str, int] = {}
+FAILED: dict[str, list[str]] = {}
 
 
 def test_a_long_run_that_does_not_exist_is_refused_with_the_names_of_all(
@@ -99,15 +102,65 @@ def test_a_tier_without_a_test_is_no_success(calls: list[list[str]]) -> None:
     assert calls == []
 
 
-def test_what_failed_is_named_again_at_the_very_end(tmp_path: Path) -> None:
-    """Output of several tiers is thousands of lines; whoever reads the end only must see which test it was."""
+def test_what_failed_is_known_by_its_whole_name(tmp_path: Path) -> None:
     (tmp_path / "test_two.py").write_text(
-        "def test_good() -> None:\n    pass\n\n\ndef test_bad() -> None:\n    assert False\n"
+        "import pytest\n\n\ndef test_good() -> None:\n    pass\n\n\n"
+        "@pytest.mark.parametrize('how', ['a - b', 'good'])\n"
+        "def test_some(how: str) -> None:\n    assert how == 'good'\n"
     )
     shown: list[str] = []
-    status, ended = tiers._run_pytest([str(tmp_path), "-p", "no:cacheprovider"], shown.append)
-    *named, closing = ended.splitlines()
-    assert status == 1
-    assert [name.rsplit("/", 1)[-1] for name in named] == ["test_two.py::test_bad"]
-    assert tiers.CLOSING_LINE.match(closing)
+    ended = tiers._run_pytest([str(tmp_path)], shown.append)
+    assert ended.status == 1
+    assert [name.rsplit("/", 1)[-1] for name in ended.failed] == ["test_two.py::test_some[a - b]"]
+    assert tiers.CLOSING_LINE.match(ended.line)
     assert any(line.startswith("FAILED") for line in shown)
+    assert tiers._run_pytest([str(tmp_path), "-k", "good"], shown.append).failed == ()
+
+
+def test_what_failed_is_named_again_at_the_very_end(calls: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    """Output of several tiers is thousands of lines; whoever reads the end only must see which test it was."""
+    ENDS["sim"] = 1
+    FAILED["sim"] = ["tests/sim/test_one.py::test_a[b c]"]
+    assert tiers.main(["unit", "sim"]) == 1
+    assert capsys.readouterr().out.endswith("sim\nFAILED tests/sim/test_one.py::test_a[b c]\na line\n")
+
+
+ALONE = "test_real.py::test_alone"
+
+
+def test_a_test_that_passes_alone_is_flaky_and_named(
+    calls: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ENDS["api"] = 1
+    FAILED["api"] = [ALONE]
+    assert tiers.main(["unit", "api"]) == 0
+    assert calls[-1] == [ALONE]
+    assert f"FLAKY {ALONE}: it failed beside other tests, above, and passed alone\na line" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("ends", "failed"),
+    [
+        pytest.param({"api": 1, ALONE: 1}, {"api": [ALONE]}, id="it fails alone too"),
+        pytest.param({"api": 1, "other": 1}, {"api": [ALONE, "other"]}, id="another fails alone too"),
+        pytest.param({"sim": 1}, {"sim": [ALONE]}, id="a schedule in virtual time"),
+        pytest.param({"api": 1}, {"api": [f"{ALONE}_{n}" for n in range(4)]}, id="too many"),
+        pytest.param({"api": 1, "chart": 1}, {"api": ["a", "b"], "chart": ["c", "d"]}, id="too many of two tiers"),
+        pytest.param({"api": 3}, {"api": [ALONE]}, id="pytest itself failed"),
+        pytest.param({"api": 1}, {}, id="pytest names none"),
+        pytest.param({"api": 1, "sim": 1}, {"api": [ALONE]}, id="another tier failed"),
+    ],
+)
+def test_everything_else_that_fails_is_a_failure(
+    ends: dict[str, int], failed: dict[str, list[str]], calls: list[list[str]]
+) -> None:
+    ENDS.update(ends)
+    FAILED.update(failed)
+    assert tiers.main(["unit", "sim", "api", "chart"]) == 1
+
+
+def test_a_tier_that_is_run_by_itself_repeats_nothing(calls: list[list[str]]) -> None:
+    ENDS["api"] = 1
+    FAILED["api"] = [ALONE]
+    assert tiers.main(["api"]) == 1
+    assert len(calls) == 1
