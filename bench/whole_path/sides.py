@@ -16,7 +16,7 @@ from bench.launchers.nodes import MEMORY_SCRIPT, SCRIPT
 from bench.operator_load.api import ApiClient
 from bench.whole_path.worlds import Worlds
 from tests.e2e.job_run import JobRun
-from tests.e2e.test_elastic_job import detected_at, one_of_its_nodes, recovery_after
+from tests.e2e.recoveries import detected_at, one_of_its_nodes, recovery_after
 
 from elastipod_local.cluster import Cluster
 

@@ -13,7 +13,7 @@ from tests.e2e.conftest import ROOT
 from tests.e2e.host_view import training_processes
 from tests.e2e.job_run import JobRun
 from tests.e2e.pasted import shell_environment
-from tests.e2e.test_elastic_job import one_of_its_nodes, until_in_memory
+from tests.e2e.recoveries import one_of_its_nodes, until_in_memory
 from tests.patience import PATIENCE_S
 from tests.unit.docs.blocks import manifests
 from tests.unit.docs.pages import page

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 from tests.e2e.host_view import training_processes
 from tests.e2e.job_run import JobRun
-from tests.e2e.test_elastic_job import leader, recovery_after, steps_of, until_in_memory, without_power
+from tests.e2e.recoveries import leader, recovery_after, steps_of, until_in_memory, without_power
 
 from elastipod_local.cluster import Cluster
 

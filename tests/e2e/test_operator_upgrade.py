@@ -6,7 +6,7 @@ import pytest
 from tests.e2e.conftest import OPERATOR_NAMESPACE, ROOT
 from tests.e2e.host_view import training_processes
 from tests.e2e.job_run import JobRun
-from tests.e2e.test_elastic_job import leader
+from tests.e2e.recoveries import leader
 
 from elastipod_local.cluster import Cluster
 
