@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from elastipod.ipc.protocol import SOCKET_ENV, WORKER_KEY_ENV, RestartMode
+from elastipod.worker_file import Progress
 from elastipod_agent import __version__
 from elastipod_agent.clock import utc_now
 from elastipod_agent.core.exits import Outcome, StopMode, agent_exit_code, signal_name
@@ -89,7 +90,7 @@ class Agent:
         self._task: asyncio.Task[None] | None = None
         self._newest_stopped = 0
         self._last_outcome: Outcome | None = None
-        self._last_step_at: float | None = None  # Unix time
+        self._last_report: Progress | None = None  # of an earlier generation
         self._shutdown_requested = asyncio.Event()
         self._exit_signal: int | None = None
         self._has_failed = False
@@ -184,11 +185,11 @@ class Agent:
         return GenerationSupervisor(run, workers)
 
     async def _run_generation(self, supervisor: GenerationSupervisor) -> None:
-        gap = asyncio.ensure_future(measure_gap(supervisor.progress, self._last_step_at, self._reporter.first_step))
+        gap = asyncio.ensure_future(measure_gap(supervisor.progress, self._last_report, self._reporter.first_step))
         end = await self._guarded(supervisor.run())
         gap.cancel()
         if (last := supervisor.progress()) is not None:
-            self._last_step_at = last.time
+            self._last_report = last
         if end is None:
             return
         await self._runtime.pump.caught_up()  # the output of the run is shown before its end is reported

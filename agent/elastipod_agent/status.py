@@ -51,6 +51,7 @@ class Status:
     terminating: bool = False
     failure: Failure | None = None
     gap_s: float | None = None  # between the last step before this generation and its first one
+    steps_repeated: int | None = None  # from its first one on: how many had been made before
 
 
 class StatusStore:
@@ -120,6 +121,7 @@ class StatusStore:
             "in_memory": _in_memory_json(status),
             "preparation": None if status.preparation is None else status.preparation.value,
             "gap_s": status.gap_s,
+            "steps_repeated": status.steps_repeated,
             "boot_id": self.boot_id,
             "failure": None if status.failure is None else status.failure.as_json(),
             "worker": _worker_json(progress),

@@ -75,6 +75,7 @@ class StatusReporter:
             num_kept=None,
             preparation=None,
             gap_s=None,
+            steps_repeated=None,
             failure=None,
         )
         write_termination_message("")
@@ -88,10 +89,9 @@ class StatusReporter:
             restarts=request.fault_count,
         )
 
-    def first_step(self, gap_s: float | None) -> None:
-        """The workers of this pod have reported their first step in the generation."""
-        if gap_s is not None:
-            self._status.set(gap_s=round(gap_s, 6))
+    def first_step(self, gap_s: float, steps_repeated: int) -> None:
+        """The workers of this pod have reported their first step in the generation, and made one before it."""
+        self._status.set(gap_s=round(gap_s, 6), steps_repeated=steps_repeated)
 
     def fault(self, fault: Fault) -> None:
         """The generation cannot continue: FAULTED. During a stop the state stays STOPPING, and READY comes without `drained`."""

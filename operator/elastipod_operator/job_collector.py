@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import Metric
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from . import clock
@@ -14,7 +14,7 @@ from .core.actions import JobSize
 from .core.phase_accounting import PHASES, total, total_by_depth
 from .core.record import PhaseTimes
 
-# Jobs beyond it are counted in elastipod_jobs alone: each exported one costs at most 24 time series, as phases and depths are few.
+# Jobs beyond it are counted in elastipod_jobs alone: each exported one costs at most 25 time series, as phases and depths are few.
 MAX_EXPORTED_JOBS = 2000
 # What is exported for a reason that is not the operator's own, such as one of Kueue: labels stay few.
 OTHER_REASON = "Other"
@@ -23,7 +23,7 @@ _LABELS = ["namespace", "job"]
 
 @dataclass(frozen=True, slots=True)
 class JobFigures:
-    """What the last pass found of a job. state, reason: of its last condition."""
+    """What the last pass found of a job. state, reason: of its last condition. steps_repeated: since this operator leads."""
 
     namespace: str
     name: str
@@ -32,6 +32,7 @@ class JobFigures:
     phase_times: PhaseTimes
     state: str
     reason: str
+    steps_repeated: int = 0
 
 
 class JobCollector(Collector):
@@ -60,6 +61,8 @@ class JobCollector(Collector):
         )
         state = _gauge("state", "1 for the last condition of the job", "state", "reason")
         step = _gauge("step", "Newest step that the job's workers reported")
+        text = "Steps that resizes and recoveries since this operator leads have cost, as they had been made before"
+        repeated = CounterMetricFamily("elastipod_job_steps_repeated", text, labels=_LABELS)
         now = clock.now()
         for uid, job in list(self._figures.items())[:MAX_EXPORTED_JOBS]:
             labels = [job.namespace, job.name]
@@ -67,6 +70,7 @@ class JobCollector(Collector):
             target.add_metric(labels, job.size.target)
             maximum.add_metric(labels, job.size.maximum)
             restarts.add_metric(labels, job.restarts)
+            repeated.add_metric(labels, job.steps_repeated)
             state.add_metric([*labels, job.state, job.reason], 1)
             times = job.phase_times
             if times.since is not None and times.phase in PHASES:
@@ -78,7 +82,7 @@ class JobCollector(Collector):
             newest = self._newest_step(uid)
             if newest is not None:
                 step.add_metric(labels, newest)
-        yield from (replicas, target, maximum, restarts, phase, spent, changes, state, step)
+        yield from (replicas, target, maximum, restarts, phase, spent, changes, state, step, repeated)
 
 
 def _gauge(name: str, description: str, *labels: str) -> GaugeMetricFamily:

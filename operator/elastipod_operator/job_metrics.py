@@ -32,14 +32,15 @@ class JobMetrics:
 
     def update(self, job: ObservedJob, todo: Plan, agents: Iterable[ObservedAgent] = ()) -> None:
         """Record the present state, phase and size of a job. agents: its own, of which one may know the gap of the newest change."""
-        self._observe_gap(job.uid, agents)
+        known = self._figures.get(job.uid)
+        repeated = (known.steps_repeated if known else 0) + self._observe_gap(job.uid, agents)
         phase_times = todo.record.phase_times
         state = todo.conditions[-1]
         self._update_state(job.uid, state.type)
         self._update_phase(job.uid, phase_times)
         self._figures[job.uid] = JobFigures(
             job.namespace, job.name, todo.size, todo.record.restarts, phase_times, state.type,
-            state.reason if isinstance(state.reason, Reason) else OTHER_REASON,
+            state.reason if isinstance(state.reason, Reason) else OTHER_REASON, repeated,
         )  # fmt: skip
 
     def forget(self, uid: str) -> None:
@@ -59,15 +60,17 @@ class JobMetrics:
                 metrics.CHANGES.labels(entry.kind.value, entry.depth.value).inc()
                 self._awaited_gaps[uid] = entry
 
-    def _observe_gap(self, uid: str, agents: Iterable[ObservedAgent]) -> None:
-        """Observe the gap of a change once. All who trained before and after it report about the same one."""
+    def _observe_gap(self, uid: str, agents: Iterable[ObservedAgent]) -> int:
+        """Observe the gap of a change once, and give the steps repeated. All who trained before and after it report about the same."""
         entry = self._awaited_gaps.get(uid)
         if entry is None or entry.depth is None:
-            return
-        gap = next((a.gap for a in agents if a.gap is not None and a.generation == entry.generation), None)
-        if gap is not None:
-            del self._awaited_gaps[uid]
-            metrics.GAP_SECONDS.labels(entry.kind.value, entry.depth.value).observe(gap.total_seconds())
+            return 0
+        for agent in agents:
+            if agent.gap is not None and agent.generation == entry.generation:
+                del self._awaited_gaps[uid]
+                metrics.GAP_SECONDS.labels(entry.kind.value, entry.depth.value).observe(agent.gap.total_seconds())
+                return agent.steps_repeated
+        return 0
 
     def _update_state(self, uid: str, state: str | None) -> None:
         if self._states.get(uid) == state:

@@ -8,7 +8,7 @@ import pytest
 from tests.api.jobs import apply, get, job, refusal
 
 from elastipod_local.cluster import Cluster
-from elastipod_operator.api import ConditionStatus, JobCondition, JobStatus, generate, pod_schema
+from elastipod_operator.api import generate, pod_schema
 
 ELASTIC = {"minReplicas": 2, "maxReplicas": 8}
 
@@ -36,10 +36,8 @@ def test_columns(api_server: Cluster, namespace: str) -> None:
         },
     }
     apply(api_server, namespace, body)
-    created, running = (
-        JobCondition(type=name, status=ConditionStatus.TRUE, reason=f"{name}Now") for name in ("Created", "Running")
-    )
-    report(api_server, namespace, "llm", JobStatus(conditions=(created, running), restart_count=3).to_body())
+    conditions = [{"type": name, "status": "True", "reason": f"{name}Now"} for name in ("Created", "Running")]
+    report(api_server, namespace, "llm", {"conditions": conditions, "restartCount": 3})
     header, row = table(api_server, namespace)
     assert header == ["NAME", "STATE", "SIZE", "RESTARTS", "QUEUE", "AGE"]
     assert row[:5] == ["llm", "Running", "4/8/16", "3", "team-a"]

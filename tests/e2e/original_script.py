@@ -206,7 +206,7 @@ def reduce_status(body: Mapping[str, Any]) -> Observation:
 # Fields of ours in /status (docs/design/contracts.md, 3); a client of the original leaves unknown ones alone.
 OURS_ONLY = (
     "protocol", "features", "version", "generation", "drained", "terminating", "warming", "saving", "unanswered", "in_memory",
-    "preparation", "gap_s", "boot_id", "failure", "worker",
+    "preparation", "gap_s", "steps_repeated", "boot_id", "failure", "worker",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The gap between two generations: from the last step that local rank 0 reported to its first one after it."""
+"""The gap between two generations, from the last step that local rank 0 reported to its first one after it, and the steps repeated."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ SOON_S = 30.0
 
 
 async def measure_gap(
-    progress: Callable[[], Progress | None], last_step_at: float | None, on_first_step: Callable[[float | None], None]
+    progress: Callable[[], Progress | None], last: Progress | None, on_first_step: Callable[[float, int], None]
 ) -> None:
-    """Wait for the first report of a generation and give the gap in seconds; None where no step was reported here before.
+    """Wait for the first report of a generation; give the gap in seconds, and how many steps had been made before.
 
-    progress: gives the newest report of the generation. last_step_at: the time in the last report of an earlier one, in seconds of
-    the Unix epoch.
+    progress: gives the newest report of the generation. last: the last report of an earlier one; without it nothing is given.
     """
     soon = time.monotonic() + SOON_S
     while (first := progress()) is None:  # noqa: ASYNC110 a worker writes into shared memory, which wakes nobody
         await asyncio.sleep(FIRST_POLL_S if time.monotonic() < soon else LATER_POLL_S)
-    on_first_step(None if last_step_at is None else max(0.0, first.time - last_step_at))
+    if last is not None:
+        on_first_step(max(0.0, first.time - last.time), max(0, last.step + 1 - first.step))

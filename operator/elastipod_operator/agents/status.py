@@ -84,6 +84,7 @@ class StatusBody(BaseModel):
     in_memory: InMemoryBody | None = None
     preparation: str | None = None
     gap_s: float | None = Field(None, ge=0, le=10**9, allow_inf_nan=False)
+    steps_repeated: Number | None = None
     restart_mode: str | None = Field(None, alias="restartMode")
     worker_data: Any = None
 
@@ -156,6 +157,7 @@ def parse_status(body: Any, before: ObservedAgent, now: datetime) -> AgentStatus
         memory_state=_memory_state(answer),
         num_kept=answer.in_memory.kept if answer.in_memory is not None else None,
         gap=timedelta(seconds=answer.gap_s) if answer.gap_s is not None else None,
+        steps_repeated=answer.steps_repeated or 0,
         can_prepare=ours and "prepare" in (answer.features or ()),
         preparation=_preparation(answer.preparation),
         can_reach=ours and "reach" in (answer.features or ()),

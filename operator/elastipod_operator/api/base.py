@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from typing import Annotated, Any, Final
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from elastipod_operator.core.sizes import MAX_REPLICAS
@@ -40,12 +39,7 @@ class Model(BaseModel):
         return data
 
 
-def _rfc3339(time: datetime) -> str:
-    """Write a time the way Kubernetes does: UTC, whole seconds."""
-    return time.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-Timestamp = Annotated[AwareDatetime, PlainSerializer(_rfc3339, return_type=str, when_used="json")]
+Timestamp = AwareDatetime
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 PositiveCount = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Seconds = Annotated[int, Field(ge=0, le=MAX_INT32)]

@@ -140,7 +140,7 @@ class PodSetInfo(Model):
 
 
 class JobStatus(Model):
-    """What the operator reports. `to_body()` gives it as the API server takes it."""
+    """What the operator reports."""
 
     start_time: Timestamp | None = None
     """When the job was accepted; in a queue, when it was admitted for the first time."""
@@ -186,17 +186,3 @@ class JobStatus(Model):
 
     elastic_scaling_status: ElasticScalingStatus | None = None
     """The target size and its progress."""
-
-    @property
-    def state(self) -> JobCondition | None:
-        """The present state of the job: the last condition; None before the first."""
-        return self.conditions[-1] if self.conditions else None
-
-    def condition(self, type_: str) -> JobCondition | None:
-        """Give the condition of that type; None when there is none."""
-        return next((condition for condition in self.conditions if condition.type == type_), None)
-
-    def to_body(self) -> dict[str, Any]:
-        """Give the status as JSON-ready values with their names on the wire; absent and empty fields are left out."""
-        body = self.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return {key: value for key, value in body.items() if value != []}

@@ -298,6 +298,8 @@ class ObservedAgent:
     """How many of their processes survived the last generation; None during one, and if it does not say."""
     gap: timedelta | None = None
     """The time between the last step that its workers made before the present generation and their first one in it, if known."""
+    steps_repeated: int = 0
+    """How many steps, from that first one on, its workers had made before; known along with the gap."""
     can_prepare: bool = False
     """It can start workers ahead of their first generation."""
     preparation: Preparation | None = None

@@ -48,6 +48,15 @@ def test_an_agent_of_ours_tells_everything() -> None:
     assert (answer.version, json.loads(answer.progress)) == (7, {"ckpt": {"progressCount": 4}})
 
 
+def test_the_gap_comes_with_the_steps_that_were_made_again() -> None:
+    known = parse_status(OURS | {"gap_s": 1.5, "steps_repeated": 13}, ObservedAgent(), NOW).fact
+    assert (known.gap, known.steps_repeated) == (seconds(1.5), 13)
+    earlier = parse_status(OURS | {"gap_s": 1.5}, ObservedAgent(), NOW).fact
+    assert (earlier.gap, earlier.steps_repeated) == (seconds(1.5), 0), "an agent of an earlier version"
+    with pytest.raises(InvalidStatus, match="steps_repeated"):
+        parse_status(OURS | {"steps_repeated": -1}, ObservedAgent(), NOW)
+
+
 @pytest.mark.parametrize("drained", [True, False])
 def test_workers_that_left_at_a_checkpoint_are_told_from_others(drained: bool) -> None:
     fact = parse_status(OURS | {"status": "ready", "drained": drained}, ObservedAgent(), NOW).fact

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -10,10 +9,7 @@ from pydantic import ValidationError
 
 from elastipod_operator.api import (
     CleanPodPolicy,
-    ConditionStatus,
     HyperPodPyTorchJob,
-    JobCondition,
-    JobStatus,
     Switch,
     explain,
 )
@@ -148,25 +144,3 @@ def test_the_documents_own_rule_with_two_groups_is_taken() -> None:
 
 def test_a_broken_regex_is_told_with_its_error() -> None:
     assert "it must be a regular expression (" in refusal(runPolicy=with_rule(logPattern="(loss"))
-
-
-def test_status_is_written_for_the_wire() -> None:
-    at = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=timezone(timedelta(hours=1)))
-    running = JobCondition(type="Running", status=ConditionStatus.TRUE, reason="Started", last_transition_time=at)
-    status = JobStatus(start_time=at, conditions=(running,), master_port="10010")
-    assert status.to_body() == {
-        "startTime": "2026-01-02T02:04:05Z",
-        "conditions": [
-            {"type": "Running", "status": "True", "reason": "Started", "lastTransitionTime": "2026-01-02T02:04:05Z"}
-        ],
-        "restartCount": 0,
-        "masterPort": "10010",
-    }
-    assert JobStatus.model_validate(status.to_body()).to_body() == status.to_body()
-
-
-def test_the_last_condition_is_the_state() -> None:
-    created, scaling = (JobCondition(type=name, status=ConditionStatus.FALSE) for name in ("Created", "Scaling"))
-    assert JobStatus().state is None
-    assert JobStatus(conditions=(scaling, created)).state == created
-    assert JobStatus(conditions=(scaling, created)).condition("Scaling") == scaling

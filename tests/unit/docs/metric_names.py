@@ -29,14 +29,16 @@ class MetricName:
 def operator_metrics() -> list[MetricName]:
     """Give all metrics of the operator."""
     found: list[Any] = [value for value in vars(metrics).values() if _is_metric(value)]
-    names = [MetricName(_name(value), value._type, frozenset(value._labelnames)) for value in found]
+    names = [
+        MetricName(_stored(value._name, value._type), value._type, frozenset(value._labelnames)) for value in found
+    ]
     each_job: list[Any] = list(metrics.EACH_JOB.collect())
-    return names + [MetricName(family.name, family.type, frozenset(family._labelnames)) for family in each_job]
+    return names + [MetricName(_stored(f.name, f.type), f.type, frozenset(f._labelnames)) for f in each_job]
 
 
 def _is_metric(value: Any) -> bool:
     return hasattr(value, "_labelnames") and str(getattr(value, "_name", "")).startswith("elastipod_")
 
 
-def _name(value: Any) -> str:
-    return f"{value._name}_total" if value._type == "counter" else str(value._name)
+def _stored(name: str, kind: str) -> str:
+    return f"{name}_total" if kind == "counter" else name

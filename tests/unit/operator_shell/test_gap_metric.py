@@ -57,6 +57,24 @@ def test_a_gap_is_observed_once_from_the_first_agent_that_knows_it() -> None:
     assert update(running(2, gap=2 * GAP)) == (1, 0.25)
 
 
+def test_the_steps_that_changes_repeat_add_up() -> None:
+    jobs = JobMetrics()
+    before, todo = resize()
+
+    def repeated(*agents: ObservedAgent) -> float:
+        jobs.update(job(todo.record), todo, agents)
+        return sampled(metrics.EACH_JOB, "elastipod_job_steps_repeated_total", job=job(todo.record).name)
+
+    jobs.record_written("job-uid", before, todo)
+    assert repeated(running(1, gap=GAP, steps_repeated=5)) == 0, "of an earlier generation"
+    assert repeated(running(2), running(2, gap=GAP, steps_repeated=3), running(2, gap=GAP, steps_repeated=2)) == 3
+    assert repeated(running(2, gap=GAP, steps_repeated=3)) == 3, "once for each change"
+    jobs.record_written("job-uid", before, todo)
+    assert repeated(running(2, gap=GAP)) == 3
+    jobs.record_written("job-uid", before, todo)
+    assert repeated(running(2, gap=GAP, steps_repeated=4)) == 7
+
+
 def test_a_deleted_job_is_exported_no_more() -> None:
     jobs = JobMetrics()
     _, todo = resize()

@@ -19,7 +19,7 @@ NOW = BEGAN + timedelta(seconds=60)
 TIMES = PhaseTimes(
     "training", BEGAN, (("starting", 2_500), ("training", 40_000), ("draining", 1_500)), by_depth=(("memory", 1_500),)
 )
-TRAINS = JobFigures("team-a", "llm", JobSize(2, 4, 8), 3, TIMES, "Running", "Training")
+TRAINS = JobFigures("team-a", "llm", JobSize(2, 4, 8), 3, TIMES, "Running", "Training", 13)
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +51,7 @@ def test_a_job_that_trains() -> None:
         'elastipod_job_change_seconds{depth="memory",job="llm",namespace="team-a"}': 1.5,
         'elastipod_job_state{job="llm",namespace="team-a",reason="Training",state="Running"}': 1,
         f"elastipod_job_step{labels}": 41,
+        f"elastipod_job_steps_repeated_total{labels}": 13,
     }
 
 
@@ -62,6 +63,7 @@ def test_without_a_report_or_a_phase_there_is_no_sample_of_it() -> None:
         "elastipod_job_max_replicas",
         "elastipod_job_restarts",
         "elastipod_job_state",
+        "elastipod_job_steps_repeated_total",
     }
 
 
@@ -72,7 +74,7 @@ def test_a_job_has_a_bounded_number_of_series() -> None:
     by_depth = tuple((str(depth), 1) for depth in (*Depth, "later"))
     times = replace(TIMES, phase="later", booked=booked, by_depth=by_depth)
     found = scraped({"u": replace(TRAINS, phase_times=times)}, {"u": 1})
-    assert len(found) == 4 + 1 + 1 + len(Phase) + len(Depth)
+    assert len(found) == 5 + 1 + 1 + len(Phase) + len(Depth)
     assert found['elastipod_job_phase_seconds{job="llm",namespace="team-a",phase="unknown"}'] == 1 + 50 + 60
 
 
