@@ -30,12 +30,16 @@ CHANGES = Counter(
     "Resizes and recoveries by how deep they went: memory, process, pod or job",
     ["kind", "depth"],
 )
+GENERATIONS.labels("recovery")  # exported as 0: the increase of a series that begins with 1 is none to Prometheus
 GAP_SECONDS = Histogram(
     "elastipod_gap_seconds",
     "Time from the last step before a resize or recovery to the first one after it, as workers that made both reported it",
     ["kind", "depth"],
     buckets=(0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 30, 100, 300),
 )
+for _depth in ("memory", "process", "pod", "job"):
+    GAP_SECONDS.labels("recovery", _depth)  # as above
+    PHASE_SECONDS.labels("detecting", _depth)
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10)
 RECONCILE_SECONDS = Histogram(
     "elastipod_reconcile_seconds",
@@ -62,7 +66,7 @@ OPERATOR_ERRORS = Counter(
 )
 FAILED_PARTS = ("pass", "pods", "handling", "task", "object")
 for _part in FAILED_PARTS:
-    OPERATOR_ERRORS.labels(_part)  # exported as 0: the increase of a series that begins with 1 is none to Prometheus
+    OPERATOR_ERRORS.labels(_part)  # as above
 AGENT_FAILURES = Counter("elastipod_agent_call_failures_total", "Calls to agents that failed")
 QUOTA_WAIT_SECONDS = Histogram(
     "elastipod_quota_wait_seconds",

@@ -1,4 +1,4 @@
-"""The alerts, evaluated by Prometheus' own promtool: when each fires, and when it does not (alerts_test.yaml)."""
+"""The rules, evaluated by Prometheus' own promtool: when each alert fires, when it does not, and what HyperPod's names give."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from tests.prometheus import program
 
 RULES = CHART / "alerts/elastipod.yaml"
 CASES = Path(__file__).with_name("alerts_test.yaml")
+NAMES = CHART / "alerts/hyperpod-names.yaml"
+CASES_OF_NAMES = Path(__file__).with_name("hyperpod_names_test.yaml")
 
 
 def promtool(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -20,10 +22,10 @@ def promtool(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
-def test_each_alert_fires_when_it_should(tmp_path: Path) -> None:
-    shutil.copy(RULES, tmp_path)
-    shutil.copy(CASES, tmp_path)
-    done = promtool(tmp_path, "test", "rules", CASES.name)
+def test_each_alert_fires_when_it_should_and_each_name_gives_what_it_says(tmp_path: Path) -> None:
+    for file in (RULES, CASES, NAMES, CASES_OF_NAMES):
+        shutil.copy(file, tmp_path)
+    done = promtool(tmp_path, "test", "rules", CASES.name, CASES_OF_NAMES.name)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -32,6 +34,13 @@ def test_every_alert_has_a_case_in_which_it_fires() -> None:
     cases = yaml.safe_load(CASES.read_text())["tests"]
     fired = {case["alertname"] for test in cases for case in test["alert_rule_test"] if case.get("exp_alerts")}
     assert fired == rules
+
+
+def test_every_name_has_a_case_in_which_it_gives_something() -> None:
+    rules = {rule["record"] for group in yaml.safe_load(NAMES.read_text())["groups"] for rule in group["rules"]}
+    cases = yaml.safe_load(CASES_OF_NAMES.read_text())["tests"]
+    given = {case["expr"] for test in cases for case in test["promql_expr_test"] if case.get("exp_samples")}
+    assert given == rules
 
 
 def test_a_changed_threshold_is_noticed(tmp_path: Path) -> None:

@@ -57,6 +57,9 @@ def test_rules_and_dashboard_are_the_files_of_the_chart() -> None:
     objects = render({"monitoring": {"rules": {"enabled": True}, "dashboard": {"enabled": True}}})
     rules = yaml.safe_load((CHART / "alerts/elastipod.yaml").read_text(encoding="utf-8"))
     assert only(objects, "PrometheusRule")["spec"] == rules
+    both = render({"monitoring": {"rules": {"enabled": True, "hyperpodNames": True}}})
+    names = yaml.safe_load((CHART / "alerts/hyperpod-names.yaml").read_text(encoding="utf-8"))
+    assert only(both, "PrometheusRule")["spec"] == {"groups": rules["groups"] + names["groups"]}
     config_map = only(objects, "ConfigMap")
     assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert json.loads(config_map["data"]["elastipod.json"]) == json.loads(

@@ -21,7 +21,6 @@ from elastipod_operator.api.base import (
     PositiveSeconds,
     RestartLimit,
     Seconds,
-    Timestamp,
 )
 from elastipod_operator.api.explain import field_error, value_error
 from elastipod_operator.api.job_status import JobStatus
@@ -311,13 +310,8 @@ class ObjectMeta(Model):
     name: str = ""
     namespace: str = ""
     uid: str = ""
-    resource_version: str = ""
-    generation: int = 0
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
-    finalizers: tuple[str, ...] = ()
-    creation_timestamp: Timestamp | None = None
-    deletion_timestamp: Timestamp | None = None
 
 
 class HyperPodPyTorchJob(Model):

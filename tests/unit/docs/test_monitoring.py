@@ -20,6 +20,8 @@ SERIES = {name: labels for metric in operator_metrics() for name, labels in metr
 GROUPS: list[dict[str, Any]] = yaml.safe_load((CHART / "alerts/elastipod.yaml").read_text(encoding="utf-8"))["groups"]
 ALERTS = [rule for group in GROUPS for rule in group["rules"]]
 DASHBOARD: dict[str, Any] = json.loads((CHART / "dashboards/elastipod.json").read_text(encoding="utf-8"))
+NAMES = yaml.safe_load((CHART / "alerts/hyperpod-names.yaml").read_text(encoding="utf-8"))["groups"]
+RECORDS: list[tuple[str, str]] = [(rule["record"], rule["expr"]) for group in NAMES for rule in group["rules"]]
 TARGETS = [
     (panel["title"], target["expr"], target["legendFormat"])
     for panel in DASHBOARD["panels"]
@@ -58,6 +60,13 @@ def test_alerts_ask_for_what_the_operator_exports(alert: dict[str, Any]) -> None
     texts = " ".join(alert["annotations"].values())
     assert set(re.findall(r"\$labels\.(\w+)", texts)) <= labels
     assert alert["labels"]["severity"] in ("critical", "warning", "info")
+
+
+def test_the_names_of_hyperpod_ask_for_what_the_operator_exports_and_are_listed() -> None:
+    text = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    for name, expression in some(RECORDS):
+        asks_for_what_is_exported(expression)
+        assert name.removeprefix("hyperpod_training_operator_jobs_") in text
 
 
 @pytest.mark.parametrize(("title", "expression", "legend"), TARGETS)
