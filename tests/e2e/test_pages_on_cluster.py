@@ -1,4 +1,4 @@
-"""The quick start and the tutorial, pasted block by block into a real cluster."""
+"""The README's job, the quick start and the tutorial, pasted block by block into a real cluster."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from tests.e2e.conftest import ROOT
 from tests.e2e.job_run import JobRun
 from tests.e2e.pasted import paste, shell_blocks
+from tests.long_runs import LongRun
 from tests.unit.docs.pages import page
 
 from elastipod_local.cluster import Cluster
@@ -20,6 +21,26 @@ def with_exports(script: str, **values: str) -> str:
         (at,) = [number for number, line in enumerate(lines) if line.startswith(f"export {name}=")]
         lines[at] = f"export {name}={value}"
     return "\n".join(lines)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.long("pages")
+def test_the_readmes_job_trains_to_its_end(cluster: Cluster, tmp_path: Path, long_run: LongRun) -> None:
+    """As it stands there, after the command that its first line names; the local cluster has its image."""
+    (manifest,) = page("README.md").blocks("yaml")
+    before = manifest.splitlines()[0].removeprefix("# after: ")
+    assert before.startswith("kubectl ")
+    (tmp_path / "job.yaml").write_text(manifest)
+    job = JobRun(cluster, "lm")
+    try:
+        paste(f"{before}\nkubectl apply -f {tmp_path}/job.yaml", ROOT, cluster)
+        job.until("the README's job to complete", lambda: job.state() == "Completed", 600)
+        (samples,) = cluster.shared.glob("*/log")
+        printed = paste(f"elastipod audit {samples}", ROOT)
+    finally:
+        job.delete()
+    assert "every one of 3200 samples was trained exactly once over 200 steps" in printed
+    long_run.count(steps=200)
 
 
 @pytest.mark.timeout(900)
