@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.agent_client import free_port
+from tests.patience import PATIENCE_S
 from tests.unit.admission.test_review import good
 from tests.unit.agents.fake_agent import until
 
@@ -81,7 +82,7 @@ async def is_served(port: int, trusted: bytes) -> bool:
 
 async def eventually(holds: Callable[[], Any]) -> None:
     """Wait for an asynchronous condition."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not await holds():  # noqa: ASYNC110  # nothing tells when another connection would succeed
             await asyncio.sleep(0.02)
 

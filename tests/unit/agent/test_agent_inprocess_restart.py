@@ -23,7 +23,7 @@ class Job:
     def __init__(self, agent: AgentInProcess) -> None:
         self.agent = agent
 
-    def run(self, scenario: Any, *, script_args: tuple[str, ...] = (), timeout_s: int = 20, script: str = LOOP) -> int:
+    def run(self, scenario: Any, *, script_args: tuple[str, ...] = (), timeout_s: int = 120, script: str = LOOP) -> int:
         options = ("--nproc-per-node=2", "--inprocess-restart", f"--inprocess-timeout={timeout_s}")
         return self.agent.run(script, scenario, *options, script_args=script_args)
 
@@ -117,10 +117,10 @@ def test_ranks_that_do_not_come_back_in_time_cost_all_processes_of_the_pod(job: 
         else:
             os.kill(before[1], signal.SIGSTOP)
         job.stop(1, restart_mode="ipr")
-        job.agent.until_printed("local rank 1 did not reach the barrier within 1 s")
+        job.agent.until_printed("local rank 1 did not reach the barrier within 8 s")
         assert not set(before.values()) & set(job.start(2).values())
 
-    job.run(scenario, timeout_s=1)
+    job.run(scenario, timeout_s=8)  # in which every process has to start, too
 
 
 def test_a_drain_leaves_processes_that_return(job: Job) -> None:

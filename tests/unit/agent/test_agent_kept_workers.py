@@ -319,7 +319,7 @@ def test_a_rank_that_hangs_is_killed_and_replaced_and_the_other_keeps_its_proces
         second = job.start(2)
         assert (second[0] == first[0], second[1] == first[1]) == (True, False)
 
-    job.run(scenario, options=("--hang-timeout=1",))
+    job.run(scenario, options=("--hang-timeout=5",))
     assert "workers that hang are killed" in job.agent.printed()
 
 

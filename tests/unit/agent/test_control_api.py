@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from elastipod_agent.agent import Agent
 from elastipod_agent.core.fences import CallDecision, CallVerdict
@@ -185,7 +186,7 @@ async def test_a_long_poll_ends_with_the_next_change() -> None:
     await asyncio.sleep(0.01)
     assert not waiting.done()
     api.agent.status.enter(S.READY)
-    seen = await asyncio.wait_for(waiting, 5)
+    seen = await asyncio.wait_for(waiting, PATIENCE_S)
     assert (seen.body["status"], seen.body["version"]) == ("ready", 2)
 
 
@@ -216,7 +217,7 @@ async def test_more_polls_than_may_wait_are_answered_at_once(monkeypatch: pytest
     for _ in range(2):
         waiting = [asyncio.ensure_future(api.call("GET", "/status", query=query)) for _ in range(2)]
         await asyncio.sleep(0.01)
-        assert (await asyncio.wait_for(api.call("GET", "/status", query=query), 5)).status == 200
+        assert (await asyncio.wait_for(api.call("GET", "/status", query=query), PATIENCE_S)).status == 200
         assert not any(one.done() for one in waiting)
         for one in waiting:
             one.cancel()

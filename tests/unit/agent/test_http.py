@@ -46,9 +46,9 @@ async def echo(request: Request) -> Response:
 async def serving(
     handle: Callable[[Request], Awaitable[Response]] = echo,
     *,
-    idle_timeout_s: float = 5.0,
+    idle_timeout_s: float = PATIENCE_S,
     max_connections: int = 8,
-    patience_s: float = 0.2,
+    patience_s: float = PATIENCE_S,
     admit: Callable[[Head], Admission] = admit_everybody,
 ) -> AsyncIterator[Connect]:
     """Serve on a port of the system's choice; gives a function that connects."""
@@ -166,7 +166,7 @@ async def test_what_cannot_be_read_is_refused_and_the_connection_closed(data: by
     ],
 )
 async def test_a_client_that_stalls_is_dropped(data: bytes) -> None:
-    async with serving() as connect:
+    async with serving(patience_s=0.2) as connect:
         reader, writer = await connect()
         writer.write(data)
         assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
@@ -207,7 +207,7 @@ async def test_a_thousand_strangers_do_not_keep_the_operator_out(data: bytes) ->
         await release.wait()
         return Response(200)
 
-    async with serving(handle, max_connections=8, patience_s=30) as connect:
+    async with serving(handle, max_connections=8) as connect:
         polling, poll = await connect()
         poll.write(b"GET /status HTTP/1.1\r\n\r\n")
         before = len(os.listdir("/proc/self/fd"))
@@ -247,11 +247,11 @@ async def test_a_client_that_never_fetches_its_answers_is_dropped_and_holds_no_d
     async def handle(request: Request) -> Response:
         return Response(200, "x" * 1_000_000)
 
-    async with serving(handle) as connect:
+    async with serving(handle, patience_s=0.2) as connect:
         before = len(os.listdir("/proc/self/fd"))
         _, writer = await connect()
         writer.write(b"GET / HTTP/1.1\r\n\r\n" * 20)
-        end = asyncio.get_running_loop().time() + 5
+        end = asyncio.get_running_loop().time() + PATIENCE_S
         while len(os.listdir("/proc/self/fd")) > before + 1:  # the client's own end
             assert asyncio.get_running_loop().time() < end
             await asyncio.sleep(0.01)

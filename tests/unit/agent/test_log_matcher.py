@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from elastipod_agent.core.log_lines import MAX_LINE_BYTES
 from elastipod_agent.core.log_rule_tracker import MAX_LINE_SHOWN, Matches
@@ -47,7 +48,7 @@ async def test_a_process_that_does_not_end_is_killed_and_not_waited_for_without_
     closing = matcher(child)
     closing._socket, other = socket.socketpair()
     with other:
-        await asyncio.wait_for(closing.close(), 60)
+        await asyncio.wait_for(closing.close(), PATIENCE_S)
         assert other.recv(1) == b"", "its socket is closed"
     assert child.signals == [signal.SIGKILL]
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
@@ -60,7 +61,7 @@ async def test_one_that_ends_is_waited_for() -> None:
         await asyncio.sleep(0)
     assert (child.signals, task.done()) == ([signal.SIGKILL], False)
     child.ended.set()
-    await asyncio.wait_for(task, 60)
+    await asyncio.wait_for(task, PATIENCE_S)
 
 
 async def test_one_that_starts_too_late_is_ended_and_one_that_never_started_is_not() -> None:

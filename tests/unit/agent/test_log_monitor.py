@@ -150,7 +150,7 @@ async def test_a_pattern_that_cannot_even_be_interrupted_costs_the_matcher_but_n
 ) -> None:
     monkeypatch.setattr(log_matcher, "LIMIT_S", 1e6)
     monkeypatch.setattr(log_matcher, "_POLL_S", 0.05)
-    monkeypatch.setattr(log_matcher, "_KILL_AFTER_S", 0.15)
+    monkeypatch.setattr(log_matcher, "_KILL_AFTER_S", 0.5)  # the start of the matcher takes some of it
     watching = Watching(LOSS, EVIL, LOSS)
     async with watching.running():
         watching.watch.take(b"loss: 1\n" + EVIL_LINE + b"loss: 2\n")
@@ -178,16 +178,16 @@ async def test_a_matcher_that_is_killed_again_and_again_costs_no_line() -> None:
 
 
 async def test_what_the_matcher_cannot_keep_up_with_is_counted_and_puts_a_hang_off() -> None:
-    hang = LogRule(name="hang", log_pattern="loss: ", expected_start_cutoff_s=0.3)
+    hang = LogRule(name="hang", log_pattern="loss: ", expected_start_cutoff_s=3)
     watching = Watching(hang, max_waiting_bytes=50)
     watching.watch.take(b"loss: 1\n" * 20)
     async with watching.running() as task:
         await watching.until(lambda: watching.said)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)
         watching.watch.take(b"loss: 1\n" * 20)
         dropped_at = time.monotonic()
         assert (await task).reason == "LogHang_hang"
-        assert time.monotonic() - dropped_at >= 0.3
+        assert time.monotonic() - dropped_at >= 3
     (line,) = watching.said
     assert line.endswith("WARNING log rules: lines were not matched, the matcher is behind job=ns/job lines=20")
 

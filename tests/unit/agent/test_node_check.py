@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.unit.agent.agent_in_process import AgentInProcess
 from tests.unit.agent.worker_scripts import SAYS
 
@@ -33,7 +34,7 @@ def checked(folder: Path, port: int, *arguments: str, smi: str = TWO_GPUS) -> tu
         (tools / "nvidia-smi").chmod(0o755)
     env = {"PATH": f"{tools}:{os.defpath}", "MASTER_ADDR": "127.0.0.1", "NODE_NAME": "node-7"}
     command = [sys.executable, str(SCRIPT), f"--port={port}", *arguments]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
     return done.returncode, done.stderr.strip()
 
 

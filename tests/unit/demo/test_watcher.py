@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.unit.demo.runs import CREATED, GROW_SHRINK_CRASH, log
 
 from elastipod_local.demo.watcher import JobEvent, JobSnapshot, Watcher, is_about, read_job, read_progress
@@ -107,12 +108,15 @@ def test_there_is_no_progress_before_the_first_log(tmp_path: Path) -> None:
 
 def test_a_wait_ends_with_what_was_waited_for(watch: Callable[[Api], Watcher]) -> None:
     with watch(Api([], [job()])) as watcher:
-        assert watcher.wait_for(lambda snapshot: snapshot.state == "Running", "running", deadline_s=10).size == "2/4/4"
+        assert (
+            watcher.wait_for(lambda snapshot: snapshot.state == "Running", "running", deadline_s=PATIENCE_S).size
+            == "2/4/4"
+        )
 
 
 def test_a_wait_that_runs_out_says_what_was_seen_last(watch: Callable[[Api], Watcher]) -> None:
     with watch(Api([job(), event("1", "Resized")])) as watcher:
-        watcher.wait_for(lambda snapshot: bool(snapshot.last_events), "an event", deadline_s=10)
+        watcher.wait_for(lambda snapshot: bool(snapshot.last_events), "an event", deadline_s=PATIENCE_S)
         with pytest.raises(
             LocalClusterError, match=r"waited 0 s for 4 replicas; last seen: lm: state Running .*Resized: said so"
         ):
@@ -124,17 +128,17 @@ def test_a_job_that_ends_early_ends_the_wait(watch: Callable[[Api], Watcher]) ->
         watch(Api([job("Failed")])) as watcher,
         pytest.raises(LocalClusterError, match="lm ended before 4 replicas"),
     ):
-        watcher.wait_for(lambda snapshot: False, "4 replicas", deadline_s=10)
+        watcher.wait_for(lambda snapshot: False, "4 replicas", deadline_s=PATIENCE_S)
 
 
 def test_an_api_server_that_does_not_answer_is_not_the_end(watch: Callable[[Api], Watcher]) -> None:
     with watch(Api(LocalClusterError("connection refused"), [job()])) as watcher:
-        watcher.wait_for(lambda snapshot: snapshot.state == "Running", "running", deadline_s=10)
+        watcher.wait_for(lambda snapshot: snapshot.state == "Running", "running", deadline_s=PATIENCE_S)
 
 
 def test_a_failure_of_the_watch_itself_reaches_the_one_who_waits(watch: Callable[[Api], Watcher]) -> None:
     with watch(Api([{"kind": "HyperPodPyTorchJob"}])) as watcher, pytest.raises(KeyError):
-        watcher.wait_for(lambda snapshot: False, "anything", deadline_s=10)
+        watcher.wait_for(lambda snapshot: False, "anything", deadline_s=PATIENCE_S)
 
 
 def test_each_event_of_the_job_is_told_once_and_again_when_repeated(watch: Callable[[Api], Watcher]) -> None:
@@ -144,7 +148,7 @@ def test_each_event_of_the_job_is_told_once_and_again_when_repeated(watch: Calla
         [job("Completed"), event("1", "Started", count=2)],
     )
     with watch(api) as watcher:
-        watcher.wait_for(lambda snapshot: snapshot.state == "Completed", "the end", deadline_s=10, may_end=True)
+        watcher.wait_for(lambda snapshot: snapshot.state == "Completed", "the end", deadline_s=PATIENCE_S, may_end=True)
     assert watcher.shown == ["Started: said so", "Started: said so"]  # type: ignore[attr-defined]
 
 
@@ -167,7 +171,7 @@ def test_what_kueue_says_of_a_workload_is_kept_and_not_shown(watch: Callable[[Ap
     evicted = event("2", "EvictedDueToPreempted", about="lm-more-1-13de4")
     evicted["involvedObject"]["kind"] = "Workload"
     with watch(Api([job("Completed"), evicted])) as watcher:
-        watcher.wait_for(lambda snapshot: snapshot.state == "Completed", "the end", deadline_s=10, may_end=True)
+        watcher.wait_for(lambda snapshot: snapshot.state == "Completed", "the end", deadline_s=PATIENCE_S, may_end=True)
         assert watcher.events == (JobEvent("Workload", "EvictedDueToPreempted", "said so"),)
     assert watcher.shown == []  # type: ignore[attr-defined]
 
@@ -176,7 +180,7 @@ def test_each_watcher_sees_its_own_job(watch: Callable[[Api], Watcher]) -> None:
     other = job("Failed")
     other["metadata"]["name"] = "another"
     with watch(Api([other, job()])) as watcher:
-        snapshot = watcher.wait_for(lambda snapshot: snapshot.state == "Running", "running", deadline_s=10)
+        snapshot = watcher.wait_for(lambda snapshot: snapshot.state == "Running", "running", deadline_s=PATIENCE_S)
     assert snapshot.job == "lm"
 
 

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from elastipod.in_memory import phase_limit
 from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.phases import Phase
 
-SHORT = {Phase.TRAINING: None, Phase.FILLING: timedelta(seconds=0.3), Phase.CONNECTING: timedelta(seconds=0.05)}
+# FILLING_S is long enough for a thread that gets no processor for some seconds.
+FILLING_S = 3.0
+SHORT = {Phase.TRAINING: None, Phase.FILLING: timedelta(seconds=FILLING_S), Phase.CONNECTING: timedelta(seconds=0.05)}
 
 
 class Ended:
@@ -42,19 +45,19 @@ def limit(ended: Ended, monkeypatch: pytest.MonkeyPatch) -> Iterator[PhaseLimit]
 
 def test_a_phase_over_its_limit_ends_the_process_with_a_sentence(limit: PhaseLimit, ended: Ended) -> None:
     limit.enter(Phase.CONNECTING)
-    assert ended.happened.wait(20)
+    assert ended.happened.wait(PATIENCE_S)
     assert "has been connecting for more than 0.05 s" in ended.sentence
 
 
 def test_a_phase_without_a_limit_ends_nothing(limit: PhaseLimit, ended: Ended) -> None:
     limit.enter(Phase.FILLING)
     limit.enter(Phase.TRAINING)
-    assert not ended.happened.wait(0.5)
+    assert not ended.happened.wait(1.2 * FILLING_S)
 
 
 def test_progress_begins_the_limit_anew(limit: PhaseLimit, ended: Ended) -> None:
     limit.enter(Phase.FILLING)
     for _ in range(5):
-        assert not ended.happened.wait(0.1)
+        assert not ended.happened.wait(FILLING_S / 4)
         limit.progress()
-    assert ended.happened.wait(20), "without progress it does end"
+    assert ended.happened.wait(PATIENCE_S), "without progress it does end"

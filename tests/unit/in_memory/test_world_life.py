@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 import torch.distributed as dist
+from tests.patience import PATIENCE_S
 
 from elastipod import chaos
 from elastipod.data import ElasticBatches
@@ -237,7 +238,7 @@ def test_a_rank_that_nobody_calls_back_after_a_failure_tells_its_agent(
 
     def park(**_: Any) -> WorldPlace:
         threads.extend(each.daemon for each in threading.enumerate() if isinstance(each, threading.Timer))
-        assert is_called_back or told.wait(60)
+        assert is_called_back or told.wait(PATIENCE_S)
         return PLACE
 
     rank.link.park.side_effect = park

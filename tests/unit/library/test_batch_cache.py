@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.patience import PATIENCE_S
 
 from elastipod.data import Batch, ElasticBatches
 from elastipod.data import batch_cache as module
@@ -21,7 +22,7 @@ from elastipod.data.tensor_file import Tensors, read_tensors, write_tensors
 from elastipod.errors import DataError
 
 PLAN = ElasticBatches(dataset_size=120, global_batch=6, seed=2)
-WITHIN_S = 60.0
+WITHIN_S = PATIENCE_S
 
 
 class Loading:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.patience import PATIENCE_S
+
 
 def archive(files: Mapping[str, bytes]) -> bytes:
     """Give a compressed tar file."""
@@ -72,9 +74,9 @@ def release_hosts() -> Iterator[ReleaseHosts]:
             host = path.split("/")[1]
             if hosts.meeting and host not in hosts.met:
                 hosts.met.add(host)
-                hosts.meeting.wait(30)
+                hosts.meeting.wait(PATIENCE_S)
             if path in hosts.hanging:
-                hosts.closing.wait(30)
+                hosts.closing.wait(PATIENCE_S)
             elif path in hosts.moved:
                 self.send_response(302)
                 self.send_header("Location", hosts.url + hosts.moved[path])
