@@ -27,7 +27,7 @@ demo: env ## run an elastic job on a local cluster: nodes come and go, a crash, 
 	@$(PY) -m elastipod_local.demo.main $(ARGS)
 
 test: env ## run everything that this machine can: lint, then every tier with small counts
-	@status=0; $(MAKE) lint || status=1; $(PY) tests/tiers.py $(TIERS) -- $(ARGS) || status=1; exit $$status
+	@$(PY) tests/tiers.py lint $(TIERS) -- $(ARGS)
 
 $(TIERS:%=test-%): test-%: env
 	@$(PY) tests/tiers.py $* -- $(ARGS)

@@ -4,8 +4,9 @@ Usage: python tests/tiers.py [--long NAME] TIER... [-- pytest arguments]. `make 
 cannot run on this machine, or that has none, is named with its reason. Exits 0 only when no tier failed.
 
 The tiers run in several processes (pytest-xdist), those of api and e2e with an API server or a cluster in each, and the e2e
-tier in two parts with a line each: its tests of agents alone, and those with a cluster. Several whole tiers run in two lanes
-beside each other: what computes, and what mostly waits for API servers and clusters; each line of output names its tier then.
+tier in two parts with a line each: its tests of agents alone, and those with a cluster. Several whole tiers run in lanes beside
+each other, so that the processors never wait: what mostly waits for agents, for clusters and for API servers, and what computes,
+which leaves the processors to the others. Each line of output names its tier then. `lint` is no tier of tests but `make lint`.
 Whoever asks for something of their own (-k, -s, --pdb, a long run) gets one tier after the other, in one process, as pytest
 does it. The few tests that failed beside others are repeated alone (`tests/flaky.py`).
 """
@@ -24,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
@@ -40,11 +42,16 @@ PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "e2e": (AGENTS, CLUSTERS),
     "chart": (FILES_IN_TWO,),
 }
+LINT = "lint"
 # Which parts follow each other when whole tiers run beside each other; a tier that is not named begins the first lane.
 LANES: tuple[tuple[tuple[str, tuple[str, ...]], ...], ...] = (
-    (("unit", ON_ALL_CPUS), ("sim", ON_ALL_CPUS), ("e2e", AGENTS)),
-    (("e2e", CLUSTERS), ("api", FILES_IN_TWO), ("chart", FILES_IN_TWO)),
+    ((LINT, ()), ("unit", ON_ALL_CPUS), ("sim", ON_ALL_CPUS)),
+    (("e2e", AGENTS),),
+    (("e2e", CLUSTERS), ("chart", FILES_IN_TWO)),
+    (("api", FILES_IN_TWO),),
 )
+COMPUTING = (LINT, "unit", "sim")
+COMPUTING_NICENESS = 5  # a third of the processor time that a process of another lane gets while both want it
 Say = Callable[[str], None]
 CLOSING_LINE = re.compile(r"^=* ?(?:\d+ (?:passed|failed|skipped|errors?|deselected)|no tests ran)\b.* in [0-9.]+s.*$")
 COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed)")
@@ -78,6 +85,8 @@ class Ended:
 
 def run_tier(tier: str, arguments: Sequence[str]) -> Outcome:
     """Run one tier with pytest, its output passed on as it comes."""
+    if tier == LINT:
+        return _lint(_say)
     if without := _without_tests(tier, is_ok=bool(arguments)):
         return without
     if not arguments and (failed := _prepare(tier)):
@@ -88,8 +97,9 @@ def run_tier(tier: str, arguments: Sequence[str]) -> Outcome:
 
 def run_beside_each_other(tiers: Sequence[str]) -> list[Outcome]:
     """Run whole tiers in lanes; lines of output begin with the name of their tier."""
-    outcomes = {tier: without for tier in tiers if (without := _without_tests(tier, is_ok=False))}
-    for tier in tiers:
+    of_tests = [tier for tier in tiers if tier != LINT]
+    outcomes = {tier: without for tier in of_tests if (without := _without_tests(tier, is_ok=False))}
+    for tier in of_tests:
         if tier not in outcomes and (failed := _prepare(tier)):
             outcomes[tier] = Outcome(tier, False, failed)
     to_run = [tier for tier in tiers if tier not in outcomes]
@@ -101,9 +111,14 @@ def run_beside_each_other(tiers: Sequence[str]) -> list[Outcome]:
 
     def follow(lane: list[tuple[str, tuple[str, ...]]]) -> None:
         for tier, part in lane:
-            if not is_stopped.is_set():
-                _say(f"--- {tier} ---")
-                ends[tier].append(_run_part(tier, part, say=lambda line, tier=tier: _say(f"{tier:5} | {line}")))  # type: ignore[misc]
+            if is_stopped.is_set():
+                return
+            say = partial(_say_of, tier)
+            _say(f"--- {tier} ---")
+            if tier == LINT:
+                outcomes[LINT] = _lint(say)
+            else:
+                ends[tier].append(_run_part(tier, part, say=say))
 
     with ThreadPoolExecutor(len(lanes)) as pool:
         runs = [pool.submit(follow, lane) for lane in lanes]
@@ -139,7 +154,13 @@ def _without_tests(tier: str, *, is_ok: bool) -> Outcome | None:
 
 
 def _run_part(tier: str, part: Sequence[str], *, is_whole: bool = True, say: Say | None = None) -> Ended:
-    return _run_pytest([str(TESTS / tier), *part, *(SLOWEST if is_whole else ())], say or _say)
+    niceness = COMPUTING_NICENESS if is_whole and tier in COMPUTING else 0
+    return _run_pytest([str(TESTS / tier), *part, *(SLOWEST if is_whole else ())], say or _say, niceness)
+
+
+def _lint(say: Say) -> Outcome:
+    status = _run(["make", LINT], say, COMPUTING_NICENESS)
+    return Outcome(LINT, status == 0, "failed" if status else "passed", has_tests=False)
 
 
 def _outcome(tier: str, ends: Sequence[Ended], *, is_whole: bool = True) -> Outcome:
@@ -175,35 +196,48 @@ def _announce(tiers: Sequence[str]) -> None:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")  # at once: lines of two lanes must not mix
+    sys.stdout.write(f"{text}\n")  # at once: lines of lanes must not mix
     sys.stdout.flush()
 
 
-def _run_pytest(arguments: Sequence[str], say: Say) -> Ended:
+def _say_of(tier: str, line: str) -> None:
+    _say(f"{tier:5} | {line}")
+
+
+def _run_pytest(arguments: Sequence[str], say: Say, niceness: int = 0) -> Ended:
     """Run pytest. say: shows each line of its output but the closing one."""
     closing = ""
     started = time.monotonic()
+
+    def show(line: str) -> None:
+        nonlocal closing
+        if CLOSING_LINE.match(line):
+            closing = line  # shown once, at the very end
+        else:
+            say(line)
+
     with tempfile.TemporaryDirectory(prefix="pytest-cache-") as cache:
         command = [sys.executable, "-m", "pytest", "--color=no", "-o", f"cache_dir={cache}", *arguments]
-        with subprocess.Popen(
-            command, cwd=TESTS.parent, stdout=subprocess.PIPE, text=True, errors="replace"
-        ) as process:
-            assert process.stdout is not None
-            try:
-                for line in process.stdout:
-                    if CLOSING_LINE.match(line):
-                        closing = line.rstrip()  # shown once, at the very end
-                        continue
-                    say(line.rstrip("\n"))
-            except KeyboardInterrupt:
-                process.wait()  # pytest got the signal too and takes its clusters down
-                raise
+        status = _run(command, show, niceness)
         failed = _failed_in(Path(cache))
-    if process.returncode == NO_TESTS_COLLECTED:
-        return Ended(process.returncode, "skipped: no test was selected")
+    if status == NO_TESTS_COLLECTED:
+        return Ended(status, "skipped: no test was selected")
     passed_s = time.monotonic() - started
-    ended = closing or f"pytest ended with {process.returncode} after {passed_s:.0f} s without a summary"
-    return Ended(process.returncode, ended, failed)
+    return Ended(status, closing or f"pytest ended with {status} after {passed_s:.0f} s without a summary", failed)
+
+
+def _run(command: Sequence[str], say: Say, niceness: int) -> int:
+    """Run a command, each line of its output passed on as it comes; gives its exit status."""
+    nicer = ["nice", f"--adjustment={niceness}", *command]
+    with subprocess.Popen(nicer, cwd=TESTS.parent, stdout=subprocess.PIPE, text=True, errors="replace") as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                say(line.rstrip())
+        except KeyboardInterrupt:
+            process.wait()  # it got the signal too; pytest takes its clusters down
+            raise
+    return process.returncode
 
 
 def _failed_in(cache: Path) -> tuple[str, ...]:
@@ -236,7 +270,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _say(f"\n--- {tier} ---")
                 outcomes.append(run_tier(tier, arguments))
         for outcome in outcomes if run_whole else ():
-            _write_report(outcome)
+            if outcome.tier != LINT:
+                _write_report(outcome)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from elastipod_local.addressing import Addressing, free_blocks
 from elastipod_local.host import run, wait_until
+from elastipod_local.processes import tagged
 
 LINKS = Path("/sys/class/net")
 # Held from choosing a block until its bridge carries its owner's name, and while a bridge is taken down.
@@ -14,7 +15,14 @@ ALLOCATION_WAIT_S = 120
 
 
 def free_addressing() -> list[Addressing]:
-    """Give the blocks that nothing on this machine uses; hold ALLOCATION_LOCK from here until `create_bridge`."""
+    """Give the blocks that nothing on this machine uses; hold ALLOCATION_LOCK from here until `create_bridge`.
+
+    Clusters of killed test runs whose folders were cleaned away leave bridges that no `down` can find; they are deleted.
+    """
+    for mark in LINKS.glob("elastipod*/ifalias"):
+        owner = mark.read_text().strip()
+        if owner and not Path(owner).exists() and not any(tagged(Path(owner))):
+            delete_link(mark.parent.name)
     links = {entry.name for entry in LINKS.iterdir()}
     used = [
         IPv4Network(route["dst"] if route["dst"] != "default" else "0.0.0.0/0", strict=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,13 +19,16 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setattr(tiers, "_prepare", lambda tier: "")
     monkeypatch.setattr(tiers, "_write_report", lambda outcome: None)
 
-    def run(arguments: Sequence[str], say: tiers.Say) -> tiers.Ended:
+    def run(arguments: Sequence[str], say: tiers.Say, niceness: int = 0) -> tiers.Ended:
         made.append(list(arguments))
         say("one test after the other")
         name = arguments[0].rsplit("/", 1)[-1]
         return tiers.Ended(ENDS.get(name, 0), "a line", tuple(FAILED.get(name, ())))
 
     monkeypatch.setattr(tiers, "_run_pytest", run)
+    monkeypatch.setattr(
+        tiers, "_lint", lambda say: tiers.Outcome(tiers.LINT, ENDS.get("lint", 0) == 0, "linted", False)
+    )
     ENDS.clear()
     FAILED.clear()
     return made
@@ -76,7 +80,9 @@ def test_whole_tiers_run_in_lanes_and_each_of_their_parts_once(
     ran = [(call[0].rsplit("/", 1)[-1], tuple(call[1 : -len(tiers.SLOWEST)])) for call in calls]
     assert sorted(ran) == sorted((tier, part) for tier, parts in tiers.PARTS.items() for part in parts)
     for lane in tiers.LANES:
-        assert [one for one in ran if one in lane] == list(lane), "one after the other"
+        assert [one for one in ran if one in lane] == [one for one in lane if one[0] != tiers.LINT], (
+            "one after the other"
+        )
     said = capsys.readouterr().out
     assert all(f"{tier:5} | one test after the other" in said for tier in tiers.PARTS)
     assert said.endswith(
@@ -98,8 +104,26 @@ def test_a_tier_fails_with_any_of_its_parts_and_the_others_run(
 
 
 def test_a_tier_without_a_test_is_no_success(calls: list[list[str]]) -> None:
-    assert tiers.main(["lint"]) != 0
+    assert tiers.main(["fields"]) != 0
     assert calls == []
+
+
+def test_lint_fails_the_run_and_is_no_test(calls: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    assert tiers.main(["lint", "unit", "sim"]) == 0
+    assert "\nlint\nlinted\nunit\n" in capsys.readouterr().out
+    ENDS["lint"] = 2
+    assert tiers.main(["lint", "unit", "sim"]) == 1
+    assert tiers.main(["lint", "unit", "--", "-k", "name"]) == 1
+    ENDS.update(lint=0, unit=tiers.NO_TESTS_COLLECTED)
+    assert tiers.main(["lint", "unit", "--", "-k", "typo"]) == 2
+
+
+def test_what_computes_leaves_the_processors_to_the_others() -> None:
+    shown: list[str] = []
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert tiers._run(["nice"], shown.append, 3) == 0
+    assert tiers._run(["sh", "-c", "echo two; exit 4"], shown.append, 0) == 4
+    assert shown == [str(min(own + 3, 19)), "two"]
 
 
 def test_what_failed_is_known_by_its_whole_name(tmp_path: Path) -> None:
