@@ -184,10 +184,6 @@ class Cluster:
         with self._changing_nodes() as nodes:
             return nodes.add(count, self._disk())
 
-    def add_node(self) -> str:
-        """Add one node and give its name when it is Ready."""
-        return self.add_nodes(1)[0]
-
     def remove_node(self, name: str, *, drain: bool = True) -> None:
         """Drain the node, delete its Node object, end it and delete its disk."""
         with self._changing_nodes() as nodes:

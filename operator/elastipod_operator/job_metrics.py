@@ -47,11 +47,18 @@ class JobMetrics:
         """Drop a deleted job."""
         self._update_state(uid, None)
         self._update_phase(uid, PhaseTimes())
-        self._figures.pop(uid, None)
+        if self._figures.pop(uid, None):
+            metrics.LIFECYCLE.labels("deleted").inc()
         self._awaited_gaps.pop(uid, None)
 
     def record_written(self, uid: str, before: Record, todo: Plan) -> None:
-        """Count what a written record of a job shows: ended phases and new generations."""
+        """Count what a written record of a job shows: its first one or its end, ended phases, new generations."""
+        if before.is_empty and todo.record.generation == 0 and not todo.record.outcome:
+            metrics.LIFECYCLE.labels("created").inc()
+        if todo.record.outcome and not (
+            before.is_empty or before.outcome
+        ):  # an ended job may come from another operator
+            metrics.LIFECYCLE.labels(todo.record.outcome.lower()).inc()
         for (phase, depth), spent in phase_times_since(before.phase_times, todo.record.phase_times).items():
             metrics.PHASE_SECONDS.labels(phase, depth).observe(spent.total_seconds())
         for entry in todo.history:

@@ -10,6 +10,9 @@ from .job_collector import JobCollector
 
 STATES = ("Created", "Suspended", "PodsRunning", "Running", "Faulted", "Completed", "Failed")
 JOBS = Gauge("elastipod_jobs", "Jobs known to this operator", ["state"])
+LIFECYCLE = Counter("elastipod_job_lifecycle_total", "Jobs that were created, completed, failed or deleted", ["event"])
+for _event in ("created", "completed", "failed", "deleted"):
+    LIFECYCLE.labels(_event)  # exported as 0: the increase of a series that begins with 1 is none to Prometheus
 JOBS_IN_PHASE = Gauge("elastipod_jobs_in_phase", "Jobs by present phase", ["phase"])
 PHASE_SECONDS = Histogram(
     "elastipod_phase_seconds",
@@ -30,7 +33,7 @@ CHANGES = Counter(
     "Resizes and recoveries by how deep they went: memory, process, pod or job",
     ["kind", "depth"],
 )
-GENERATIONS.labels("recovery")  # exported as 0: the increase of a series that begins with 1 is none to Prometheus
+GENERATIONS.labels("recovery")  # as above
 GAP_SECONDS = Histogram(
     "elastipod_gap_seconds",
     "Time from the last step before a resize or recovery to the first one after it, as workers that made both reported it",

@@ -136,7 +136,7 @@ def test_node_files_stay_off_the_machine(cluster: Cluster) -> None:
 
 
 def test_a_node_comes_loses_its_power_returns_and_goes(cluster: Cluster) -> None:
-    name = cluster.add_node()
+    (name,) = cluster.add_nodes()
     run_pod(cluster, "guest", name)
     cluster.kill_node(name)
     assert cluster.state().nodes[name].phase is NodePhase.OFF
@@ -163,7 +163,7 @@ def test_a_node_that_cannot_be_added_leaves_nothing(cluster: Cluster, monkeypatc
 
     monkeypatch.setattr(Nodes, "_connect_to_network", fail)
     with pytest.raises(LocalClusterError, match="no network today"):
-        cluster.add_node()
+        cluster.add_nodes()
     assert cluster.state().nodes == nodes
     assert traces().new_since(before, cluster.state().addressing) == {}
 

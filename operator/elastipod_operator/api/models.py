@@ -309,9 +309,6 @@ class ObjectMeta(Model):
 
     name: str = ""
     namespace: str = ""
-    uid: str = ""
-    labels: dict[str, str] = Field(default_factory=dict)
-    annotations: dict[str, str] = Field(default_factory=dict)
 
 
 class HyperPodPyTorchJob(Model):
@@ -325,8 +322,3 @@ class HyperPodPyTorchJob(Model):
     metadata: ObjectMeta = ObjectMeta()
     spec: JobSpec
     status: JobStatus = JobStatus()
-
-    @property
-    def key(self) -> str:
-        """`namespace/name`, as logs and the agent's environment name the job."""
-        return f"{self.metadata.namespace}/{self.metadata.name}"

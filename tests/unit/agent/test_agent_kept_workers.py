@@ -34,10 +34,11 @@ def test_workers_that_can_live_on_keep_their_processes_over_a_planned_change(job
         assert (seen["drained"], seen["reason"], seen["restartMode"]) == (True, "Drained", "process_level_restart")
         assert seen["in_memory"] == {"kind": "replicated", "kept": 2}
         assert [one["data"] for one in seen["worker_data"]] == ["data of 0", "data of 1"]
-        assert seen["gap_s"] is None, "nothing came before the first generation"
+        assert (seen["gap_s"], seen["steps_repeated"]) == (None, None), "nothing came before the first generation"
         second = job.start(2, rank=1, nnodes=2)
         gap_s = until(lambda: job.agent.status()["gap_s"], "the first step after the change")
         assert 0 < gap_s < PATIENCE_S
+        assert job.agent.status()["steps_repeated"] in range(1 + seen["worker"]["step"]), "its steps begin anew"
         assert {rank - 2: pid for rank, pid in second.items()} == first
         assert job.agent.status()["in_memory"] == {"kind": "replicated", "kept": None}
         assert job.agent.status()["worker"]["step"] >= 1

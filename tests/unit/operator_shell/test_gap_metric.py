@@ -151,6 +151,35 @@ def test_jobs_are_counted_by_state_and_phase_once_each() -> None:
     assert (counted("Completed"), in_phase("training")) == before[2:]
 
 
+def test_the_beginning_and_the_end_of_a_job_are_counted_once() -> None:
+    def counted() -> dict[str, float]:
+        events = ("created", "completed", "failed", "deleted")
+        return {name: sampled(metrics.LIFECYCLE, "elastipod_job_lifecycle_total", event=name) for name in events}
+
+    def increase(before: dict[str, float]) -> dict[str, float]:
+        return {name: number - before[name] for name, number in counted().items() if number != before[name]}
+
+    jobs, first = JobMetrics(), counted()
+    new = plan(observed(job()))
+    jobs.record_written("job-uid", Record(), new)
+    jobs.record_written("job-uid", new.record, new)
+    assert increase(first) == {"created": 1}
+    _, trained = resize()
+    completed = replace(trained, record=replace(trained.record, outcome="Completed"))
+    failed = replace(trained, record=replace(trained.record, outcome="Failed"))
+    jobs.record_written("job-uid", Record(), trained)
+    jobs.record_written("job-uid", Record(), completed)
+    assert increase(first) == {"created": 1}, "their records were lost, or another operator had them"
+    for ended in (completed, failed):
+        jobs.record_written("job-uid", trained.record, ended)
+        jobs.record_written("job-uid", ended.record, ended)
+    assert increase(first) == {"created": 1, "completed": 1, "failed": 1}
+    jobs.update(job(trained.record), trained)
+    for _ in range(2):
+        jobs.forget("job-uid")
+    assert increase(first) == {"created": 1, "completed": 1, "failed": 1, "deleted": 1}
+
+
 def test_a_change_is_counted_by_its_kind_and_depth_and_its_phases_by_their_time() -> None:
     jobs = JobMetrics()
     before, todo = resize()
