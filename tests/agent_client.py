@@ -93,7 +93,7 @@ class AgentClient:
         """POST /stop."""
         return self.call("POST", "/stop", fields if generation is None else {**fields, "generation": generation})
 
-    def drain(self, generation: int | None = None, timeout: float = 10, **fields: Any) -> tuple[int, Any]:
+    def drain(self, generation: int | None = None, timeout: float = PATIENCE_S, **fields: Any) -> tuple[int, Any]:
         """POST a graceful /stop."""
         return self.stop(generation, is_graceful=True, timeout=timeout, **fields)
 

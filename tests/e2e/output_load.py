@@ -124,7 +124,7 @@ def run_load(
         )
         assert agent.start(log_monitoring_configuration=list(rules) or None) == (200, None)
         costs = _watch(process, seconds) if rate_mb_s else (0.0, 0.0, 0.0)
-        seen = agent.until("completed", patience_s=120)
+        seen = agent.until("completed")
         assert seen.get("reason") is None, seen
     finally:
         agent.end()

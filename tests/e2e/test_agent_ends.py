@@ -89,6 +89,7 @@ def test_pre_and_post_scripts_see_the_size_of_every_start(run_agent: RunAgent, t
     )
     agent.start(1, nnodes=3)
     agent.until("completed")
+    agent.until_printed("after it with 3")
     printed = agent.printed()
     assert printed.index("before the run with 3") < printed.index("rank 0 of 3") < printed.index("after it with 3")
 

@@ -11,6 +11,7 @@ from tests.agent_client import until
 from tests.e2e.agent_process import AgentProcess
 from tests.e2e.agent_scripts import RunAgent
 
+# The limits below are long enough for a worker that gets no processor for some seconds.
 # Steps of 10 ms; after some of them rank 1 hangs as the script's argument says, and rank 0 waits for it, as in a collective.
 TRAIN = """
 import ctypes, os, sys, time
@@ -41,7 +42,7 @@ def wait_for_the_other_rank():
         time.sleep(0.05)
 
 def evaluate_for_long():
-    for _ in range(25):
+    for _ in range(100):
         time.sleep(0.1)
         report(20, 200)
 
@@ -64,7 +65,7 @@ elif how == "save for long":
     while not drained():
         time.sleep(0.05)
         report(20, 200)
-    time.sleep(2.5)
+    time.sleep(10)
 """
 
 
@@ -83,7 +84,7 @@ def test_a_silent_hang_is_a_fault_with_the_stacks_of_all_workers(
     agent = run_agent(
         TRAIN,
         "--nproc-per-node=2",
-        "--hang-timeout=1",
+        "--hang-timeout=5",
         script_args=(how,),
         env={"ELASTIPOD_TERMINATION_LOG": str(last_words)},
     )
@@ -91,7 +92,9 @@ def test_a_silent_hang_is_a_fault_with_the_stacks_of_all_workers(
     seen = agent.until("faulted")
     assert seen["reason"] == "WorkerUnhealthy"
     message = seen["message"]
-    assert re.match(r"no step for [0-9.]+ s \(limit 1 s; ", message)
+    assert re.match(
+        r"no step for [0-9.]+ s \(limit 5 s[;)]", message
+    )  # the agent looks too seldom to see a step's time
     assert "ranks 2-3 stand at step 20 since 2" in message.splitlines()[0]
     assert f"  {function} (" in message
     assert "  wait_for_the_other_rank (" in message
@@ -108,7 +111,7 @@ def test_a_silent_hang_is_a_fault_with_the_stacks_of_all_workers(
 def test_a_hanging_worker_behind_a_shell_is_found_too(run_agent: RunAgent, tmp_path: Path) -> None:
     """The process that answers is then not the one that the agent started; and nobody else gets the signal."""
     shell = tmp_path / "run.sh"
-    agent = run_agent(TRAIN, "--hang-timeout=0.5", "--no-python", "/bin/sh", str(shell))
+    agent = run_agent(TRAIN, "--hang-timeout=5", "--no-python", "/bin/sh", str(shell))
     shell.write_text(f"set -e\n{sys.executable} train.py alone\necho the shell went on\n", "utf-8")
     agent.start(1)
     assert "  hang_asleep (" in agent.until("faulted")["message"]
@@ -119,7 +122,7 @@ def test_workers_that_offer_no_stacks_are_told_by_what_the_kernel_knows(run_agen
     agent = run_agent(
         "import os, time\nfrom elastipod.worker_file import WorkerFile\n"
         "WorkerFile.open(os.environ['ELASTIPOD_WORKER_FILE']).report(0, step=3)\ntime.sleep(600)\n",
-        "--hang-timeout=0.3",
+        "--hang-timeout=3",
     )
     agent.start(1)
     seen = agent.until("faulted")
@@ -133,7 +136,7 @@ def test_workers_that_offer_no_stacks_are_told_by_what_the_kernel_knows(run_agen
     [
         pytest.param("pause", "0", id="watched by nobody"),
         pytest.param("pause", "auto", id="not silent for long enough"),
-        pytest.param("evaluate", "2", id="reports of the same step"),
+        pytest.param("evaluate", "8", id="reports of the same step"),
     ],
 )
 def test_what_is_no_hang_is_left_alone(run_agent: RunAgent, how: str, timeout: str) -> None:
@@ -143,10 +146,10 @@ def test_what_is_no_hang_is_left_alone(run_agent: RunAgent, how: str, timeout: s
 
 
 def test_a_drain_that_takes_its_time_is_no_hang(run_agent: RunAgent) -> None:
-    agent: AgentProcess = run_agent(TRAIN, "--hang-timeout=1", script_args=("save for long",))
+    agent: AgentProcess = run_agent(TRAIN, "--hang-timeout=8", script_args=("save for long",))
     agent.start(1)
     agent.until_printed("made its steps")
-    agent.drain(1, timeout=20)
+    agent.drain(1)
     until(lambda: agent.status()["status"] == "ready", "the end of the drain")
     assert agent.status()["failure"] is None
 

@@ -11,6 +11,7 @@ from tests.agent_client import free_port, until
 from tests.e2e.agent_process import AgentProcess, until_gone
 from tests.e2e.agent_scripts import RunAgent
 from tests.nonempty import every
+from tests.patience import PATIENCE_S
 
 KEEP = "in_process_restart"
 
@@ -28,7 +29,7 @@ Connections.from_env().call("keep", kind="replicated")
 step = 0
 while True:
     os.environ.update(agent.hyperpod_barrier()[1]["worker_envs"])
-    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=240))
     held = step
     newest = torch.tensor([step])
     dist.all_reduce(newest, op=dist.ReduceOp.MAX)
@@ -101,13 +102,13 @@ def test_workers_live_through_a_growth_and_a_shrink_and_go_on_at_their_step(pods
     first, second = job.add(2)
     before = job.start(1, [first])
     announced([first])
-    (seen,) = stop([first], 1, is_graceful=True, timeout=60, restart_mode=KEEP, leaves=False)
+    (seen,) = stop([first], 1, is_graceful=True, timeout=PATIENCE_S, restart_mode=KEEP, leaves=False)
     assert (seen["drained"], seen["in_memory"]["kept"]) == (True, 1)
     grown = job.start(2, [first, second])
     assert (grown[0]["pid"], grown[1]["held"]) == (before[0]["pid"], 0)
     assert grown[0]["held"] == grown[0]["first"] == grown[1]["first"] > 0, "no step is lost, and the newcomer has them"
     announced([first, second])
-    both = stop([first, second], 2, is_graceful=True, timeout=60, restart_mode=KEEP)
+    both = stop([first, second], 2, is_graceful=True, timeout=PATIENCE_S, restart_mode=KEEP)
     assert every((one["drained"], one["in_memory"]["kept"]) == (True, 1) for one in both)
     shrunk = job.start(3, [second])
     assert shrunk[0]["pid"] == grown[1]["pid"]
@@ -173,7 +174,7 @@ def test_an_operator_of_the_plain_protocol_drains_and_starts_as_ever(pods: Any) 
     (agent,) = job.add()
     before = job.start(None, [agent])
     announced([agent])
-    assert agent.drain(timeout=60) == (200, None)
+    assert agent.drain() == (200, None)
     seen = agent.until("ready")
     assert (seen["drained"], seen["reason"]) == (True, "Drained")
     after = job.start(None, [agent])

@@ -52,10 +52,15 @@ class WarmStartRun:
         """Give all processes below the agent."""
         return psutil.Process(self.agent.process.pid).children(recursive=True)
 
-    def generation(self, number: int, patience_s: float = 60.0, **fields: Any) -> dict[str, Any]:
+    def generation(self, number: int, **fields: Any) -> dict[str, Any]:
         """Run a generation to its end, make the agent ready again, and give the status in which it ended."""
         assert self.agent.start(number, **fields)[0] == 200
-        seen: dict[str, Any] = until(partial(self._ended, number), f"the end of generation {number}", patience_s)
+        seen: dict[str, Any] = until(partial(self._ended, number), f"the end of generation {number}")
+        # The agent prints it after all that its workers have printed, which may take longer than the change of its status.
+        said = re.compile(rf"(INFO completed|ERROR fault)\b.* generation={number}\b")
+        until(
+            lambda: any(map(said.search, self.events("generation="))), f"the line about the end of generation {number}"
+        )
         self.agent.stop(number)
         self.agent.until("ready")
         return seen
