@@ -18,8 +18,10 @@ from typing import Any
 
 from tests.agent_client import free_port
 from tests.e2e.inmemory_agents import AgentSocket
+from tests.e2e.inmemory_holds import hold
 from tests.e2e.inmemory_slots import Ended, Resize, Slot, is_stopped, kill
 from tests.e2e.torch_fork_server import ForkedTestWorker, TorchForkServer
+from tests.patience import PATIENCE_S
 
 from elastipod.chaos import CHAOS_ENV, FaultKind, PlannedFault
 from elastipod.ipc.protocol import SOCKET_ENV
@@ -58,6 +60,8 @@ class InMemoryJob:
         self._servers = servers
         self._size = size
         self._resizes = list(resizes)
+        # The ranks wait for each planned change after its step, unless a fault comes in between: no job is through before it.
+        self._holds = [hold(folder, each.after_step) for each in resizes]
         # Each happens once in the life of the job, not once in that of every process that takes the rank.
         self._faults = [replace(fault, once=str(folder / f"fault-{at}")) for at, fault in enumerate(faults)]
         self._command = list(command) or [str(worker), json.dumps({"folder": str(folder), **(options or {})})]
@@ -97,7 +101,7 @@ class InMemoryJob:
             for slot in self._slots.values():
                 kill(slot)
             for slot in self._slots.values():
-                slot.process.wait(20)
+                slot.process.wait(PATIENCE_S)
             with self._changed:
                 self._is_closed = True
                 self._changed.notify_all()
@@ -135,6 +139,7 @@ class InMemoryJob:
                 self._fault_run, self._is_running, self._reported = self._run, False, None
                 self._since = time.monotonic()
                 self._changed.notify_all()
+                self._end_holds(len(self._holds))
             elif self._resizes and self._step(members) >= self._resizes[0].after_step:
                 self._drain(members)
             elif self._is_draining and all(slot.is_at_barrier for slot in members):
@@ -151,7 +156,13 @@ class InMemoryJob:
         staying = set(range(self._size))
         self._note(f"resize to {self._size}")
         for slot in members:
-            slot.file.set_event(EventLevel.DRAIN, time.time() + 60, leaves=slot.number not in staying)
+            slot.file.set_event(EventLevel.DRAIN, time.time() + PATIENCE_S, leaves=slot.number not in staying)
+        self._end_holds(1)
+
+    def _end_holds(self, count: int) -> None:
+        for file in self._holds[:count]:
+            file.unlink()
+        del self._holds[:count]
 
     def _gather(self) -> None:
         """Start the next generation when everyone that it needs is at the barrier."""
@@ -294,7 +305,7 @@ class InMemoryJob:
 
     def _slots_when_known(self, number: int) -> Slot:
         with self._changed:
-            self._changed.wait_for(lambda: number in self._slots, 10)
+            self._changed.wait_for(lambda: number in self._slots, PATIENCE_S)
             return self._slots[number]
 
     def _wait_for_start(self, slot: Slot, after: int, wait_s: float) -> dict[str, Any]:

@@ -24,6 +24,9 @@ from torch.distributed.fsdp import fully_shard
 import elastipod
 from elastipod.in_memory.parts import part_content
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.e2e.inmemory_holds import hold_after
+
 SAMPLES, WIDTH = 96, 32  # rows of 32 floats: every shard is divided into whole vectors
 
 
@@ -111,6 +114,7 @@ def train(options: Options) -> None:
                 (state.model(inputs[list(micro.indices)]) * state.world_size).backward()  # FSDP2 divides by it: exactly
             nn.utils.clip_grad_norm_(state.model.parameters(), 1e30)  # its sum is over the mesh; nothing is clipped
         time.sleep(options.step_s)
+        hold_after(batch.step, folder)
     save_final(state, folder)
     say(f"finished after step {state.completed}")
 

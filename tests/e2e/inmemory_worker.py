@@ -22,6 +22,7 @@ from elastipod.in_memory.members import digest_of
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.e2e import inmemory_mutants
+from tests.e2e.inmemory_holds import hold_after
 
 SAMPLES, FEATURES = 96, 8
 
@@ -99,6 +100,7 @@ def train(options: Options) -> None:
             nn.utils.clip_grad_norm_(state.model.parameters(), 1.0)
         first_step_s = options.step_s if options.first_step_s is None else options.first_step_s
         time.sleep(first_step_s if state.generation == 1 else options.step_s)
+        hold_after(batch.step, folder)
     final = {key: digest for key, digest in state._members.digests().items()}
     (folder / f"final-{os.environ.get('ELASTIPOD_LOCAL_RANK', 'single')}").write_text(digest_of(final))
     say(f"finished after step {state.completed}")

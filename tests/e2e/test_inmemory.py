@@ -18,12 +18,13 @@ from tests.e2e.inmemory_slots import Ended, Resize
 from tests.e2e.inmemory_verdicts import too_many_repeated
 from tests.e2e.torch_fork_server import TorchForkServer
 from tests.nonempty import some
+from tests.patience import PATIENCE_S
 
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
 from elastipod.chaos import FaultKind, Moment, PlannedFault
 
-LIMIT_S = 120.0
+LIMIT_S = PATIENCE_S
 SCRIPTS = Path(__file__).parents[2] / "examples"
 
 
@@ -41,7 +42,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("undisturbed")
     command = [sys.executable, str(WORKER), f'{{"folder": "{folder}", "step_s": 0}}']
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, check=True, env=environment, timeout=200, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, env=environment, timeout=PATIENCE_S, stdout=subprocess.DEVNULL)
     return (folder / "final-single").read_text()
 
 
@@ -82,8 +83,9 @@ def test_planned_changes_keep_processes_and_repeat_no_step(play: Any, undisturbe
 
 
 def test_when_no_copy_is_left_the_job_goes_on_from_its_newest_checkpoint(play: Any, undisturbed: str) -> None:
-    faults = [PlannedFault(FaultKind.KILL, Moment.STEP, rank=rank, step=11) for rank in (0, 1)]
-    job = play(size=2, faults=faults, options={"checkpoint_every": 4})
+    """Both ranks are in the one rack, with which they die."""
+    faults = [PlannedFault(FaultKind.KILL, Moment.STEP, rank=0, step=11)]
+    job = play(size=2, racks=1, faults=faults, options={"checkpoint_every": 4})
     assert job.ended.lost_copies == 1, job.told()
     begun = {
         step for generation in range(2, job.ended.generations + 1) for _, _, step in job.joined(generation).values()
@@ -128,7 +130,7 @@ def test_the_example_runs_without_an_agent(launcher: tuple[str, ...], tmp_path: 
         "GLOO_SOCKET_IFNAME": "lo",
     }
     command = [sys.executable, *launcher, str(script), *folders, "--epochs=2"]
-    ended = subprocess.run(command, env=environment, timeout=200, capture_output=True, text=True)
+    ended = subprocess.run(command, env=environment, timeout=PATIENCE_S, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "done: 48 steps" in ended.stdout
     assert audit(read_logs(tmp_path / "samples")).exact
@@ -165,9 +167,11 @@ def test_an_example_lives_through_resizes_and_a_crash(example: str, tmp_path: Pa
 
     _, expected, _ = train("undisturbed")
     kill = PlannedFault(FaultKind.KILL, Moment.BACKWARD, rank=1, step=8)
-    ended, losses, told = train("changed", resizes=[Resize(4, 4), Resize(12, 2)], faults=[kill])
+    # Steps take milliseconds: those after which the job is resized leave time for it.
+    slow = [PlannedFault(FaultKind.SLOW, Moment.STEP, rank=0, step=step, seconds=3) for step in (5, 13)]
+    ended, losses, told = train("changed", resizes=[Resize(4, 4), Resize(12, 2)], faults=[kill, *slow])
     assert (ended.faults, ended.lost_copies) == (1, 0), told
-    # Steps of the smaller example take milliseconds, so the crash may fall into the resize and share its generation.
+    # The crash may fall into the resize and share its generation.
     assert ended.generations in (3, 4), told
     assert ended.processes == 5, "two to begin with, two that came, and one in place of the one that was killed"
     assert losses.keys() == expected.keys()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from tests.agent_client import free_port, until
 from tests.e2e.agent_process import AgentProcess, is_gone, suspend
 from tests.e2e.agent_scripts import RunAgent
+from tests.e2e.inmemory_holds import hold
 from tests.e2e.inmemory_job import WORKER
 from tests.e2e.inmemory_schedules import JOINED
 
@@ -43,7 +43,7 @@ class Agents:
         return {rank: (pid, step) for pid, number, rank, _, step in found if number == generation}
 
     def until_joined(self, generation: int, size: int) -> dict[int, tuple[int, int]]:
-        until(lambda: len(self.joined(generation)) == size, f"{size} ranks in generation {generation}", 90)
+        until(lambda: len(self.joined(generation)) == size, f"{size} ranks in generation {generation}")
         return self.joined(generation)
 
 
@@ -65,15 +65,17 @@ def test_a_killed_worker_is_replaced_and_a_resize_keeps_processes(
     arguments: tuple[str, ...], agents: Any, tmp_path: Path
 ) -> None:
     job = agents(2, *arguments)
+    holds = [hold(tmp_path, step) for step in (10, 20)]
     job.start(1, 2)
     first = job.until_joined(1, 2)
-    time.sleep(0.5)  # some steps
+    until(lambda: all(agent.status()["worker"]["step"] == 10 for agent in job.agents), "the first hold")
     os.kill(first[1][0], signal.SIGKILL)
     job.agents[1].until("faulted")
+    holds[0].unlink()
     for agent in job.agents:
         agent.stop(1, restart_mode="ipr")
     for agent in job.agents:
-        agent.until("ready", 90)
+        agent.until("ready")
     job.start(2, 2)
     second = job.until_joined(2, 2)
     assert second[0][0] == first[0][0], "the survivor kept its process"
@@ -81,14 +83,15 @@ def test_a_killed_worker_is_replaced_and_a_resize_keeps_processes(
     assert second[0][1] == second[1][1] > 0, "both go on after a step that is in memory"
 
     for agent in job.agents:
-        agent.drain(2, timeout=60)
+        agent.drain(2)
+    holds[1].unlink()
     for agent in job.agents:
-        agent.until("ready", 90)
+        agent.until("ready")
     job.start(3, 1)
     third = job.until_joined(3, 1)
     assert third[0][0] == first[0][0]
     assert third[0][1] >= second[0][1]
-    job.agents[0].until("completed", 90)
+    job.agents[0].until("completed")
     report = audit(read_logs(tmp_path / "samples"))
     assert report.exact, report
     assert sum(report.steps_repeated.values()) <= 1, "one crash, and a planned change"
@@ -109,7 +112,7 @@ def test_the_newcomer_of_a_growth_is_at_the_barrier_before_the_others_are_told_t
     until(lambda: members[0].status()["worker"]["step"] > before, "a step of the others, which nobody has stopped")
 
     for agent in members:
-        assert agent.drain(1, timeout=60, restart_mode="ipr", leaves=False) == (200, None)
+        assert agent.drain(1, restart_mode="ipr", leaves=False) == (200, None)
     for agent in members:
         agent.until("ready")
     job.start(2, 3)
@@ -117,7 +120,7 @@ def test_the_newcomer_of_a_growth_is_at_the_barrier_before_the_others_are_told_t
     assert second[2][0] in waiting, "the newcomer's process was there before the stop"
     assert (second[0][0], second[1][0]) == (first[0][0], first[1][0])
     assert len({step for _, step in second.values()}) == 1, "all go on after the same step"
-    assert f"has followed up to step {second[2][1]}\n" in newcomer.printed()
+    newcomer.until_printed(f"has followed up to step {second[2][1]}\n")
     assert second[2][1] > before
     until(lambda: (newcomer.status()["worker"]["step"] or 0) > second[2][1], "a step of the newcomer")
 
@@ -134,7 +137,7 @@ def test_a_member_that_must_go_and_hangs_costs_the_others_neither_time_nor_state
     for agent in job.agents:
         assert agent.drain(1, timeout=3, restart_mode="ipr", leaves=agent is goes) == (200, None)
     for agent in job.agents:
-        agent.until("ready", 90)
+        agent.until("ready")
         assert agent.status()["reason"] == "DrainTimedOut"
     assert is_gone(hangs), "an agent that is ready has ended its workers"
     job.start(2, 2)

@@ -20,10 +20,11 @@ from tests.e2e.inmemory_slots import Resize
 from tests.e2e.inmemory_verdicts import too_many_repeated
 from tests.e2e.torch_fork_server import TorchForkServer
 from tests.nonempty import some
+from tests.patience import PATIENCE_S
 
 from elastipod.chaos import FaultKind, Moment, PlannedFault
 
-LIMIT_S = 120.0
+LIMIT_S = PATIENCE_S
 SHARDED_WORKER = Path(__file__).with_name("inmemory_sharded_worker.py")
 HSDP = {"replicate": -1, "shard": 2}
 
@@ -42,7 +43,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("undisturbed")
     command = [sys.executable, str(SHARDED_WORKER), f'{{"folder": "{folder}", "step_s": 0}}']
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, check=True, env=environment, timeout=200, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, env=environment, timeout=PATIENCE_S, stdout=subprocess.DEVNULL)
     return whole_state(folder)
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.agent_client import until
 from tests.e2e.agent_scripts import RunAgent
 from tests.e2e.core_operator import CoreOperator
+from tests.e2e.inmemory_holds import hold
 from tests.e2e.inmemory_schedules import JOINED
 from tests.e2e.test_inmemory_sharded import HSDP, SHARDED_WORKER, undisturbed, whole_state  # noqa: F401 a fixture
 from tests.patience import PATIENCE_S
@@ -30,7 +31,7 @@ RUN_WORKER = (
     f"runpy.run_path({str(SHARDED_WORKER)!r}, run_name='__main__')"
 )
 BY_TWO = Sizes((2, 4), 4)
-FIRST_STEPS = 4
+FIRST_STEPS = 4  # after which the ranks wait for the first call to stop
 
 
 @dataclass
@@ -40,10 +41,17 @@ class Job:
     agents: list[Any]
     operator: CoreOperator
     folder: Path
+    hold: Path
+
+    def act(self) -> None:
+        """Make one pass of the operator."""
+        self.operator.act()
+        if any(path == "/stop" and body["is_graceful"] for _, path, body in self.operator.calls):
+            self.hold.unlink(missing_ok=True)
 
     def act_until(self, condition: Callable[[], Any], what: str) -> Any:
         def passed() -> Any:
-            self.operator.act()
+            self.act()
             return condition()
 
         try:
@@ -71,14 +79,16 @@ def begin(run_agent: RunAgent, tmp_path: Path) -> Any:
     """Let four pods train, and give the job after some steps."""
 
     def make(**options: Any) -> Job:
-        told = json.dumps({"folder": str(tmp_path), "step_s": 0.3, **options})
+        held = hold(tmp_path, FIRST_STEPS)
+        told = json.dumps({"folder": str(tmp_path), "step_s": 0.05, **options})
         env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         agents = [run_agent(RUN_WORKER, script_args=(told,), env=env, is_warm=True) for _ in range(4)]
         wishes = policy(2, 4, sizes=BY_TWO, scaling_timeout=seconds(600))
         # The port of the ranks follows from the generation.
-        job = Job(agents, CoreOperator(agents, wishes, generation=random.randrange(100, 800)), tmp_path)
+        job = Job(agents, CoreOperator(agents, wishes, generation=random.randrange(100, 800)), tmp_path, held)
         job.act_until(lambda: all(agent.status()["status"] == "running" for agent in agents), "four pods that train")
         job.act_until(lambda: job.steps() >= FIRST_STEPS, "some steps")
+        assert held.exists(), "nothing was to be stopped yet"
         return job
 
     return make
@@ -142,7 +152,7 @@ def test_a_pod_that_must_go_when_all_have_stopped_gives_its_shard_away_from_the_
 ) -> None:
     job = begin()
     job.operator.policy = policy(2, 4, sizes=Sizes((2, 3), 2))
-    job.operator.act()
+    job.act()
     assert job.operator.record.transition.leavers == (pid(3),)
     until(lambda: all(agent.status()["status"] == "ready" for agent in job.agents), "all to have stopped", PATIENCE_S)
     job.operator.must_go(0)
