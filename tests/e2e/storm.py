@@ -66,7 +66,7 @@ class Storm:
             time.sleep(self.rng.choice([0, 0, 0.01, 0.05, 0.2]))
         self._bring_back()
 
-    def quiet_round(self, patience_s: float = 30.0) -> None:
+    def quiet_round(self) -> None:
         """Run one generation undisturbed, to its completion."""
         self.let_clients_go()
         for pod in self.pods:
@@ -74,16 +74,15 @@ class Storm:
                 _go_on(worker)
         self._begin_generation(is_quiet=True)
         for pod in self.pods:
-            self._until(pod, "running", patience_s)
+            self._until(pod, "running", self._deadline_s)
         world = sum(self._nproc(pod) for pod in self.pods)
         until(
             lambda: self._num_running() >= world,
             f"all ranks of generation {self._generation}: {self._said()}",
-            patience_s,
         )
         (self._folder / f"over-{self._generation}").touch()
         for pod in self.pods:
-            self._until(pod, "completed", patience_s)
+            self._until(pod, "completed", self._deadline_s)
         self._bring_back(is_quiet=True)
 
     def let_clients_go(self) -> None:
@@ -146,7 +145,7 @@ class Storm:
 
     def _await_servers(self) -> None:
         for pod in self.pods:
-            until(lambda: len(pod.below()["server"]) == 1, f"the fork server, {self._said()}", 60)  # noqa: B023
+            until(lambda: len(pod.below()["server"]) == 1, f"the fork server, {self._said()}")  # noqa: B023
 
     def _start(self, pod: Pod, generation: int | None, rank: int, port: int, **fields: Any) -> tuple[int, Any]:
         nnodes = len(self.pods)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 from tests.e2e.agent_process import AgentProcess
+from tests.patience import PATIENCE_S
 
 from elastipod.ipc.protocol import SOCKET_ENV
 from elastipod_agent import endpoint_file
@@ -53,7 +54,7 @@ class Caller(threading.Thread):
         self._last: tuple[int, AgentState] | None = None
 
     def run(self) -> None:
-        connection = HTTPConnection("127.0.0.1", self._agent.port, timeout=30)
+        connection = HTTPConnection("127.0.0.1", self._agent.port, timeout=PATIENCE_S)
         try:
             while not self._is_over.wait(self._pause_s):
                 began = time.monotonic()
@@ -70,7 +71,7 @@ class Caller(threading.Thread):
     def end(self) -> None:
         """Ask no more."""
         self._is_over.set()
-        self.join(40)
+        self.join(PATIENCE_S)
 
     def _check(self, version: int, state: AgentState) -> None:
         if self._last is not None:
