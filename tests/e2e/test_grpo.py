@@ -29,9 +29,8 @@ def fork_server() -> Iterator[TorchForkServer]:
 def test_trainers_resize_between_phases_and_helpers_come_and_go(fork_server: TorchForkServer, tmp_path: Path) -> None:
     exchange = tmp_path / "exchange"
     alone = TrainingRun(fork_server, tmp_path / "alone", SCRIPT, ["--epochs=2", f"--exchange-dir={tmp_path / 'none'}"])
-    run = TrainingRun(
-        fork_server, tmp_path / "run", SCRIPT, ["--epochs=2", f"--exchange-dir={exchange}", "--rollout-time=0.1"]
-    )
+    run = TrainingRun(fork_server, tmp_path / "run", SCRIPT, ["--epochs=2", f"--exchange-dir={exchange}"])
+    slowly = "--rollout-time=0.8"  # leaves time to act between two steps
     helpers: list[ForkedTestWorker] = []
 
     def add_helper() -> None:
@@ -47,7 +46,7 @@ def test_trainers_resize_between_phases_and_helpers_come_and_go(fork_server: Tor
         alone.finish()
         expected = alone.losses()
 
-        run.start(2)
+        run.start(2, slowly)
         add_helper()
         add_helper()
         pids = [worker.pid for worker in run.workers]
@@ -57,13 +56,13 @@ def test_trainers_resize_between_phases_and_helpers_come_and_go(fork_server: Tor
         assert [worker.pid for worker in run.workers] == pids, "no trainer was started anew"
         stopped_at = run.drain(1)
         assert stopped_at < TOTAL_STEPS
-        run.start(3)
+        run.start(3, slowly)
         run.reach(stopped_at + 2)
         stopped_at = run.drain(2)
         assert stopped_at < TOTAL_STEPS
         helpers[1].kill()
         helpers[1].wait(PATIENCE_S)
-        run.start(1)
+        run.start(1, slowly)
         add_helper()
         run.finish()
         assert helpers[2].wait(PATIENCE_S) == 0, "helpers end when the trainers are done"

@@ -19,9 +19,9 @@ LOSS_TOLERANCE = 1e-4
 class PlainRun:
     """A job of one of these scripts, which write no sample log and report nothing: what it did is what it printed."""
 
-    def __init__(self, fork_server: TorchForkServer, folder: Path, example: str, step_s: float) -> None:
+    def __init__(self, fork_server: TorchForkServer, folder: Path, example: str) -> None:
         script = REPOSITORY / "examples" / example / "train.py"
-        arguments = [f"--steps={STEPS}", f"--checkpoint-every={CHECKPOINT_EVERY}", f"--min-step-time={step_s}"]
+        arguments = [f"--steps={STEPS}", f"--checkpoint-every={CHECKPOINT_EVERY}"]
         self.run = TrainingRun(fork_server, folder, script, arguments, has_sample_log=False)
 
     def steps(self, generation: int) -> dict[int, float]:
@@ -39,7 +39,7 @@ class PlainRun:
         return found
 
     def start(self, world_size: int, *, until_step: int) -> None:
-        self.run.start(world_size)
+        self.run.start(world_size, "--min-step-time=0.15")  # leaves a test time to act between two steps
         wait_until(
             lambda: self.run.alive() and max(self.steps(self.run.generation), default=0) >= until_step,
             f"step {until_step} at {world_size} workers",
@@ -60,7 +60,7 @@ def fork_server() -> Iterator[TorchForkServer]:
 @pytest.fixture(scope="module")
 def undisturbed(fork_server: TorchForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainRun]:
     """Both scripts train the same when nothing happens."""
-    alone = PlainRun(fork_server, tmp_path_factory.mktemp("undisturbed") / "job", "plain", 0)
+    alone = PlainRun(fork_server, tmp_path_factory.mktemp("undisturbed") / "job", "plain")
     alone.run.start(2)
     alone.run.finish()
     yield alone
@@ -71,7 +71,7 @@ def undisturbed(fork_server: TorchForkServer, tmp_path_factory: pytest.TempPathF
 def test_a_script_with_its_own_checkpoint_goes_on_at_other_sizes(
     fork_server: TorchForkServer, undisturbed: PlainRun, tmp_path: Path, example: str
 ) -> None:
-    resized = PlainRun(fork_server, tmp_path / "resized", example, 0.02)
+    resized = PlainRun(fork_server, tmp_path / "resized", example)
     try:
         for size, until_step in ((2, 12), (3, 26)):
             resized.start(size, until_step=until_step)

@@ -48,7 +48,7 @@ class RecipeRun:
 
     def drain(self, generation: int, nnodes: int) -> None:
         for agent in self.agents[:nnodes]:
-            assert agent.drain(generation, timeout=120) == (200, None)
+            assert agent.drain(generation) == (200, None)
         assert [agent.until("ready")["drained"] for agent in self.agents[:nnodes]] == [True] * nnodes
 
     def complete(self, nnodes: int) -> None:
@@ -96,10 +96,10 @@ def test_each_start_takes_the_configuration_of_its_size(
     undisturbed.start(1, 1, step_s=0)
     undisturbed.complete(1)
 
-    resized.start(1, 1, step_s=0.02)
+    resized.start(1, 1, step_s=0.15)
     resized.reach(10)
     resized.drain(1, 1)
-    resized.start(2, 4, step_s=0.02)
+    resized.start(2, 4, step_s=0.15)
     resized.reach(30)
     resized.drain(2, 4)
     resized.start(3, 2, step_s=0.02)

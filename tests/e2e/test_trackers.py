@@ -70,7 +70,7 @@ def drained(process: subprocess.Popen[str], step: int) -> None:
 
 def test_an_mlflow_run_goes_on_over_a_resize_and_a_recovery(tmp_path: Path) -> None:
     life = Life("mlflow", tmp_path)
-    drained(life.generation(1, 2, "--first=1"), 3)
+    drained(life.generation(1, 2, "--first=1", "--leave-at=3"), 3)
     assert [run["status"] for run in life.runs()] == ["RUNNING"], "a run that is left for a resize goes on"
     crashed = life.generation(2, 4, "--first=4", "--fail-at=6")
     assert ended(crashed)[0] == 1
@@ -92,7 +92,7 @@ def test_an_mlflow_run_goes_on_over_a_resize_and_a_recovery(tmp_path: Path) -> N
 def test_wandb_writes_one_run_offline(tmp_path: Path) -> None:
     """Each process has a folder, and all of them the ID of one run, by which `wandb sync` joins them."""
     life = Life("wandb", tmp_path)
-    drained(life.generation(1, 2, "--first=1"), 3)
+    drained(life.generation(1, 2, "--first=1", "--leave-at=3"), 3)
     assert ended(life.generation(2, 4, "--first=4", "--kill-at=6"))[0] == -signal.SIGKILL
     assert ended(life.generation(2, 4, "--last=2", rank=1))[0] == 0, "other ranks write nothing"
     code, said = ended(life.generation(3, 3, "--first=5", "--last=8"))

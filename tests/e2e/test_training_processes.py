@@ -19,8 +19,8 @@ STEPS = 90
 LM = [
     *("--dim=32", "--layers=2", "--heads=2", "--seq-len=32", "--corpus-kib=256"),
     *(f"--steps={STEPS}", "--epochs=2", "--global-batch=14", "--micro-batch=2", "--checkpoint-every=10"),
-    "--min-step-time=0.03",  # leaves a test time to act between two steps
 ]
+SLOWLY = "--min-step-time=0.2"  # leaves a test time to act between two steps
 LOSS_TOLERANCE = 1e-4
 WITH_STATE, LOWER_LEVEL = "examples/lm/train.py", "examples/lm/train_with_checkpoints.py"
 
@@ -67,13 +67,13 @@ def test_resizes_and_a_crash_leave_no_trace_in_the_training(
     make_run: MakeRun, undisturbed: dict[int, float], script: tuple[str, ...]
 ) -> None:
     run = make_run(script[0], *LM, *script[1:])
-    run.start(2)
+    run.start(2, SLOWLY)
     run.reach(12)
     grown_at = run.drain(rank=1)
-    run.start(4)
+    run.start(4, SLOWLY)
     run.reach(grown_at + 12)
     shrunk_at = run.drain(rank=2)
-    run.start(2)
+    run.start(2, SLOWLY)
     run.reach(shrunk_at + 12)  # at least one checkpoint on the way
     run.kill(rank=1)
     run.start(2)
@@ -104,7 +104,7 @@ def test_a_crash_costs_one_step_where_memory_holds_every_step(make_run: MakeRun,
     memory = tmp_path / "memory"
     memory.mkdir()
     run = make_run(LOWER_LEVEL, *LM, "--memory-every=1", ELASTIPOD_MEMORY_DIR=str(memory))
-    run.start(2)
+    run.start(2, SLOWLY)
     run.reach(17)  # the last durable checkpoint is of step 10
     run.kill(rank=1)
     made = run.step()
@@ -152,8 +152,8 @@ def test_an_example_trains_a_batch_with_fewer_samples_than_ranks(make_run: MakeR
 
 def test_a_second_process_of_an_old_generation_is_fenced_off(make_run: MakeRun, tmp_path: Path) -> None:
     """The new generation claims the directory while the old one still trains; the old one's next checkpoint fails."""
-    run = make_run(LOWER_LEVEL, *LM)
-    run.start(1)
+    run = make_run(LOWER_LEVEL, *LM, "--checkpoint-every=80")
+    run.start(1, "--min-step-time=0.1")
     run.reach(2)
     (run.checkpoints / ".claims" / "gen-000002").touch()
     wait_until(lambda: not run.running(), "the fenced worker ends")

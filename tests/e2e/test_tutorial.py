@@ -12,6 +12,7 @@ import psutil
 import pytest
 from tests.agent_client import until
 from tests.e2e.pasted import paste, shell_blocks, shell_environment
+from tests.patience import PATIENCE_S
 from tests.unit.docs.pages import page
 
 BEFORE, AFTER = page("docs/tutorial.md").blocks("python")
@@ -23,6 +24,13 @@ EPOCHS = 60  # 900 steps: no run is through before it gets its signal
 def with_epochs(script: str, epochs: int) -> str:
     assert SIZES in script
     return script.replace(SIZES, f"EPOCHS, GLOBAL_BATCH = {epochs}, 128")
+
+
+def slowed(script: str) -> str:
+    """Give a script whose steps leave a test time to act between two of them."""
+    head, shows, tail = script.partition('            print(f"loss ')
+    assert shows
+    return f"{head}            import time; time.sleep(0.05)\n{shows}{tail}"
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +49,7 @@ def test_the_script_before_runs_with_torchrun(tmp_path: Path) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """The tutorial's script on two processes."""
-    (tmp_path / "train.py").write_text(with_epochs(AFTER, EPOCHS))
+    (tmp_path / "train.py").write_text(slowed(with_epochs(AFTER, EPOCHS)))
     command = ["hyperpodrun", "--standalone", "--nproc-per-node=2", "train.py", "out"]
     (tmp_path / "out").mkdir()
     with open(tmp_path / "printed", "w") as output:
@@ -60,12 +68,13 @@ def test_the_script_after_goes_on_at_another_size_and_trains_each_sample_once(
     run: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     printed = tmp_path / "printed"
-    until(lambda: printed.read_text().count("loss ") > 20, "steps of two processes", 200)
+    until(lambda: printed.read_text().count("loss ") > 20, "steps of two processes")
     workers = [one for one in psutil.Process(run.pid).children() if "train.py" in " ".join(one.cmdline())]
     assert len(workers) == 2
     os.kill(workers[0].pid, signal.SIGUSR1)
-    assert run.wait(200) == 0, printed.read_text()
+    assert run.wait(PATIENCE_S) == 0, printed.read_text()
     assert "Traceback" not in printed.read_text()
+    (tmp_path / "train.py").write_text(with_epochs(AFTER, EPOCHS))
     again = paste(COMMANDS.replace("--nproc-per-node=2", "--nproc-per-node=1"), tmp_path)
     assert again.count("loss ") > 20
     assert f"every one of {EPOCHS * 1797} samples was trained exactly once" in again

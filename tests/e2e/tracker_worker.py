@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--last", type=int, default=10**6)
     parser.add_argument("--kill-at", type=int)
     parser.add_argument("--fail-at", type=int)
+    parser.add_argument("--leave-at", type=int, help="make no further step, and wait for the event")
     args = parser.parse_args()
     if args.tracker == "mlflow":
         from elastipod.integrations.mlflow import mlflow_run
@@ -39,7 +40,9 @@ def main() -> None:
             if step == args.fail_at:
                 raise ValueError("boom")
             print(f"step {step}", flush=True)
-            if elastic_event_detected():
+            while not (is_told := elastic_event_detected()) and step == args.leave_at:
+                time.sleep(STEP_S)
+            if is_told:
                 print("leaving", flush=True)
                 sys.exit(0)
             time.sleep(STEP_S)

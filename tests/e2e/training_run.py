@@ -69,8 +69,8 @@ class TrainingRun:
         self.files: list[WorkerFile] = []
         folder.mkdir(parents=True)
 
-    def start(self, world_size: int) -> None:
-        """Start the next generation at a size."""
+    def start(self, world_size: int, *more: str) -> None:
+        """Start the next generation at a size. more: arguments for this generation alone, which come last."""
         self.close()
         self.generation += 1
         port = free_port()
@@ -83,10 +83,10 @@ class TrainingRun:
                 **{"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)},
                 **{"GROUP_RANK": str(rank), "GROUP_WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": "1"},
                 **{"ELASTIPOD_GENERATION": str(self.generation), "ELASTIPOD_WORKER_FILE": str(path)},
-                "ELASTIPOD_AGREEMENT_TIMEOUT_S": "60",
+                "ELASTIPOD_AGREEMENT_TIMEOUT_S": f"{PATIENCE_S:g}",
                 **self._environment,
             }
-            self.workers.append(self._fork_server.start(self._command, environment, self._output(rank)))
+            self.workers.append(self._fork_server.start([*self._command, *more], environment, self._output(rank)))
 
     def reach(self, step: int) -> None:
         """Wait until rank 0 has completed a step."""
