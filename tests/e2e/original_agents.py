@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ from tests.e2e.agent_process import PACKAGES
 from tests.patience import PATIENCE_S
 from tests.peers import peer_python
 
-SETTLED_S = 0.25  # a state that did not change for this long is taken to stay
-STOPPING_SETTLED_S = 1.0  # a hard stop takes a moment
+SETTLED_S = 0.5  # a state that did not change for this long is taken to stay
+STOPPING_SETTLED_S = 3.0  # a hard stop takes a moment, and so does a signal to a worker
 ENDING = ("completes", "crashes")
 POLL_S = 0.06  # each poll costs both sides some milliseconds, and many agents run at once
 MASTER_PORT = 29_411  # nothing listens there; workers only see the number
@@ -206,7 +207,8 @@ class ControlledAgent:
                 self.process.kill()
                 self.process.wait()
         for pid in self.living_pids():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it dies with its agent
+                os.kill(pid, signal.SIGKILL)
 
     def __str__(self) -> str:
         return f"{self.make} agent in {shlex.quote(str(self.folder))}"

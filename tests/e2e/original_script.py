@@ -19,7 +19,7 @@ from tests.e2e.original_steps import START, STEPS, UPDATE, Step
 from tests.patience import PATIENCE_S
 
 Observation = dict[str, Any]  # field -> value; fields are flat, so that a difference names one of them
-DEAF_S = 8.0  # the original does not leave while it stops workers that go on
+DEAF_S = 25.0  # the original does not leave while it stops workers that go on
 
 
 @dataclass(frozen=True, slots=True)

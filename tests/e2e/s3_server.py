@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 from elastipod_local import binaries
 
 
@@ -53,7 +55,7 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
             stderr=log,
         )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port), timeout=5).close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.e2e.test_frameworks import JOB, STEPS, MakeRun, check_audit, check_losses, resize_twice
+from tests.e2e.test_frameworks import JOB, PER_STEP, STEPS, MakeRun, check_audit, check_losses, resize_twice
 from tests.e2e.torch_fork_server import TorchForkServer
 from tests.e2e.training_run import REPOSITORY, TrainingRun, worker_environment
 from tests.peers import peer_python
@@ -34,10 +34,10 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeRun]:
 @pytest.mark.long("variants")
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_stage_of_zero_resizes(make_run: MakeRun, stage: int) -> None:
-    undisturbed, run = (make_run(f"--stage={stage}", *JOB, *slow) for slow in ((), ("--min-step-time=0.1",)))
+    undisturbed, run = (make_run(f"--stage={stage}", *JOB) for _ in range(2))
     undisturbed.start(2)
     undisturbed.finish()
-    grown_at, shrunk_at = resize_twice(run)
+    grown_at, shrunk_at = resize_twice(run, PER_STEP)
     assert f"done: {STEPS} steps" in run.output(0)
     check_audit(run, grown_at, shrunk_at)
     check_losses(run.losses(), undisturbed.losses())
@@ -47,8 +47,8 @@ def test_a_stage_of_zero_resizes(make_run: MakeRun, stage: int) -> None:
 
 @pytest.mark.long("variants")
 def test_without_a_resize_nothing_is_converted(make_run: MakeRun) -> None:
-    run = make_run("--stage=3", *JOB, "--min-step-time=0.1")
-    run.start(2)
+    run = make_run("--stage=3", *JOB)
+    run.start(2, PER_STEP)
     run.reach(5)
     run.drain(rank=1)
     run.start(2)

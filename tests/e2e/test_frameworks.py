@@ -48,12 +48,15 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeRun]:
     fork_server.close()
 
 
-def resize_twice(run: TrainingRun) -> tuple[int, int]:
-    """Train at 2, then 3, then 1 workers to the end; gives the steps after which the world changed."""
-    run.start(2)
+def resize_twice(run: TrainingRun, slowly: str) -> tuple[int, int]:
+    """Train at 2, then 3, then 1 workers to the end; gives the steps after which the world changed.
+
+    slowly: the script's argument that leaves time to act between two steps.
+    """
+    run.start(2, slowly)
     run.reach(5)
     grown_at = run.drain(rank=1)  # one rank is told, all leave
-    run.start(3)
+    run.start(3, slowly)
     run.reach(EPOCH_END + 2)  # the three have trained a batch of two samples
     shrunk_at = run.drain(rank=2)
     run.start(1)
@@ -82,17 +85,18 @@ def check_losses(losses: dict[int, float], undisturbed: dict[int, float]) -> Non
     assert max(abs(losses[step] / undisturbed[step] - 1) for step in undisturbed) <= LOSS_TOLERANCE
 
 
+PER_SAMPLE, PER_STEP = "--sample-time=0.06", "--min-step-time=0.4"  # seconds
+
 TRAINERS = {
-    "tokens": ("examples/hf_trainer/train.py", "--sample-time=0.015", "--jit"),
+    "tokens": ("examples/hf_trainer/train.py", "--jit"),
     "mean": ("tests/e2e/trainer_worker.py", "mean"),
     "TRL SFT": ("tests/e2e/trainer_worker.py", "sft"),
-    "LoRA SFT": ("examples/lora/train.py", "--min-step-time=0.05"),
+    "LoRA SFT": ("examples/lora/train.py",),
     # It gathers numbers of each sample, so its passes must have one size. Later options win.
     "TRL DPO": ("tests/e2e/trainer_worker.py", "dpo", "--samples=192", "--global-batch=12"),
     "LoRA DPO": (
         "examples/lora/train.py",
         "--method=dpo",
-        "--min-step-time=0.05",
         "--samples=192",
         "--global-batch=12",
     ),
@@ -114,7 +118,7 @@ def test_the_trainer_resizes(make_run: MakeRun, script: tuple[str, ...]) -> None
     undisturbed, run = (make_run(name, *JOB, *options) for _ in range(2))
     undisturbed.start(2)
     undisturbed.finish()
-    grown_at, shrunk_at = resize_twice(run)
+    grown_at, shrunk_at = resize_twice(run, PER_SAMPLE if "hf_trainer" in name else PER_STEP)
     assert f"done: {STEPS} steps" in run.output(0)
     check_audit(run, grown_at, shrunk_at)
     check_losses(trainer_losses(run), trainer_losses(undisturbed))
@@ -123,7 +127,7 @@ def test_the_trainer_resizes(make_run: MakeRun, script: tuple[str, ...]) -> None
 
 
 def test_sigterm_to_one_rank_saves_one_step_on_all_ranks_outside_a_pod(make_run: MakeRun) -> None:
-    run = make_run("examples/hf_trainer/train.py", *JOB, "--sample-time=0.02", "--jit", ELASTIPOD_WORKER_FILE="")
+    run = make_run("examples/hf_trainer/train.py", *JOB, PER_SAMPLE, "--jit", ELASTIPOD_WORKER_FILE="")
     run.start(2)
     wait_until(lambda: run.alive() and "'loss'" in run.output(0), "the first step")
     run.workers[1].send_signal(signal.SIGTERM)
@@ -134,8 +138,8 @@ def test_sigterm_to_one_rank_saves_one_step_on_all_ranks_outside_a_pod(make_run:
 
 def test_a_torn_checkpoint_is_not_resumed_from(make_run: MakeRun) -> None:
     """A crash while the Trainer writes leaves a folder that looks like a checkpoint to the Trainer itself."""
-    run = make_run("examples/hf_trainer/train.py", *JOB, "--sample-time=0.015", "--save-steps=4")
-    run.start(2)
+    run = make_run("examples/hf_trainer/train.py", *JOB, "--save-steps=4")
+    run.start(2, PER_SAMPLE)
     run.reach(10)
     run.kill(rank=1)
     newest = max(
@@ -157,8 +161,8 @@ def test_a_loop_of_accelerate_or_lightning_resizes(make_run: MakeRun, example: s
     undisturbed = make_run(script, *JOB)
     undisturbed.start(2)
     undisturbed.finish()
-    run = make_run(script, *JOB, "--sample-time=0.015")
-    grown_at, shrunk_at = resize_twice(run)
+    run = make_run(script, *JOB)
+    grown_at, shrunk_at = resize_twice(run, PER_SAMPLE)
     assert f"done: {STEPS} steps" in run.output(0)
     check_audit(run, grown_at, shrunk_at)
     check_losses(run.losses(), undisturbed.losses())
@@ -177,8 +181,8 @@ def test_a_stream_resizes(make_run: MakeRun, tmp_path: Path, options: tuple[str,
     undisturbed = make_run(*arguments)
     undisturbed.start(2)
     undisturbed.finish()
-    run = make_run(*arguments, "--min-step-time=0.1")
-    grown_at, shrunk_at = resize_twice(run)
+    run = make_run(*arguments)
+    grown_at, shrunk_at = resize_twice(run, PER_STEP)
     assert f"done: {STEPS} steps" in run.output(0)
     check_audit(run, grown_at, shrunk_at)
     check_losses(run.losses(), undisturbed.losses())

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from tests.e2e.checkpoint_run import Run
 from tests.e2e.rank_worlds import World, run_world
+from tests.patience import PATIENCE_S
 
 from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint.directory_store import DirectoryStore
@@ -76,7 +77,7 @@ def kills(folder: Path, count: int, seed: int, in_memory: bool) -> dict[str, Any
     for _ in range(count):
         seen = len(_lines(told))
         world = World(2, body)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         wanted = seen + 1 + chance.randrange(4)  # it has resumed, and made some saves or none
         while len(_lines(told)) < wanted:
             assert time.monotonic() < deadline, "nobody resumed"

@@ -43,11 +43,12 @@ class Regression(torch.nn.Module):
 class Leave(TrainerCallback):  # type: ignore[misc]  # the package is not installed where mypy runs
     """Raises the elastic event in given steps, and leaves a test time to act between two steps."""
 
-    def __init__(self, after: list[int]) -> None:
+    def __init__(self, after: list[int], step_s: float) -> None:
         self._after = set(after)
+        self._step_s = step_s
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        time.sleep(0.05)
+        time.sleep(self._step_s)
         if state.global_step + 1 in self._after:
             self._after.clear()
             os.kill(os.getpid(), signal.SIGUSR1)
@@ -87,6 +88,7 @@ def main() -> None:
     parser.add_argument("--sample-log-dir", required=True)
     parser.add_argument("--leave-after", type=int, nargs="*", default=[])
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--min-step-time", type=float, default=0.0)
     for name in ("samples", "epochs", "global-batch"):
         parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()
@@ -100,7 +102,7 @@ def main() -> None:
     else:
         arguments = TrainingArguments(options.checkpoint_dir, **settings)
         trainer = Trainer(Regression(options.dropout), arguments, train_dataset=Rows(options.samples))
-    trainer.add_callback(Leave(options.leave_after))
+    trainer.add_callback(Leave(options.leave_after, options.min_step_time))
     elastic_train(trainer, global_batch=options.global_batch, sample_log=options.sample_log_dir)
     print(f"done: {trainer.state.global_step} steps", flush=True)
 

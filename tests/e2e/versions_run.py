@@ -51,6 +51,7 @@ def run_job(python: Path, folder: Path, *, is_warm: bool, parallel: str) -> None
         for agent in agents:
             agent.until("completed", PATIENCE_S)
         for agent in agents:
+            agent.until_printed("completed after step")
             words = re.findall(r"(begins|drained|completed) after step (\d+)", agent.printed())
             assert words == [("begins", "0"), ("drained", str(step)), ("begins", str(step)), ("completed", str(STEPS))]
             details = agent.call("GET", "/status?details=1")[1]["details"]
