@@ -66,7 +66,7 @@ class Cluster:
         """Folder on this machine that every node sees as /mnt/shared."""
         return self.folder / "shared"
 
-    def kubectl(self, *arguments: str, input: str | None = None, check: bool = True, timeout_s: float = 120) -> str:
+    def kubectl(self, *arguments: str, input: str | None = None, check: bool = True, timeout_s: float = 300) -> str:
         """Run kubectl as the cluster's administrator and give what it printed to stdout.
 
         Raises CommandError with kubectl's own words when it fails, unless check is False.

@@ -19,6 +19,7 @@ from tests.api.etcd_history import Change, Client, Recorder
 from tests.api.jobs import job
 from tests.api.quota_checker import JOB, POD, WORKLOAD
 from tests.api.quota_objects import holds_quota, lives
+from tests.patience import PATIENCE_S
 
 from elastipod_agent.core.states import AgentState
 from elastipod_operator.core.history import HistoryEntry, decode_history
@@ -30,7 +31,7 @@ GRACE_S = 3
 LINGERS_S = (0.0, 0.0, 0.2, 1.0)
 TICK_S = 0.1
 # When all jobs have ended, what is left of them goes within that time, or it is left over.
-REST_S = 30.0
+REST_S = PATIENCE_S
 TELL_EVERY_S = 15.0
 
 

@@ -21,6 +21,7 @@ from tests.api.compat_jobs import EXPECTED, FOLDER, name_of, namespace_of
 from tests.api.compat_nodes import PlayedNodes
 from tests.api.compat_queues import compat_queues, set_apart
 from tests.api.jobs import job
+from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
 
@@ -32,7 +33,7 @@ STATES = {
     "waiting": "Created", "suspended": "Suspended", "mute": "PodsRunning", "faulted": "Faulted", "failed": "Failed"
 }  # fmt: skip
 OPERATOR = ("-m", "elastipod.cli", "operator")
-LIMIT_S = 120.0  # each phase ends as soon as all are there
+LIMIT_S = PATIENCE_S  # each phase ends as soon as all are there
 
 
 @dataclass
@@ -157,7 +158,7 @@ def prepare(cluster: Cluster) -> None:
     cluster.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": bodies}))
     for namespace in NAMESPACES[:2]:  # the scheduler is slow to look again at pods whose claim was not bound yet
         cluster.kubectl(
-            "-n", namespace, "wait", "pvc/fsx-claim", "--for=jsonpath={.status.phase}=Bound", "--timeout=60s"
+            "-n", namespace, "wait", "pvc/fsx-claim", "--for=jsonpath={.status.phase}=Bound", "--timeout=240s"
         )
 
 

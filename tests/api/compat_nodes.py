@@ -82,7 +82,7 @@ class PlayedNodes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._loop.call_soon_threadsafe(self._main.cancel)
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
         if error is None and self._problem is not None:
             raise self._problem
 
@@ -111,7 +111,7 @@ class PlayedNodes:
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        return future.result(30)
+        return future.result(PATIENCE_S)
 
     def _job_of(self, pod: str) -> str:
         return str(self.seen[pod]["metadata"]["labels"]["HPJob"])

@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from tests.patience import PATIENCE_S
+
 from elastipod_local.cluster import Cluster
 from elastipod_local.controlplane import ControlPlane
 from elastipod_local.host import wait_until
 
 Body = dict[str, Any]
-CALL_S = 30.0
+CALL_S = PATIENCE_S
 # Longer than any run: the API server is to end no watch by itself.
 WATCH_S = 7200
 GONE = 410
@@ -136,7 +138,7 @@ class Recorder:
         with self._lock:
             return {name: change.body for name, change in self._present[kind].items()}
 
-    def complete(self, deadline_s: float = 60) -> list[Change]:
+    def complete(self, deadline_s: float = PATIENCE_S) -> list[Change]:
         """Give the whole history in order, once it has led to what lists show; to be called when nothing changes any more.
 
         Raises HistoryGapError when it never does: then something was missed.

@@ -160,7 +160,7 @@ class Layout:
         return found
 
     def wait_for_eviction(self) -> set[str]:
-        return wait_until(self.evicted, deadline_s=30, what="an eviction")
+        return wait_until(self.evicted, deadline_s=PATIENCE_S, what="an eviction")
 
     def release(self, team: str, *names: str) -> None:
         """Give quota back as the operator does for increments."""

@@ -85,7 +85,7 @@ def installed(cluster: Cluster, objects: Objects, *kinds: str) -> Iterator[None]
 @contextmanager
 def webhook_at(cluster: Cluster, namespace: str, port: int) -> Iterator[None]:
     """Install the chart's configuration for one namespace, with a URL: no Service leads to a port of this machine."""
-    objects = render({"webhook": {"enabled": True}, "watchNamespaces": [namespace]})
+    objects = render({"webhook": {"enabled": True, "timeoutSeconds": 30}, "watchNamespaces": [namespace]})
     (webhook,) = objects["ValidatingWebhookConfiguration", "", CONFIGURATION]["webhooks"]
     webhook["clientConfig"] = {"url": f"https://127.0.0.1:{port}{PATH}"}
     with installed(cluster, objects, "ValidatingWebhookConfiguration"):

@@ -23,6 +23,7 @@ from tests.api.etcd_history import Change, Client, Recorder
 from tests.api.kueue_objects import apply
 from tests.api.quota_checker import GIVEN_BACK_EARLY, Verdict, check
 from tests.long_runs import LongRun
+from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
 
@@ -30,9 +31,9 @@ from elastipod_local.cluster import Cluster
 BEYOND_DRAIN_S = 2.0
 HASTY = Path(__file__).with_name("hasty_operator.py")
 SHORT = Plan(
-    seconds=25, elastic=6, fixed=8, cpus=3, trains_s=(3, 9), wave_s=(4, 8), act_s=(0.4, 1.2), settle_s=60,
+    seconds=25, elastic=6, fixed=8, cpus=3, trains_s=(3, 9), wave_s=(4, 8), act_s=(0.4, 1.2), settle_s=PATIENCE_S,
 )  # fmt: skip
-TINY = Plan(seconds=9, elastic=3, fixed=3, cpus=3, trains_s=(6, 9), wave_s=(4, 4), act_s=(9, 9), settle_s=60)
+TINY = Plan(seconds=9, elastic=3, fixed=3, cpus=3, trains_s=(6, 9), wave_s=(4, 4), act_s=(9, 9), settle_s=PATIENCE_S)
 KEPT = frozenset({"active", "priority", "queueName", "nodeName", "replicas", "runPolicy"})  # of a spec
 SECONDS = float(os.environ.get("CHURN_SECONDS", "600"))
 LONG = Plan(

@@ -61,11 +61,15 @@ class Autoscaler:
         wait_until(lambda: self.looks >= goal, deadline_s=PATIENCE_S, what="the autoscaler to look", every_s=0.2)
 
     def _run(self) -> None:
+        before: set[str] = set()
         while not self._stop.wait(LOOK_EVERY_S):
-            pending = [pod["metadata"]["uid"] for pod in pods(self._cluster, self._namespace) if is_unschedulable(pod)]
+            found = {pod["metadata"]["uid"]: pod for pod in pods(self._cluster, self._namespace)}
+            pending = [uid for uid, pod in found.items() if is_unschedulable(pod)]
             self.most_pending = max(self.most_pending, len(pending))
+            # While pods are made one after the other, a later one could take the node that was bought for an earlier one.
+            are_all_there, before = found.keys() == before, set(found)
             for uid in pending:
-                if uid not in self.bought:
+                if are_all_there and uid not in self.bought:
                     self.bought.append(uid)
                     self._nodes.add_node(KIND)
             self.looks += 1
@@ -126,7 +130,7 @@ def test_spare_capacity_only_never_makes_an_autoscaler_add_a_node(
         until_size(api_server, namespace, 6)
         autoscaler.looked_twice_more()
         assert (autoscaler.most_pending, autoscaler.bought) == (0, [])
-        api_server.kubectl("-n", namespace, "delete", "hpjob", "llm", "--timeout=60s")
+        api_server.kubectl("-n", namespace, "delete", "hpjob", "llm", "--timeout=240s")
 
 
 def test_by_default_no_more_is_bought_than_the_next_increment_wants(
@@ -145,7 +149,7 @@ def test_by_default_no_more_is_bought_than_the_next_increment_wants(
         )  # fmt: skip
         autoscaler.looked_twice_more()
         assert (len(pods(api_server, namespace)), len(autoscaler.bought)) == (4, 2)
-        api_server.kubectl("-n", namespace, "delete", "hpjob", "llm", "--timeout=60s")
+        api_server.kubectl("-n", namespace, "delete", "hpjob", "llm", "--timeout=240s")
 
 
 def test_by_default_a_job_that_uses_what_is_bought_grows_increment_by_increment(
@@ -159,4 +163,4 @@ def test_by_default_a_job_that_uses_what_is_bought_grows_increment_by_increment(
         apply(api_server, namespace, elastic("NextIncrement"))
         until_size(api_server, namespace, 8)
         assert (len(autoscaler.bought), autoscaler.most_pending) == (6, 2)
-        api_server.kubectl("-n", namespace, "delete", "hpjob", "llm", "--timeout=60s")
+        api_server.kubectl("-n", namespace, "delete", "hpjob", "llm", "--timeout=240s")

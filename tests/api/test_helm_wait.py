@@ -64,7 +64,7 @@ def write_status(cluster: Cluster, namespace: str, status: dict[str, Any]) -> No
 
 def test_no_state_of_a_job_makes_helm_wait(api_server: Cluster, namespace: str, chart: Path) -> None:
     waiting = (NAME, str(chart), "--namespace", namespace, "--wait")
-    api_server.helm("install", *waiting, "--timeout=20s")
+    api_server.helm("install", *waiting, "--timeout=240s")
     for state, seen in SNAPSHOTS.items():
         todo = plan(seen)
         assert todo.conditions[-1].type == state
@@ -72,14 +72,14 @@ def test_no_state_of_a_job_makes_helm_wait(api_server: Cluster, namespace: str, 
             {"type": c.type, "status": str(c.status), "reason": c.reason, "message": c.message} for c in todo.conditions
         ]
         write_status(api_server, namespace, {**todo.status, "conditions": conditions})
-        api_server.helm("upgrade", *waiting, "--timeout=20s")
+        api_server.helm("upgrade", *waiting, "--timeout=240s")
     releases = json.loads(api_server.helm("list", "--namespace", namespace, "-o", "json"))
     assert [(r["status"], r["revision"]) for r in releases] == [("deployed", str(1 + len(SNAPSHOTS)))]
 
 
 def test_helm_would_wait_for_conditions_that_we_do_not_use(api_server: Cluster, namespace: str, chart: Path) -> None:
     waiting = (NAME, str(chart), "--namespace", namespace, "--wait")
-    api_server.helm("install", *waiting, "--timeout=20s")
+    api_server.helm("install", *waiting, "--timeout=240s")
     write_status(api_server, namespace, {"conditions": [{"type": "Ready", "status": "False"}]})
     with pytest.raises(CommandError):
         api_server.helm("upgrade", *waiting, "--timeout=3s")

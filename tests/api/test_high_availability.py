@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from tests.patience import PATIENCE_S
 from elastipod_local.cluster import Cluster
 from elastipod_local.errors import CommandError
 from elastipod_local.host import wait_until
+from elastipod_operator.core.names import FIELD_MANAGER
 
 TAKEOVER_S = 20.0
 # A machine that is busy with other tests may stall a process for seconds; then the next takeover counts.
-TRIES = 3
+TRIES = 5
 CRD = "hyperpodpytorchjobs.sagemaker.amazonaws.com"
 CONTROLLER = "elastipod.io/controller"
 
@@ -55,7 +57,10 @@ def suspend(cluster: Cluster, namespace: str, name: str, *, wanted: bool) -> Non
 def test_the_standby_takes_over_in_twenty_seconds(
     ours: Operators, record_property: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From the kill of the leader until its successor has acted on an edit that was made after it."""
+    """From the kill of the leader until its successor has acted on an edit that was made after it.
+
+    When it acted is read from the job, in whole seconds: to look for it may take longer.
+    """
     apply(ours.cluster, ours.namespace, job())
     ours.start("op-0")
     ours.leads("op-0")
@@ -66,10 +71,10 @@ def test_the_standby_takes_over_in_twenty_seconds(
         ours.start(standby)
         wait_until(lambda: is_standing_by(ours, standby), deadline_s=PATIENCE_S, what="a standby", every_s=0.1)  # noqa: B023  # called in this turn
         ours.kill(leader)
-        killed = time.monotonic()
+        killed = time.time()
         suspend(ours.cluster, ours.namespace, "llm", wanted=number % 2 == 0)
         becomes(ours.cluster, ours.namespace, "llm", "Suspended" if number % 2 == 0 else "Created")
-        took.append(time.monotonic() - killed)
+        took.append(last_write(ours) + 1 - killed)
         if took[-1] < TAKEOVER_S:
             break
     record_property("takeover_s", [round(seconds, 1) for seconds in took])
@@ -77,6 +82,14 @@ def test_the_standby_takes_over_in_twenty_seconds(
         print(f"\ntakeovers: {[round(seconds, 1) for seconds in took]} s")
     assert min(took) < TAKEOVER_S
     assert "lease acquired" in ours.log(standby)
+
+
+def last_write(ours: Operators) -> float:
+    """Give when an operator wrote the status of the job last, in Unix time."""
+    text = ours.cluster.kubectl("-n", ours.namespace, "get", "hpjob", "llm", "--show-managed-fields", "-o", "json")
+    writes = json.loads(text)["metadata"]["managedFields"]
+    times = [one["time"] for one in writes if (one["manager"], one.get("subresource")) == (FIELD_MANAGER, "status")]
+    return max(datetime.fromisoformat(time).timestamp() for time in times)
 
 
 def is_standing_by(ours: Operators, name: str) -> bool:

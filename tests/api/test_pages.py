@@ -9,6 +9,7 @@ from functools import cache
 
 import pytest
 from tests.nonempty import some
+from tests.patience import PATIENCE_S
 from tests.unit.client.kubeflow_jobs import JOBS
 from tests.unit.docs.blocks import commands, manifests
 from tests.unit.docs.pages import pages
@@ -64,7 +65,7 @@ def help_of(program: str, *words: str) -> str:
     binary = str(binaries.ensure([program])[program])
     texts = []
     for arguments in ([*words, "--help"], ["options"] if program == "kubectl" else ["--help"]):
-        done = subprocess.run([binary, *arguments], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([binary, *arguments], capture_output=True, text=True, timeout=PATIENCE_S)
         texts.append(done.stdout if done.returncode == 0 else "")
     return "\n".join(texts)
 

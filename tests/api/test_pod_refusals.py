@@ -115,7 +115,7 @@ def test_refused_pods_are_told_of_tried_again_and_end_no_job(api_server: Cluster
             lambda namespace=namespace, words=words: is_refused(api_server, namespace, words),  # type: ignore[misc]
             deadline_s=PATIENCE_S, what=f"the API server to refuse pods in {namespace}",
         )  # fmt: skip
-    counted = ("resourcequota/team", r"--for=jsonpath={.status.hard.requests\.nvidia\.com/gpu}=2", "--timeout=60s")
+    counted = ("resourcequota/team", r"--for=jsonpath={.status.hard.requests\.nvidia\.com/gpu}=2", "--timeout=240s")
     api_server.kubectl("-n", "refused-by-quota", "wait", *counted)
     with (
         PlayedNodes(api_server.kubeconfig, {"ml.p5.48xlarge": 2}, {}),
@@ -153,4 +153,4 @@ def test_refused_pods_are_told_of_tried_again_and_end_no_job(api_server: Cluster
             body = get(api_server, namespace)
             assert condition(body, "PodsReady").get("reason") != "PodsRefused"
             assert body["status"]["restartCount"] == 0
-            api_server.kubectl("-n", namespace, "delete", "hpjob", "llm", "--timeout=30s")
+            api_server.kubectl("-n", namespace, "delete", "hpjob", "llm", "--timeout=240s")

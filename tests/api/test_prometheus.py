@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.agent_client import free_port
@@ -96,9 +97,15 @@ def test_the_dashboard_has_data_and_no_alert_fires(team: Team, nodes: PlayedNode
     def panels_without_data() -> list[str]:
         return [title for title, texts in panels().items() if not any(scraped.query(text) for text in texts)]
 
-    assert panels_without_data() == []
-    rules = [rule for group in scraped.get("rules")["groups"] for rule in group["rules"]]
-    assert {rule["health"] for rule in rules} == {"ok"}
-    assert [rule["name"] for rule in rules if rule["state"] != "inactive"] == []
+    def rules() -> list[dict[str, Any]]:
+        return [rule for group in scraped.get("rules")["groups"] for rule in group["rules"]]
+
+    def health() -> set[str]:
+        return {rule["health"] for rule in rules()}
+
+    # A rate needs two scrapes within its window; a rule is unknown until it was evaluated.
+    wait_until(lambda: panels_without_data() == [], deadline_s=PATIENCE_S, what=f"{panels_without_data()} to have data")
+    wait_until(lambda: health() == {"ok"}, deadline_s=PATIENCE_S, what=f"all rules to be ok, which are {health()}")
+    assert [rule["name"] for rule in rules() if rule["state"] != "inactive"] == []
     assert value(scraped, "sum(elastipod_leading)") == 1
     assert value(scraped, 'sum(elastipod_quota_evictions_total{cause="Preempted"})') == 2

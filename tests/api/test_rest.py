@@ -12,6 +12,7 @@ from bench.operator_load.cluster import NAMESPACE, LoadCluster, count_by_kind
 from bench.operator_load.load import operator_command, operator_environment
 from tests.api.compat_nodes import PlayedNodes, until
 from tests.api.jobs import job
+from tests.patience import PATIENCE_S
 
 from elastipod_operator.core.names import FIELD_MANAGER
 
@@ -33,7 +34,7 @@ def operator(kubeconfig: Path, folder: Path) -> Iterator[None]:
         assert process.poll() is None, f"the operator ended by itself: {log.read_text()[-3000:]}"
     finally:
         process.kill()  # at once: its farewell to the lease is no part of this
-        process.wait(10)
+        process.wait(PATIENCE_S)
 
 
 def training(cluster: LoadCluster) -> int:
@@ -57,16 +58,16 @@ def test_while_nothing_changes_no_call_is_made_but_for_the_lease(tmp_path: Path)
             bodies = [job(f"job-{number}") for number in range(JOBS)]
             text = json.dumps({"apiVersion": "v1", "kind": "List", "items": bodies})
             made.kubectl("-n", NAMESPACE, "apply", "-f", "-", input=text)
-            until("all jobs train", lambda: training(made) == JOBS, 60)
+            until("all jobs train", lambda: training(made) == JOBS, PATIENCE_S)
             # The last Event is written a moment after the last status: then there must be rest.
-            until("rest", lambda: all(call.resource == "leases" for call in made.calls()[-4:]), 30)
+            until("rest", lambda: all(call.resource == "leases" for call in made.calls()[-4:]), PATIENCE_S)
             while_busy = made.calls()
             begin = len(while_busy)
 
             def renewed() -> bool:
                 return count_by_kind(made.calls()[begin:])["update leases"] >= RENEWALS
 
-            until(f"{RENEWALS} renewals of the lease", renewed, 4 * RENEWALS)
+            until(f"{RENEWALS} renewals of the lease", renewed, PATIENCE_S)
             at_rest = count_by_kind(made.calls()[begin:])
             wrote = {who for kind in ("hpjob", "pods") for who in managers(made, kind)}
     watched = [call.resource for call in while_busy if call.verb == "watch"]

@@ -48,7 +48,7 @@ def lax(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster.up("api-lax", nodes=0, run_dir=tmp_path_factory.mktemp("lax") / "cluster") as cluster:
         cluster.kubectl("apply", "-f", "-", input=json.dumps(crd))
         wait_until(
-            lambda: cluster.kubectl("get", "hpjob", "-A", "-o", "json", check=False) != "", deadline_s=30,
+            lambda: cluster.kubectl("get", "hpjob", "-A", "-o", "json", check=False) != "", deadline_s=PATIENCE_S,
             what="the API server to serve jobs", every_s=0.1,
         )  # fmt: skip
         yield cluster
@@ -83,10 +83,15 @@ def test_each_is_told_of_and_touches_no_other(lax: Cluster, tmp_path: Path) -> N
         wait_until(are_told_of, deadline_s=PATIENCE_S, what="conditions of all jobs", every_s=0.2)
         said = {name: state(body).get("message", "") for name, body in jobs(lax).items()}
         assert [name for name, (_, words) in BROKEN.items() if words not in said[name]] == []
-        pods = json.loads(lax.kubectl("-n", "default", "get", "pods", "-o", "json"))["items"]
-        assert {p["metadata"]["labels"]["HPJob"] for p in pods} == {"good", "scribbled"}
-        assert len(pods) == 4
-        lax.kubectl("-n", "default", "delete", "hpjob", "--all", "--timeout=30s")
+
+        def pods() -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = json.loads(lax.kubectl("-n", "default", "get", "pods", "-o", "json"))["items"]
+            return found
+
+        wait_until(lambda: len(pods()) >= 4, deadline_s=PATIENCE_S, what="four pods", every_s=0.2)
+        assert {p["metadata"]["labels"]["HPJob"] for p in pods()} == {"good", "scribbled"}
+        assert len(pods()) == 4
+        lax.kubectl("-n", "default", "delete", "hpjob", "--all", "--timeout=240s")
         assert jobs(lax) == {}
         text = log.read_text(encoding="utf-8")
     assert "a decision failed" not in text
