@@ -111,14 +111,21 @@ class Agreement:
     def close(self, *, is_abandoned: bool = False) -> None:
         """End both threads. Called at interpreter exit, where a thread that outlives Python would crash the process.
 
-        is_abandoned: ranks may have died, so the store's host does not wait until all have signed off.
+        is_abandoned: ranks may have died or hang, so the store's host does not wait until all have signed off, and no rank waits
+        for the host for more than CLOSE_S.
         """
         self._closing = True
         self._hosts_store = self._hosts_store and not is_abandoned
         self._wake.put(None)
         self._watcher.join(CLOSE_S)
         if self._listener.is_alive() or self._client is not None:
-            self._disconnect()
+            if is_abandoned:
+                # A host that hangs on a living node accepts connections and never answers; torch waits for it without a limit.
+                leaving = threading.Thread(target=self._disconnect, daemon=True)
+                leaving.start()
+                leaving.join(CLOSE_S)
+            else:
+                self._disconnect()
         self._listening = self._client = None
 
     # -- the training thread -------------------------------------------------------------------------------------
@@ -177,12 +184,12 @@ class Agreement:
             self._finish(self._agree())
         except ElasticAgreementError as error:
             self._finish(error)
-        except ConnectionError as error:
+        except (ConnectionError, TimeoutError) as error:
             log.warning("rank %d drops the elastic event: the other ranks are gone (%s)", self._rank, error)
             self._finish(NEVER)
 
     def _agree(self) -> int:
-        client = self._connect_for_event()
+        client = self._connect(CONNECT_S)
         if not self._woken_by_peer and client.add("pending", 1) == 1:
             client.set_many({f"wake/{rank}": b"event" for rank in range(self._world_size)})
         with self._changed:
@@ -198,12 +205,6 @@ class Agreement:
                 f"{self._timeout_s:g} s; every rank must call elastic_event_detected() once per step"
             )
         return int(client.get("stop"))
-
-    def _connect_for_event(self) -> Store:
-        try:
-            return self._connect(CONNECT_S)
-        except TimeoutError as error:
-            raise ConnectionError(str(error)) from error
 
     def _wait_for(self, client: Store, key: str) -> bool:
         """Give False when the time is over. Raises ElasticAgreementError when this rank is to wait no longer."""

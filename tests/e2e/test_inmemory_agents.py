@@ -146,3 +146,29 @@ def test_a_member_that_must_go_and_hangs_costs_the_others_neither_time_nor_state
     assert second[0][1] == second[1][1] >= 5, "and the last step that was complete"
     until(lambda: (stay[0].status()["worker"]["step"] or 0) > second[0][1] + 2, "further steps")
     assert sum(audit(read_logs(tmp_path / "samples")).steps_repeated.values()) <= 1
+
+
+def test_the_pod_of_rank_zero_freezes_and_the_others_keep_their_state(agents: Any) -> None:
+    """Its connections stay open and new ones are accepted, as by a node that hangs: nothing that the others ask is ever answered."""
+    job = agents(3, steps=8000)
+    frozen, *stay = job.agents
+    job.start(1, 3)
+    first = job.until_joined(1, 3)
+    until(lambda: (stay[0].status()["worker"]["step"] or 0) > 5, "some steps")
+    agent = psutil.Process(frozen.process.pid)
+    processes = [agent, *agent.children(recursive=True)]
+    for process in processes:
+        suspend(process)
+    try:
+        for each in stay:
+            assert each.stop(1, restart_mode="ipr") == (200, None)
+        for each in stay:
+            each.until("ready", 90)
+        job.agents = stay
+        job.start(2, 2)
+        second = job.until_joined(2, 2)
+        assert [second[rank][0] for rank in (0, 1)] == [first[rank][0] for rank in (1, 2)], "they keep their processes"
+        assert second[0][1] == second[1][1] >= 5, "and their steps"
+    finally:
+        for process in processes:
+            process.resume()

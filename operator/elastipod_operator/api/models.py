@@ -304,13 +304,6 @@ class JobSpec(Model):
         return self
 
 
-class ObjectMeta(Model):
-    """The part of an object's metadata that the operator reads."""
-
-    name: str = ""
-    namespace: str = ""
-
-
 class HyperPodPyTorchJob(Model):
     """A whole object as the API server gives it: `HyperPodPyTorchJob.model_validate(body)`.
 
@@ -319,6 +312,5 @@ class HyperPodPyTorchJob(Model):
 
     api_version: str = API_VERSION
     kind: str = KIND
-    metadata: ObjectMeta = ObjectMeta()
     spec: JobSpec
     status: JobStatus = JobStatus()

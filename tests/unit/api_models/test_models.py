@@ -39,7 +39,6 @@ def with_rule(**fields: Any) -> dict[str, Any]:
 def test_defaults() -> None:
     job = read(elasticPolicy={}, runPolicy={"restartPolicy": {}})
     policy, run = job.spec.elastic_policy, job.spec.run_policy
-    assert (job.metadata.namespace, job.metadata.name) == ("team", "llm")
     assert (job.spec.nproc_per_node, job.spec.replicas, job.spec.replica_specs[0].spares) == ("auto", 0, 0)
     assert policy is not None
     assert (policy.min_replicas, policy.max_replicas, policy.replica_increment_step) == (None, None, None)

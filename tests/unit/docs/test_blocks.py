@@ -25,7 +25,7 @@ def jobs(page: Page) -> list[HyperPodPyTorchJob]:
 
 @PAGES
 def test_jobs_are_valid_and_have_sizes(page: Page) -> None:
-    assert [job.metadata.name for job in jobs(page) if not policy_of(job.spec).sizes.allowed] == []
+    assert [job.spec for job in jobs(page) if not policy_of(job.spec).sizes.allowed] == []
 
 
 @PAGES

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.nonempty import every
 from tests.patience import PATIENCE_S
-from tests.unit.library.memory_store import MemoryServer
+from tests.unit.library.memory_store import MemoryClient, MemoryServer
 
 from elastipod.agreement import Agreement, stop_call
 from elastipod.errors import ElasticAgreementError, ElasticAgreementTimeout
@@ -197,6 +197,46 @@ def test_a_store_that_leaves_at_the_stop_call_is_no_error(make_ranks: Callable[.
         wait_until(lambda: "arrived/1" in ranks.server.values)
         ranks.server.die()
         assert answer.result(PATIENCE_S)
+
+
+def test_a_host_that_hangs_keeps_nobody_who_leaves_after_a_fault() -> None:
+    """It still accepts connections, as the kernel of its node does, but never answers: torch waits for that without a limit."""
+    server, thaw = MemoryServer(), threading.Event()
+    hangs = False
+
+    def connect(_: float) -> MemoryClient:
+        if hangs:
+            thaw.wait()
+        return server.client()
+
+    alone = Agreement(rank=1, world_size=2, is_pending=lambda: False, connect=connect, timeout_s=PATIENCE_S)
+    alone.start()
+    assert not alone.record_call()
+    hangs = True
+    with ThreadPoolExecutor(1) as pool:
+        leaves = pool.submit(alone.close, is_abandoned=True)
+        try:
+            leaves.result(PATIENCE_S)
+        finally:
+            thaw.set()
+    wait_until(lambda: server.values.get("left") == b"1")  # the listener has ended now that the host goes on
+
+
+def test_a_connection_that_takes_too_long_drops_the_event(caplog: pytest.LogCaptureFixture) -> None:
+    server, pending = MemoryServer(), threading.Event()
+
+    def connect(limit_s: float) -> MemoryClient:
+        if pending.is_set():
+            raise TimeoutError(f"no answer within {limit_s:g} s")
+        return server.client()
+
+    alone = Agreement(rank=1, world_size=2, is_pending=pending.is_set, connect=connect, timeout_s=PATIENCE_S)
+    alone.start()
+    pending.set()
+    wait_until(lambda: "the other ranks are gone (no answer within 30 s)" in caplog.text)
+    assert not alone.record_call()
+    server.die()
+    alone.close()
 
 
 def test_a_store_out_of_reach_is_said_at_the_first_call() -> None:
