@@ -135,7 +135,12 @@ def test_the_end_of_a_warm_worker_is_reported(warm: WarmAgent, script: str, stat
         assert (words in warm.agent.printed()) is (words.split(":")[0] in script)
 
 
-def test_a_lost_server_is_replaced_and_workers_start_cold_meanwhile(warm: WarmAgent) -> None:
+def test_a_lost_server_is_replaced_and_workers_start_cold_meanwhile(
+    warm: WarmAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delay_s = 5.0  # enough for a start in between
+    monkeypatch.setattr("elastipod_agent.fork_server.fork_server_manager.replacement_delay_s", lambda _: delay_s)
+
     def scenario() -> None:
         warm.until_warm(1)
         before = warm.starts()
@@ -146,7 +151,8 @@ def test_a_lost_server_is_replaced_and_workers_start_cold_meanwhile(warm: WarmAg
         assert warm.generation(2)["status"] == "completed"
         after = warm.starts()
         assert (after[0] - before[0], after[1] - before[1]) == (1, 1)
-        assert "there is no fork server: it ended with signal SIGKILL" in warm.events("workers start cold")[0]
+        (said,) = until(lambda: warm.events("workers start cold"), "the reason")
+        assert "there is no fork server: it ended with signal SIGKILL" in said
         warm.until_warm(2)
         assert warm.generation(3)["status"] == "completed"
         assert warm.starts()[0] == after[0] + 1
@@ -178,7 +184,8 @@ def test_a_stopped_server_is_not_waited_for(warm: WarmAgent) -> None:
         server.suspend()
         until(lambda: server.status() == psutil.STATUS_STOPPED, "the stop")
         assert warm.generation(1)["status"] == "completed"
-        assert "it is stopped by a signal" in warm.events("workers start cold")[0]
+        (said,) = until(lambda: warm.events("workers start cold"), "the reason")
+        assert "it is stopped by a signal" in said
         until(lambda: not server.is_running(), "the end of the stopped server")
         warm.until_warm(2)
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from elastipod_agent.agent import Agent
 from elastipod_agent.core.requests import BadBody
@@ -88,6 +89,7 @@ async def test_only_a_few_are_tried_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     prober = PeerProber()
     async with serving(silent) as target:
         found = await asyncio.gather(*(prober.is_reachable(target) for _ in range(MAX_PROBES + 2)))
+    monkeypatch.setattr(peer_probe, "PROBE_TIMEOUT_S", PATIENCE_S)
     assert (found.count(False), found.count(None)) == (MAX_PROBES, 2)
     async with serving(answering(b"HTTP/1.1 200 OK\r\n\r\n")) as target:
         assert await prober.is_reachable(target) is True, "places are given back"
