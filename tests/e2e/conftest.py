@@ -27,7 +27,7 @@ def cluster(worker_id: str) -> Iterator[Cluster]:
     with Cluster.up(name, nodes=4, options=NodeOptions(cpus=1), progress=print) as made:
         chart = ("install", "elastipod", str(ROOT / "charts" / "elastipod"))
         where = ("--namespace", OPERATOR_NAMESPACE, "--create-namespace", "--set", "image.tag=dev")
-        made.helm(*chart, *where, "--wait", "--timeout", "90s")
+        made.helm(*chart, *where, "--wait", "--timeout", "240s")
         made.kubectl("apply", "-f", str(ROOT / "examples" / "storage.yaml"))
         yield made
 

@@ -20,6 +20,7 @@ from elastipod_local.cluster import Cluster
 
 T = TypeVar("T")
 AGENT_PORT = 8080
+SLOW_S = 20.0  # for an answer that may not come at all: it is asked for again then
 JOBS_PATH = "/apis/sagemaker.amazonaws.com/v1/namespaces/default/hyperpodpytorchjobs"
 PODS_PATH = "/api/v1/namespaces/default/pods"
 # Small enough that four workers on two cores make several steps a second.
@@ -74,7 +75,7 @@ class JobRun:
                 "maxReplicas": maximum,
                 "replicaIncrementStep": step,
                 "scalingTimeoutInSeconds": 60 if start else 1,
-                "gracefulShutdownTimeoutInSeconds": 90,
+                "gracefulShutdownTimeoutInSeconds": 240,
                 "faultyScaleDownTimeoutInSeconds": 5,
             },
             "elastipod": {"minStableSeconds": 1},
@@ -137,10 +138,12 @@ class JobRun:
         return self._get(f"{JOBS_PATH}/{self.name}")
 
     def _get(self, path: str) -> dict[str, Any]:
-        """Look without a process for each look: waits look several times a second."""
-        found = self.cluster.api_server.get(path)
-        if found is None:
-            raise ConnectionError(f"the API server gave nothing for {path}")
+        """Look without a process for each look: waits look several times a second. A slow API server is asked again."""
+        deadline = time.monotonic() + SLOW_S
+        while (found := self.cluster.api_server.get(path)) is None:
+            if time.monotonic() > deadline:
+                raise ConnectionError(f"the API server gave nothing for {path}")
+            time.sleep(0.2)
         return found
 
     def state(self) -> str:
@@ -182,7 +185,7 @@ class JobRun:
 
     def agent(self, pod: dict[str, Any]) -> dict[str, Any]:
         """What the agent of a pod answers on /status to a caller with the job's key."""
-        code, text = ask_agent(f"http://{pod['status']['podIP']}:{AGENT_PORT}", self.credentials(pod), timeout_s=5)
+        code, text = ask_agent(f"http://{pod['status']['podIP']}:{AGENT_PORT}", self.credentials(pod), timeout_s=SLOW_S)
         if code != 200:
             raise OSError(f"the agent answers HTTP {code}")
         status: dict[str, Any] = json.loads(text)
@@ -199,11 +202,19 @@ class JobRun:
 
     def generations(self) -> set[int]:
         """The generations that the agents say they run."""
-        return {a["generation"] for p in self.running_pods() if (a := self.agent(p))["status"] == "running"}
+
+        def told() -> tuple[set[int]]:
+            return ({a["generation"] for p in self.running_pods() if (a := self.agent(p))["status"] == "running"},)
+
+        return self.until("answers of the agents", told)[0]  # a pod may go while it is asked
 
     def step(self) -> int:
         """The newest step that an agent knows; 0 before the first."""
-        return max((self.agent(p).get("worker", {}).get("step") or 0 for p in self.running_pods()), default=0)
+
+        def told() -> tuple[int]:
+            return (max((self.agent(p).get("worker", {}).get("step") or 0 for p in self.running_pods()), default=0),)
+
+        return self.until("answers of the agents", told)[0]  # a pod may go while it is asked
 
     def samples(self) -> Path:
         """The sample logs on this machine."""
@@ -250,10 +261,14 @@ class JobRun:
         listed = self.cluster.kubectl("get", "events", "--field-selector", where, "-o", "json")
         return {event["reason"]: event["message"] for event in json.loads(listed)["items"]}
 
-    def until_training(self, size: int, beyond_step: int = 0, within_s: float = PATIENCE_S) -> None:
+    def until_event(self, reason: str, words: str) -> None:
+        """Wait for an Event with these words: it is written beside the state that it tells of."""
+        self.until(f"Event {reason}: {words}", lambda: words in self.events().get(reason, ""))
+
+    def until_training(self, size: int, beyond_step: int = 0) -> None:
         """Wait until that many replicas train and made a step."""
-        self.until(f"{size} replicas", lambda: self.size() == size, within_s)
-        self.until(f"a step beyond {beyond_step}", lambda: self.step() > beyond_step, within_s)
+        self.until(f"{size} replicas", lambda: self.size() == size)
+        self.until(f"a step beyond {beyond_step}", lambda: self.step() > beyond_step)
 
     def story(self) -> str:
         """What kubectl describe and the operator's log tell, for failures."""

@@ -16,6 +16,7 @@ from typing import Any
 from tests.e2e.conftest import OPERATOR_NAMESPACE
 from tests.e2e.host_view import training_processes
 from tests.e2e.job_run import JobRun
+from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
 from elastipod_local.processes import ProcessId
@@ -38,7 +39,7 @@ def kill_operator(cluster: Cluster) -> None:
     assert victims, "the operator's process was not found"
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         pod = json.loads(cluster.kubectl("-n", OPERATOR_NAMESPACE, "get", "pod", name, "-o", "json"))
         container = pod["status"]["containerStatuses"][0]
@@ -121,3 +122,17 @@ def until_in_memory(job: JobRun, before: dict[str, frozenset[ProcessId]], genera
     stayed = [pod for pod, processes in before.items() if processes and after.get(pod) == processes]
     assert len(stayed) >= staying, (before, after, job.story())
     assert entry["depth"] == "memory", entry
+
+
+@contextmanager
+def standing_still(job: JobRun) -> Iterator[None]:
+    """Stop all ranks of a job for a moment; no two of them are more than a step apart then."""
+    workers = [worker for of_pod in training_processes(job.name).values() for worker in of_pod]
+    try:
+        for worker in workers:
+            os.kill(worker.pid, signal.SIGSTOP)
+        job.until("all ranks to stand still", lambda: all(worker.is_stopped() for worker in workers))
+        yield
+    finally:
+        for worker in workers:
+            os.kill(worker.pid, signal.SIGCONT)

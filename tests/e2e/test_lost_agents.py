@@ -97,7 +97,7 @@ def test_an_agent_that_ends_while_its_pod_lives(
     entry = job.history()[-1]
     assert (entry["kind"], entry["cause"], entry["to"]) == ("recovery", cause, replicas), job.story()
     assert job.body()["status"]["restartStatus"]["restartCount"] == 1, "it ended by itself"
-    assert words in job.events()[cause]
+    job.until_event(cause, words)
     job.until(
         "its pod to go, whose other container ran on",
         lambda: hit.pod not in {pod["metadata"]["name"] for pod in job.pods()},
@@ -117,7 +117,7 @@ def test_the_only_replica_on_a_node_that_loses_power(cluster: Cluster) -> None:
             job.until("a recovery", lambda: len(job.history()) == 2 and job.size() == 1)
             entry = job.history()[-1]
             assert (entry["kind"], entry["cause"]) == ("recovery", "NodeLost"), job.story()
-            assert f"node {node} is not ready" in job.events()["NodeLost"]
+            job.until_event("NodeLost", f"node {node} is not ready")
             old = next((p for p in job.pods() if p["metadata"]["name"] == pod["metadata"]["name"]), None)
             evicted = [
                 c for c in (old or {}).get("status", {}).get("conditions", ()) if c["type"] == "DisruptionTarget"

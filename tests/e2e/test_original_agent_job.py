@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from tests.e2e.agent_process import suspend
 from tests.e2e.host_view import workers_of_pod
 from tests.e2e.job_run import AGENT_PORT, JobRun
 from tests.nonempty import every
@@ -65,7 +67,7 @@ def manifest_spec(name: str, replicas: int) -> dict[str, Any]:
             "maxReplicas": 3,
             "replicaIncrementStep": 1,
             "scalingTimeoutInSeconds": 1,
-            "gracefulShutdownTimeoutInSeconds": 60,
+            "gracefulShutdownTimeoutInSeconds": 240,
         },
         "elastipod": {"minStableSeconds": 1},
         "replicaSpecs": [{"name": "worker", "replicas": 2, "maxReplicas": 3, "template": template}],
@@ -102,6 +104,15 @@ def last_step(job: JobRun) -> int:
     return int(steps_of(job)[-1]["step"]) if steps_of(job) else 0
 
 
+def stops_far_from_a_checkpoint(job: JobRun, worker: int) -> bool:
+    """Stop a worker, and with it the others, which wait for it in their next step; let it go on near a checkpoint."""
+    suspend(psutil.Process(worker))
+    if 2 <= last_step(job) % SAVE_EVERY <= 8:
+        return True
+    os.kill(worker, signal.SIGCONT)
+    return False
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file that nobody can see half."""
     new = path.with_suffix(".new")
@@ -121,7 +132,7 @@ def test_a_job_with_the_original_agent(job: JobRun, cluster: Cluster, scripts: N
     job.until("steps beyond a checkpoint", lambda: last_step(job) > resized_at + SAVE_EVERY + 2)
 
     victim, *_ = workers_of_pod(job.running_pods()[0]["metadata"]["uid"])
-    job.until("steps that are far from any checkpoint", lambda: 2 <= last_step(job) % SAVE_EVERY <= 8, every_s=0.02)
+    job.until("steps that are far from any checkpoint", lambda: stops_far_from_a_checkpoint(job, victim), every_s=0.02)
     os.kill(victim, signal.SIGKILL)
     job.until("steps after the recovery", lambda: steps_of(job)[-1]["restart"] == 2)
     last = last_step(job) + REMAINDER

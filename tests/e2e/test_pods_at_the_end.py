@@ -36,7 +36,7 @@ def ended(cluster: Cluster) -> Iterator[dict[tuple[str, str], JobRun]]:
                 runPolicy={"cleanPodPolicy": policy, "jobMaxRetryCount": 0},
             )  # fmt: skip
         for (_, outcome), job in jobs.items():
-            job.until(f"{job.name} to end", partial(has_state, job, outcome), 120)
+            job.until(f"{job.name} to end", partial(has_state, job, outcome))
         yield jobs
     finally:
         for job in jobs.values():
@@ -59,8 +59,9 @@ def _is_deleting(pod: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(("policy", "outcome"), CASES, ids=lambda part: part)
 def test_what_is_left(ended: dict[tuple[str, str], JobRun], cluster: Cluster, policy: str, outcome: str) -> None:
     job = ended[policy, outcome]
-    job.until("its pods to be at rest", lambda: at_rest(job), 60)
+    expected = int((policy, outcome) in KEPT)
+    job.until(f"{expected} of its pods to be at rest", lambda: at_rest(job) and len(job.pods()) == expected)
     names = [pod["metadata"]["name"] for pod in job.pods()]
-    assert len(names) == ((policy, outcome) in KEPT), job.story()
+    assert len(names) == expected, job.story()
     for name in names:
         assert "the last line of the log" in cluster.kubectl("logs", name)
