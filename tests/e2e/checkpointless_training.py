@@ -78,7 +78,7 @@ def listen(agent: TrainingManager) -> None:
 def block(training: Training, made: list[int]) -> None:
     """The code that runs again."""
     # As with HPCT_USE_ROOTLESS: nobody opens a store for it.
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=240))
     rank, seq = dist.get_rank(), int(os.environ["JOB_RESTART_COUNT"])
     held = training.step
     training.agree()

@@ -16,8 +16,8 @@ def test_examples_train_as_they_are(cluster: Cluster) -> None:
     try:
         for text in texts:
             cluster.kubectl("apply", "-f", "-", input=text.replace("--epochs=20", "--epochs=2"))
-        digits.until("digits to complete", lambda: digits.state() == "Completed", 150)
-        fsdp2.until("steps of the sharded model", lambda: fsdp2.step() > 5, 150)
+        digits.until("digits to complete", lambda: digits.state() == "Completed")
+        fsdp2.until("steps of the sharded model", lambda: fsdp2.step() > 5)
     finally:
         for job in (digits, fsdp2):
             job.delete(wait=False)

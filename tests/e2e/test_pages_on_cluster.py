@@ -80,7 +80,7 @@ def test_the_tutorials_job_runs_its_script(cluster: Cluster, tmp_path: Path) -> 
     try:
         printed = paste(script.replace("kubectl get hpjob", f"{waits}kubectl get hpjob"), tmp_path, cluster)
         assert "Job default/digits-tutorial" in printed
-        job.until("the tutorial's job to complete", lambda: job.state() == "Completed", 200)
+        job.until("the tutorial's job to complete", lambda: job.state() == "Completed")
     finally:
         job.delete()
         cluster.kubectl("delete", "configmap", "digits", "--ignore-not-found")
