@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,15 +44,22 @@ class Corpus:
 def read_corpus(seq_len: int, max_bytes: int) -> Corpus:
     """Read the first ``max_bytes`` of all modules, sorted by path. The same Python gives the same bytes on every machine."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    names = sorted(
-        path.relative_to(root).as_posix()
-        for path in root.rglob("*.py")
-        if not NOT_SOURCE & set(path.relative_to(root).parts)
-    )
     data = bytearray()
-    for name in names:
-        data += (root / name).read_bytes()
+    for path in _sources(root):
+        data += path.read_bytes()
         if len(data) >= max_bytes:
             break
     del data[max_bytes:]
     return Corpus(torch.frombuffer(data, dtype=torch.uint8), seq_len, hashlib.sha256(data).hexdigest())
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    """Give the modules below a folder, sorted by path. Every start of a worker reads them, so it lists no folder that it does not need."""
+    with os.scandir(folder) as found:
+        folders = {entry.name: entry.is_dir(follow_symlinks=False) for entry in found}
+    # The slash puts a folder among the files where its contents belong: after the file of the same name.
+    for name in sorted(folders, key=lambda name: name + "/" * folders[name]):
+        if folders[name] and name not in NOT_SOURCE:
+            yield from _sources(folder / name)
+        elif not folders[name] and name.endswith(".py"):
+            yield folder / name
