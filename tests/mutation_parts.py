@@ -61,11 +61,13 @@ PARTS = {
     ),
     "library": Part(
         package="elastipod",
-        # Their packages are not in this environment; tests/e2e/test_frameworks.py runs them.
+        # Their packages are not in this environment; tests/e2e/test_frameworks.py and test_trackers.py run them.
         not_mutated=(
             "elastipod.integrations.accelerate",
             "elastipod.integrations.lightning",
+            "elastipod.integrations.mlflow",
             "elastipod.integrations.transformers",
+            "elastipod.integrations.wandb",
         ),
         # Beside its own: tests of its client for the agent, which a real agent answers.
         tests=(
