@@ -79,7 +79,10 @@ def test_shutdown_ends_the_workers(agent: AgentInProcess) -> None:
 
     assert agent.run(DRAINS, scenario, "--nproc-per-node=2") == 0
     assert len(pids(agent)) == 2
-    assert not [pid for pid in pids(agent) if Path(f"/proc/{pid}").exists()]
+    until(
+        lambda: not [pid for pid in pids(agent) if Path(f"/proc/{pid}").exists()],
+        "the workers' parents to collect them",
+    )
 
 
 def test_a_gentle_stop_sends_the_chosen_signal_first(agent: AgentInProcess) -> None:

@@ -39,7 +39,7 @@ def test_the_end_takes_everything_along(tmp_path: Path) -> None:
     assert ended == "ended"
     pids = [int(pid) for pid in started.split()]
     assert len(pids) == 6
-    assert [pid for pid in pids if psutil.pid_exists(pid)] == []
+    until(lambda: not any(map(psutil.pid_exists, pids)), "the killed ones' parents to collect them", PATIENCE_S)
 
 
 def test_a_wait_ends_at_its_deadline_and_says_what_was_seen() -> None:
