@@ -68,12 +68,12 @@ def test_there_is_nothing_to_say_about_a_good_job() -> None:
         pytest.param(good({"replicas": 9}), "above the largest size 4, and has no effect", id="a scale without effect"),
         pytest.param(
             of_template(template({"command": ["python", "train.py"]})),
-            "does not start hyperpodrun in container train",
+            "spec.replicaSpecs[workers].template does not start hyperpodrun in container train",
             id="a container without hyperpodrun",
         ),
         pytest.param(
             of_template(template(volumes=[{"name": "shared", "emptyDir": {}}])),
-            "mounts nothing in container train that outlives the pod",
+            "spec.replicaSpecs[workers].template mounts nothing in container train that outlives the pod",
             id="no shared storage",
         ),
         pytest.param(

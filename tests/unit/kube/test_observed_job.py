@@ -117,6 +117,8 @@ def test_how_many_pods_each_spec_may_hold(
         pytest.param([{"name": "x", "ports": [{"name": "agent", "containerPort": 7000}]}], {"agentPort": 9000}, 7000,
                      id="a port named agent wins"),
         pytest.param([{"name": "x", "ports": [{"containerPort": 7000}]}], {}, 8080, id="a nameless port says nothing"),
+        *(pytest.param([{"name": "x", "ports": [{"name": "agent", "containerPort": n}]}], {}, port, id=f"number {n}")
+          for n, port in [(0, 8080), (1, 1), (65535, 65535), (65536, 8080)]),
     ],
 )  # fmt: skip
 def test_the_port_of_the_agent(containers: list[dict[str, Any]], ours: dict[str, Any], port: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.nonempty import every
 from tests.unit.kube.bodies import job_body
 
-from elastipod_operator.core.names import PodId
+from elastipod_operator.core.names import API_VERSION, KIND, PodId
 from elastipod_operator.kube.observed_job import observe_job
 from elastipod_operator.kube.pods import pod_manifest
 
@@ -39,9 +39,16 @@ def test_identity() -> None:
         "app": "x", "HPJob": "job", "elastipod.io/job-uid": "job-uid", "elastipod.io/spec": "workers",
         "elastipod.io/ordinal": "1", "elastipod.io/incarnation": "2", "elastipod.io/generation": "0",
     }  # fmt: skip
-    assert [(o["kind"], o["uid"], o["controller"]) for o in meta["ownerReferences"]] == [
-        ("HyperPodPyTorchJob", "job-uid", True)
-    ]
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": "job", "uid": "job-uid"}
+    assert meta["ownerReferences"] == [{**owner, "controller": True, "blockOwnerDeletion": True}]
+    assert set(meta) == {"name", "namespace", "labels", "annotations", "ownerReferences"}
+
+
+def test_only_the_parts_of_a_pod_that_the_api_server_takes() -> None:
+    made = manifest()
+    assert {name: made[name] for name in made if name not in ("metadata", "spec")} == {
+        "apiVersion": "v1", "kind": "Pod",
+    }  # fmt: skip
 
 
 def test_environment_comes_before_the_users_own() -> None:
