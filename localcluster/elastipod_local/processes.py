@@ -16,8 +16,6 @@ from elastipod_local.errors import LocalClusterError
 from elastipod_local.host import tool_environment
 
 TAG = "ELASTIPOD_LOCAL_CLUSTER"
-# An API server spends half of its processor time on collecting garbage as Go does it by default, every time its heap has doubled.
-FEWER_COLLECTIONS = {"GOGC": "400", "GOMEMLIMIT": "1GiB"}  # from that heap on they are as frequent as they need to be
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ def spawn(command: Sequence[str | Path], *, owner: Path, log: Path, env: Mapping
             stdout=stream,
             stderr=stream,
             start_new_session=True,
-            env=tool_environment({TAG: str(owner), **FEWER_COLLECTIONS, **(env or {})}),
+            env=tool_environment({TAG: str(owner), **(env or {})}),
         )
     return adopt(child)
 
