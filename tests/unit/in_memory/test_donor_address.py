@@ -1,0 +1,43 @@
+"""Where a newcomer finds a rank to follow: in the store of those who train."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from tests.patience import PATIENCE_S
+
+from elastipod.in_memory import follower
+from elastipod.in_memory.follow_wire import FollowingEnded
+from elastipod.in_memory.follower import donor_address
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(follower, "HANDSHAKE_S", PATIENCE_S)  # a busy machine may pause
+    limit = timedelta(seconds=PATIENCE_S)
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=limit, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
+def test_newcomers_are_dealt_out_to_the_donors_of_their_generation(store: Any) -> None:
+    world = dist.PrefixStore("elastipod/world/4", store)  # type: ignore[attr-defined]
+    dist.PrefixStore("elastipod/world/3", store).set("donors", "1")  # type: ignore[attr-defined]
+    world.set("donor/0", "10.0.0.1:4001")
+    world.set("donor/1", "fd00::2:4002")  # the port follows the last colon
+    world.set("donors", "2")
+    found = [donor_address(f"127.0.0.1:{store.port}", 4) for _ in range(3)]
+    assert found == [("10.0.0.1", 4001), ("fd00::2", 4002), ("10.0.0.1", 4001)]
+    assert int(world.get("followers")) == 3
+
+
+def test_a_world_that_cannot_be_followed_says_so_at_once(store: Any) -> None:
+    with pytest.raises(FollowingEnded, match=r"^no rank can be followed$"):
+        donor_address(f"127.0.0.1:{store.port}", 4)
+
+
+def test_a_store_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "HANDSHAKE_S", 0.0)
+    with pytest.raises(FollowingEnded, match=r"^nobody listens at 127\.0\.0\.1:1$"):
+        donor_address("127.0.0.1:1", 4)
