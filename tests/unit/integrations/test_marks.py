@@ -104,3 +104,49 @@ def test_what_is_no_shared_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError):
         MarkedCheckpoints(tmp_path / "file", NAME)
+
+
+def test_a_mark_says_what_was_saved_by_whom_and_how_large_its_files_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other versions read it."""
+    monkeypatch.setenv("ELASTIPOD_GENERATION", "4")
+    checkpoints = MarkedCheckpoints(tmp_path, NAME)
+    path = tmp_path / "checkpoint-3"
+    checkpoints.begin(path)
+    (path / "part").mkdir(parents=True)
+    (path / "part" / "weights").write_bytes(b"www")
+    (path / "empty").touch()
+    checkpoints.finish(path, 3, {"samples": 9}, {"global_batch": 6})
+    assert json.loads((path / MARK).read_text()) == {
+        "v": 1,
+        "step": 3,
+        "generation": 4,
+        "world_size": 1,
+        "data": {"samples": 9},
+        "extra": {"global_batch": 6},
+        "files": {"part/weights": 3, "empty": 0},
+    }
+    assert sorted(each.name for each in path.iterdir()) == ["elastipod.json", "empty", "part"]
+
+
+def test_a_checkpoint_that_was_deleted_in_part_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = MarkedCheckpoints(tmp_path, NAME)
+    for step in (1, 2):
+        write(checkpoints, step)
+    monkeypatch.setattr("shutil.rmtree", lambda path, ignore_errors: None)  # its files cannot be deleted
+    checkpoints.prune(1)
+    assert not (tmp_path / "checkpoint-1" / MARK).exists()
+    checkpoints.prune(0)
+    assert checkpoints.newest() is None
+
+
+def test_the_newest_is_that_of_the_highest_step_among_the_names_that_match(tmp_path: Path) -> None:
+    checkpoints = MarkedCheckpoints(tmp_path, NAME)
+    for step in (9, 10):
+        write(checkpoints, step)
+    (tmp_path / "checkpoint-9").rename(tmp_path / "checkpoint-11-copy")
+    found = checkpoints.newest()
+    assert found is not None
+    assert found.step == 10
+    assert found.extra == {}
