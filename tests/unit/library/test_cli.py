@@ -22,6 +22,33 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert len({line.index(summary) for line, (_, summary) in zip(lines[at:], named, strict=False)}) == 1, "a column"
 
 
+def test_help_says_what_it_is_for_and_where_the_rest_is(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for option in ("-h", "--help", "help"):
+        assert cli.main([option]) == 0
+        texts.append(capsys.readouterr().out)
+    assert len(set(texts)) == 1
+    assert texts[0].startswith(
+        "usage: elastipod COMMAND ...\n\nElastic PyTorch training on Kubernetes: jobs that grow, shrink and recover "
+        "without losing their place in the data.\n\ncommands:\n  agent       show "
+    )
+    assert texts[0].endswith(
+        "\n\n`elastipod COMMAND --help` explains one command. In a pod, `hyperpodrun` starts the training script\n"
+        "in place of torchrun; `hyperpodrun --help` lists its options.\n"
+    )
+
+
+def test_a_part_without_an_extra_is_in_the_package_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "audit", cli.Command("no_such_package.cli", ""))
+    assert cli.main(["audit"]) == 2
+    assert capsys.readouterr().err == (
+        "elastipod audit: this installation lacks the package 'no_such_package'; "
+        "install it with: pip install elastipod\n"
+    )
+
+
 def test_no_command_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     assert "usage: elastipod COMMAND" in capsys.readouterr().out
@@ -35,9 +62,15 @@ def test_an_unknown_command_is_answered_with_the_known_ones(capsys: pytest.Captu
     )
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("elastipod ")
+    monkeypatch.setattr(cli, "installed_version", {"elastipod": "1.2.3"}.get)
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == "elastipod 1.2.3\n"
+    monkeypatch.setattr(cli, "installed_version", lambda name: None)
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == "elastipod (not installed; run from source)\n"
 
 
 def test_arguments_and_exit_status_are_handed_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
