@@ -1,0 +1,75 @@
+"""What applies a step, in which order, and how it is known that a script has done so itself."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock, call
+
+import pytest
+import torch
+from tests.unit.in_memory.models import build
+
+from elastipod.chaos import Moment
+from elastipod.in_memory import apply_step
+from elastipod.in_memory.apply_step import OptimizerWatch, apply_gradients
+from elastipod.in_memory.members import Members
+
+
+@pytest.fixture
+def reached(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    mock = Mock()
+    monkeypatch.setattr(apply_step, "reached", mock)
+    return mock
+
+
+def gradients(members: Members) -> None:
+    members.model(torch.eye(4, 3)).square().sum().backward()
+
+
+def test_each_optimizer_that_has_run_passes_its_moment_at_this_rank_and_step(reached: Mock) -> None:
+    members = Members(build())
+    watch = OptimizerWatch(members)
+    watch.begin(3, 7)
+    gradients(members)
+    assert not watch.has_run
+    apply_gradients(members)
+    assert watch.has_run
+    assert reached.mock_calls == [call(Moment.APPLY, rank=3, step=7)]
+    watch.begin(3, 8)
+    assert not watch.has_run
+
+
+def test_steps_of_others_that_a_newcomer_repeats_are_not_its_own(reached: Mock) -> None:
+    members = Members(build())
+    watch = OptimizerWatch(members)
+    gradients(members)
+    apply_gradients(members)
+    assert not watch.has_run
+    assert not reached.called
+
+
+def test_optimizers_run_before_schedules_and_schedules_before_averages(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build()
+    order: list[str] = []
+    for name, method in (("ema", "update_parameters"), ("scheduler", "step"), ("optimizer", "step")):
+        monkeypatch.setattr(built[name], method, lambda *_, name=name: order.append(name))
+    apply_gradients(Members(built))
+    assert order == ["optimizer", "scheduler", "ema"]
+
+
+def test_several_scalers_are_left_to_the_script() -> None:
+    scalers = {name: torch.amp.GradScaler("cpu") for name in ("one", "other")}
+    with pytest.raises(
+        TypeError, match=r"^there are several GradScalers; give State an apply function that runs them$"
+    ):
+        apply_gradients(Members({**build(), **scalers}))
+
+
+def test_a_scaler_runs_the_optimizer_and_grows_by_its_own_count() -> None:
+    built = build()
+    members = Members({**built, "scaler": torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)})
+    scaler = members["scaler"]
+    scaler.scale(members.model(torch.eye(4, 3)).square().sum()).backward()
+    before = [each.detach().clone() for each in members.model.parameters()]
+    apply_gradients(members)
+    assert scaler.get_scale() == 8.0
+    assert any(not torch.equal(one, other) for one, other in zip(before, members.model.parameters(), strict=True))

@@ -1,0 +1,51 @@
+"""The check that a change of the layout has moved every element, in one process that holds both layouts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from elastipod.in_memory.members import TensorShape
+from elastipod.in_memory.parts import ShardedShape, parts_of
+from elastipod.in_memory.shard_checks import compare_layouts
+
+NAMES = [f"model.{number}" for number in range(7)]
+SHAPES = [ShardedShape(TensorShape(name, "float32", (8, 2)), 0) for name in NAMES]
+WHOLE = [*SHAPES, ShardedShape(TensorShape("common", "float32", (4,)), None)]
+
+
+def holder(changed: list[str]) -> Any:
+    """Give what holds every tensor; the last element of some was changed."""
+    raws = {name: torch.arange(16.0) for name in NAMES}
+    for name in changed:
+        raws[name][-1] += 1
+    return SimpleNamespace(view=lambda each: raws[each.span.key].view(torch.uint8)[each.span.start : each.span.stop])
+
+
+def differing(changed: list[str]) -> str:
+    return compare_layouts(WHOLE, holder([]), list(parts_of(2)), holder(changed), next(iter(parts_of(1))))
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ([], ""),
+        (NAMES[3:4], "model.3"),
+        (NAMES[:5], "model.0, model.1, model.2, model.3, model.4"),
+        (NAMES[:6], "model.0, model.1, model.2, model.3, model.4 and 1 more"),
+        (NAMES, "model.0, model.1, model.2, model.3, model.4 and 2 more"),
+    ],
+)
+def test_the_first_tensors_that_differ_are_named_and_the_others_counted(changed: list[str], named: str) -> None:
+    assert differing(changed) == named
+
+
+def test_a_part_that_nobody_answers_for_is_missed() -> None:
+    (first, _) = parts_of(2)
+    found = compare_layouts(SHAPES[:1], holder([]), [first], holder([]), next(iter(parts_of(1))))
+    assert found == "model.0"
+    assert compare_layouts(SHAPES[:1], holder([]), list(parts_of(2)), holder([]), None) == "model.0"
+    assert compare_layouts(WHOLE[-1:], holder([]), [first], holder([]), None) == "", "it has no parts"
