@@ -1,0 +1,179 @@
+"""What the library uses of torch's private names: with those that this torch has, and with those of other versions, played."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from elastipod import torch_compat
+from elastipod.torch_compat import (
+    abort_groups,
+    accelerator_type,
+    default_group_store,
+    gradient_divide_factor,
+    names_ignored_by_ddp,
+    number_groups_anew,
+    qualified_names,
+    release_mesh_groups,
+    set_group_timeout,
+    set_last_learning_rates,
+    storage_info,
+    without_compile_wrapper,
+    wrapped_as_it_is,
+)
+
+C10D: Any = dist.distributed_c10d
+
+
+def accelerator(kind: str | None, *, is_available: bool = True) -> SimpleNamespace:
+    found = None if kind is None else SimpleNamespace(type=kind)
+    return SimpleNamespace(is_available=lambda: is_available, current_accelerator=lambda: found)
+
+
+@pytest.mark.parametrize(
+    ("there", "has_cuda", "wanted"),
+    [
+        pytest.param(accelerator("xpu"), False, "xpu", id="another accelerator"),
+        pytest.param(accelerator("cuda", is_available=False), True, "cpu", id="built for one that is not there"),
+        pytest.param(accelerator(None), True, "cpu", id="none"),
+        pytest.param(None, True, "cuda", id="an older torch with CUDA"),
+        pytest.param(None, False, "cpu", id="an older torch without"),
+    ],
+)
+def test_the_type_of_the_accelerator(monkeypatch: pytest.MonkeyPatch, there: Any, has_cuda: bool, wanted: str) -> None:
+    if there is None:
+        monkeypatch.delattr(torch, "accelerator")
+    else:
+        monkeypatch.setattr(torch, "accelerator", there)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    assert accelerator_type() == wanted
+
+
+def test_groups_are_aborted_only_where_torch_can_and_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(C10D, "_abort_process_group", lambda *args: calls.append(args))
+    abort_groups()
+    assert calls == []
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    abort_groups()
+    assert calls == [()]  # no group: all of them together
+    monkeypatch.delattr(C10D, "_abort_process_group")
+    abort_groups()
+    assert calls == [()]
+
+
+def test_keys_of_a_part_are_below_its_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = C10D.HashStore()
+    monkeypatch.setattr(C10D, "_get_default_store", lambda: store)
+    default_group_store("part").set("key", "value")
+    assert store.get("part/key") == b"value"
+    monkeypatch.setattr(C10D, "_get_default_store", lambda: None)
+    assert default_group_store("part") is None
+
+
+def test_groups_are_numbered_from_nought_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(C10D._world, "group_count", 7)
+    number_groups_anew()
+    assert C10D._world.group_count == 0
+
+
+@pytest.mark.parametrize("name", ["set_timeout", "_set_pg_timeout"])
+def test_the_time_limit_of_collectives_is_set_by_the_name_that_there_is(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    given: list[timedelta] = []
+    monkeypatch.delattr(C10D, "set_timeout", raising=False)
+    monkeypatch.setattr(C10D, "_set_pg_timeout", None, raising=False)
+    monkeypatch.setattr(C10D, name, given.append, raising=False)
+    set_group_timeout(timedelta(seconds=3))
+    assert given == [timedelta(seconds=3)]
+
+
+class _WithHiddenBuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("hidden", torch.zeros(1), persistent=False)
+
+
+def test_ddp_sends_weights_only_where_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def wrap(model: nn.Module, **options: Any) -> nn.Module:
+        asked.append(options)
+        return model
+
+    monkeypatch.setattr(torch_compat, "DistributedDataParallel", wrap)
+    plain, hidden = nn.BatchNorm1d(2), _WithHiddenBuffer()
+    assert wrapped_as_it_is(wrap, plain) is plain
+    assert wrapped_as_it_is(partial(wrap, bucket_cap_mb=1), plain) is plain
+    assert wrapped_as_it_is(wrap, hidden) is hidden
+    assert wrapped_as_it_is(lambda model: wrap(model), plain) is plain
+    assert asked == [{"init_sync": False}, {"bucket_cap_mb": 1, "init_sync": False}, {}, {}]
+
+
+def test_a_ddp_without_the_option_is_wrapped_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrap(model: nn.Module) -> nn.Module:
+        return nn.Sequential(model)
+
+    monkeypatch.setattr(torch_compat, "DistributedDataParallel", wrap)
+    model = nn.Linear(1, 1)
+    assert [*wrapped_as_it_is(wrap, model).children()] == [model]
+
+
+def sharded(**state: Any) -> Any:
+    return SimpleNamespace(_get_fsdp_state=lambda: SimpleNamespace(**state))
+
+
+@pytest.mark.parametrize(
+    ("module", "factor"),
+    [
+        pytest.param(sharded(_fsdp_param_group=SimpleNamespace(gradient_divide_factor=2.0)), 2.0, id="one group"),
+        pytest.param(sharded(_fsdp_param_group=None), None, id="no parameters"),
+        pytest.param(sharded(_fsdp_param_groups=[SimpleNamespace(gradient_divide_factor=4.0)] * 2), 4.0, id="several alike"),
+        pytest.param(sharded(_fsdp_param_groups=[SimpleNamespace(gradient_divide_factor=each) for each in (1.0, 2.0)]), None,
+                     id="several that differ"),
+        pytest.param(sharded(_fsdp_param_group=SimpleNamespace()), None, id="a torch without the factor"),
+    ],
+)  # fmt: skip
+def test_the_factor_that_divides_gradients(module: Any, factor: float | None) -> None:
+    assert gradient_divide_factor(module) == factor
+
+
+def test_a_mesh_and_the_one_it_was_cut_from_let_their_groups_go() -> None:
+    root = SimpleNamespace(_pg_registry={"all": 1})
+    mesh = SimpleNamespace(_root_mesh=root, _pg_registry={"dp": 2})
+    release_mesh_groups(mesh)
+    assert (mesh._pg_registry, root._pg_registry) == ({}, {})
+    release_mesh_groups(SimpleNamespace(_pg_registry={}))
+    release_mesh_groups(SimpleNamespace())
+
+
+def test_the_place_of_a_chunk_is_what_torchs_readers_expect() -> None:
+    found = storage_info("__1_0.distcp", 64, 128)
+    assert (found.relative_path, found.offset, found.length) == ("__1_0.distcp", 64, 128)
+
+
+def test_names_are_those_of_the_model_inside() -> None:
+    inside = nn.Linear(2, 2)
+    wrapped: Any = torch.compile(inside)
+    assert without_compile_wrapper(wrapped) is inside
+    assert without_compile_wrapper(inside) is inside
+    assert qualified_names(nn.Sequential(inside), "0.weight") == {"0.weight"}
+    assert names_ignored_by_ddp(inside) == set()
+    ddp: Any = DistributedDataParallel
+    ddp._set_params_and_buffers_to_ignore_for_model(inside, ["bias"])
+    assert names_ignored_by_ddp(inside) == {"bias"}
+
+
+def test_the_last_learning_rates_are_what_a_schedule_gives() -> None:
+    schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1), 1)
+    set_last_learning_rates(schedule, (0.25, 0.5))
+    assert schedule.get_last_lr() == [0.25, 0.5]
