@@ -108,3 +108,17 @@ def test_bad_input_is_refused_in_one_sentence() -> None:
     ):
         BatchScaledRate.apply(CosineAnnealingLR(optimizer, 10))  # type: ignore[arg-type]
     assert optimizer.param_groups[0]["lr"] == 1
+
+
+def test_a_rate_that_a_compiled_optimizer_refers_to_is_changed_in_place() -> None:
+    rate_tensor = torch.tensor(0.5)
+    groups: list[dict[str, Any]] = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate_tensor}]
+    optimizer = torch.optim.AdamW([*groups, {"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.25}])
+    rate = BatchScaledRate("linear", 64)
+    schedule = LambdaLR(optimizer, [rate.factor, lambda step: 2 * rate.factor(step)])
+    held = optimizer.param_groups[0]["lr"]
+    rate.resized(0, 128)
+    rate.apply(schedule)
+    assert optimizer.param_groups[0]["lr"] is held
+    assert (float(held), optimizer.param_groups[1]["lr"]) == (1.0, 1.0)
+    assert [float(each) for each in schedule.get_last_lr()] == [1.0, 1.0]

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import LambdaLR
 
-from elastipod.batches.learning_rate import BatchScaledRate
 from elastipod.data import Batch, BatchSplit, ElasticBatches, tokens_command
 from elastipod.data.loader import ElasticBatchSampler, ElasticLoader
 from elastipod.data.mixture import Mixture
@@ -190,17 +188,3 @@ def test_a_tokenizer_is_looked_for_in_the_working_folder_first_and_only_then(
     assert tokens_command.main(["show", "../out"]) == tokens_command.main(["show", "../out", "--verify"]) == 0
     said = "../out: 4 tokens of 1 bytes in 1 documents, vocabulary 256, "
     assert capsys.readouterr() == (f"{said}written\n{said}checksum not verified\n{said}checksum correct\n", "")
-
-
-def test_a_rate_that_a_compiled_optimizer_refers_to_is_changed_in_place() -> None:
-    rate_tensor = torch.tensor(0.5)
-    groups: list[dict[str, Any]] = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate_tensor}]
-    optimizer = torch.optim.AdamW([*groups, {"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.25}])
-    rate = BatchScaledRate("linear", 64)
-    schedule = LambdaLR(optimizer, [rate.factor, lambda step: 2 * rate.factor(step)])
-    held = optimizer.param_groups[0]["lr"]
-    rate.resized(0, 128)
-    rate.apply(schedule)
-    assert optimizer.param_groups[0]["lr"] is held
-    assert (float(held), optimizer.param_groups[1]["lr"]) == (1.0, 1.0)
-    assert [float(each) for each in schedule.get_last_lr()] == [1.0, 1.0]

@@ -29,7 +29,7 @@ from elastipod.json_records import JsonError, parse
 from elastipod.recipes.checked_recipe import check_recipe
 from elastipod.recipes.present_config import present_config
 from elastipod.recipes.recipe_command import main as recipe
-from elastipod.recipes.render import RenderOptions, configs, render
+from elastipod.recipes.render import RenderOptions, render
 from elastipod.shuffle import Shuffle
 
 PLAN = ElasticBatches(20, 8, seed=1)
@@ -145,12 +145,6 @@ REFUSALS: list[tuple[Callable[[], object], type[Exception], str]] = [
         RecipeError,
         "the name of the job is 'A_b'; it must be at most 63 lower-case letters, digits and '-', beginning and ending with a letter or "
         "digit: give one with --name",
-    ),
-    (
-        lambda: configs(checked(text="x" * 400_000)),  # type: ignore[arg-type]
-        RecipeError,
-        "the configurations of 3 sizes take 1600100 bytes, but a ConfigMap holds 1000000; allow fewer sizes, with scale_config or a "
-        "larger elastic_policy.replica_increment_step",
     ),
 ]  # fmt: skip
 

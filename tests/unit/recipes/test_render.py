@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -181,8 +182,12 @@ def test_batches_that_differ_between_sizes_are_told() -> None:
 
 def test_configurations_that_no_config_map_holds_are_refused() -> None:
     config = {**SMALL, "notes": "x" * 400_000, "elastic_policy": {"is_elastic": True, "min_nodes": 1, "max_nodes": 4}}
-    with pytest.raises(RecipeError, match="a ConfigMap holds 1000000; allow fewer sizes"):
+    with pytest.raises(RecipeError) as refused:
         configs(check_recipe(config, ranks_per_node=8))
+    assert re.sub(r"take 16\d{5} bytes", "take 16 bytes", str(refused.value)) == (
+        "the configurations of 3 sizes take 16 bytes, but a ConfigMap holds 1000000; allow fewer sizes, with scale_config or a larger "
+        "elastic_policy.replica_increment_step"
+    )
 
 
 def test_overrides_leave_the_recipe_as_it_was() -> None:
