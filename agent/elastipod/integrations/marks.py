@@ -92,6 +92,8 @@ class MarkedCheckpoints:
 
         def finish() -> None:
             self._store.check_fence(self.generation)
+            draft = path / f".{MARK}"
+            draft.unlink(missing_ok=True)  # of a process that was killed here; it is no file of the checkpoint
             record = {
                 "v": _VERSION,
                 "step": step,
@@ -101,8 +103,6 @@ class MarkedCheckpoints:
                 "extra": dict(extra or {}),
                 "files": _synced_sizes(path),
             }
-            draft = path / f".{MARK}"
-            draft.unlink(missing_ok=True)
             create_synced(draft, json.dumps(record))
             os.rename(draft, path / MARK)
             sync_directory(path)

@@ -117,6 +117,7 @@ def test_a_mark_says_what_was_saved_by_whom_and_how_large_its_files_are(
     (path / "part").mkdir(parents=True)
     (path / "part" / "weights").write_bytes(b"www")
     (path / "empty").touch()
+    (path / f".{MARK}").write_text("{")  # of a process that was killed while it marked the same checkpoint
     checkpoints.finish(path, 3, {"samples": 9}, {"global_batch": 6})
     assert json.loads((path / MARK).read_text()) == {
         "v": 1,
