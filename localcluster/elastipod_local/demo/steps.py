@@ -149,7 +149,7 @@ class Demo:
             self._cluster.kubectl("patch", name, "--type=merge", "--patch", json.dumps(NEW_PROCESSES))
             self._log.mark("scaled to 2, with new processes")
             self._view.detail(self._cluster.kubectl("scale", name, "--replicas=2").strip())
-            self._train_at_size(watcher, 2, RESIZE_DEADLINE_S)
+            _wait_for_size(watcher, 2, RESIZE_DEADLINE_S)  # it trains to its end at this size
 
     def _build(self) -> None:
         names = [*binaries.CONTROL_PLANE, *binaries.NODE, *binaries.KUEUE]

@@ -71,7 +71,7 @@ def test_groups_are_aborted_only_where_torch_can_and_there_are_some(monkeypatch:
 
 
 def test_keys_of_a_part_are_below_its_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = dist.HashStore()
+    store = dist.HashStore()  # type: ignore[attr-defined]
     monkeypatch.setattr(C10D, "_get_default_store", lambda: store)
     default_group_store("part").set("key", "value")
     assert store.get("part/key") == b"value"
