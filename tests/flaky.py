@@ -1,6 +1,6 @@
 """Repeats the few tests that failed beside others, alone, so that a busy machine is told from a broken product.
 
-Several lanes of tests keep all processors busy, and a machine of continuous integration may stop a process for seconds. A test of
+Two lanes of tests keep all processors busy, and a machine of continuous integration may stop a process for seconds. A test of
 real processes that fails there and passes alone is flaky: a defect of the test, or a race in the product. It does not fail the
 run. It is named at the very end, in the report of its tier and on the page of what is proven, because somebody has to look at it.
 """

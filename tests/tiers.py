@@ -4,9 +4,10 @@ Usage: python tests/tiers.py [--long NAME] TIER... [-- pytest arguments]. `make 
 cannot run on this machine, or that has none, is named with its reason. Exits 0 only when no tier failed.
 
 The tiers run in several processes (pytest-xdist), those of api and e2e with an API server or a cluster in each, and the e2e
-tier in two parts with a line each: its tests of agents alone, and those with a cluster. Several whole tiers run in lanes beside
-each other, so that the processors never wait: what mostly waits for agents, for clusters and for API servers, and what computes,
-which leaves the processors to the others. Each line of output names its tier then. `lint` is no tier of tests but `make lint`.
+tier in two parts with a line each: its tests of agents alone, and those with a cluster. Several whole tiers run in two lanes
+beside each other: what computes, and what mostly waits for API servers and clusters; each line of output names its tier then.
+(More lanes are slower: what waits asks again and again, and needs more processor time the longer it waits.) `lint` is no tier of
+tests but `make lint`.
 Whoever asks for something of their own (-k, -s, --pdb, a long run) gets one tier after the other, in one process, as pytest
 does it. The few tests that failed beside others are repeated alone (`tests/flaky.py`).
 """
@@ -45,13 +46,9 @@ PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
 LINT = "lint"
 # Which parts follow each other when whole tiers run beside each other; a tier that is not named begins the first lane.
 LANES: tuple[tuple[tuple[str, tuple[str, ...]], ...], ...] = (
-    ((LINT, ()), ("unit", ON_ALL_CPUS), ("sim", ON_ALL_CPUS)),
-    (("e2e", AGENTS),),
-    (("e2e", CLUSTERS), ("chart", FILES_IN_TWO)),
-    (("api", FILES_IN_TWO),),
+    (("unit", ON_ALL_CPUS), ("sim", ON_ALL_CPUS), ("e2e", AGENTS)),
+    ((LINT, ()), ("e2e", CLUSTERS), ("api", FILES_IN_TWO), ("chart", FILES_IN_TWO)),
 )
-COMPUTING = (LINT, "unit", "sim")
-COMPUTING_NICENESS = 5  # a third of the processor time that a process of another lane gets while both want it
 Say = Callable[[str], None]
 CLOSING_LINE = re.compile(r"^=* ?(?:\d+ (?:passed|failed|skipped|errors?|deselected)|no tests ran)\b.* in [0-9.]+s.*$")
 COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed)")
@@ -154,12 +151,11 @@ def _without_tests(tier: str, *, is_ok: bool) -> Outcome | None:
 
 
 def _run_part(tier: str, part: Sequence[str], *, is_whole: bool = True, say: Say | None = None) -> Ended:
-    niceness = COMPUTING_NICENESS if is_whole and tier in COMPUTING else 0
-    return _run_pytest([str(TESTS / tier), *part, *(SLOWEST if is_whole else ())], say or _say, niceness)
+    return _run_pytest([str(TESTS / tier), *part, *(SLOWEST if is_whole else ())], say or _say)
 
 
 def _lint(say: Say) -> Outcome:
-    status = _run(["make", LINT], say, COMPUTING_NICENESS)
+    status = _run(["make", LINT], say)
     return Outcome(LINT, status == 0, "failed" if status else "passed", has_tests=False)
 
 
@@ -204,7 +200,7 @@ def _say_of(tier: str, line: str) -> None:
     _say(f"{tier:5} | {line}")
 
 
-def _run_pytest(arguments: Sequence[str], say: Say, niceness: int = 0) -> Ended:
+def _run_pytest(arguments: Sequence[str], say: Say) -> Ended:
     """Run pytest. say: shows each line of its output but the closing one."""
     closing = ""
     started = time.monotonic()
@@ -218,7 +214,7 @@ def _run_pytest(arguments: Sequence[str], say: Say, niceness: int = 0) -> Ended:
 
     with tempfile.TemporaryDirectory(prefix="pytest-cache-") as cache:
         command = [sys.executable, "-m", "pytest", "--color=no", "-o", f"cache_dir={cache}", *arguments]
-        status = _run(command, show, niceness)
+        status = _run(command, show)
         failed = _failed_in(Path(cache))
     if status == NO_TESTS_COLLECTED:
         return Ended(status, "skipped: no test was selected")
@@ -226,10 +222,9 @@ def _run_pytest(arguments: Sequence[str], say: Say, niceness: int = 0) -> Ended:
     return Ended(status, closing or f"pytest ended with {status} after {passed_s:.0f} s without a summary", failed)
 
 
-def _run(command: Sequence[str], say: Say, niceness: int) -> int:
+def _run(command: Sequence[str], say: Say) -> int:
     """Run a command, each line of its output passed on as it comes; gives its exit status."""
-    nicer = ["nice", f"--adjustment={niceness}", *command]
-    with subprocess.Popen(nicer, cwd=TESTS.parent, stdout=subprocess.PIPE, text=True, errors="replace") as process:
+    with subprocess.Popen(command, cwd=TESTS.parent, stdout=subprocess.PIPE, text=True, errors="replace") as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:

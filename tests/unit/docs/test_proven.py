@@ -63,7 +63,7 @@ def test_whole_tiers_name_their_slowest_tests(
 ) -> None:
     calls: list[list[str]] = []
 
-    def run(command: list[str], _: tiers.Say, niceness: int = 0) -> tiers.Ended:
+    def run(command: list[str], _: tiers.Say) -> tiers.Ended:
         calls.append(command)
         return tiers.Ended(0, "1 passed in 0.1s")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +18,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setattr(tiers, "_prepare", lambda tier: "")
     monkeypatch.setattr(tiers, "_write_report", lambda outcome: None)
 
-    def run(arguments: Sequence[str], say: tiers.Say, niceness: int = 0) -> tiers.Ended:
+    def run(arguments: Sequence[str], say: tiers.Say) -> tiers.Ended:
         made.append(list(arguments))
         say("one test after the other")
         name = arguments[0].rsplit("/", 1)[-1]
@@ -118,12 +117,10 @@ def test_lint_fails_the_run_and_is_no_test(calls: list[list[str]], capsys: pytes
     assert tiers.main(["lint", "unit", "--", "-k", "typo"]) == 2
 
 
-def test_what_computes_leaves_the_processors_to_the_others() -> None:
+def test_what_a_command_prints_is_passed_on_and_its_status_given() -> None:
     shown: list[str] = []
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert tiers._run(["nice"], shown.append, 3) == 0
-    assert tiers._run(["sh", "-c", "echo two; exit 4"], shown.append, 0) == 4
-    assert shown == [str(min(own + 3, 19)), "two"]
+    assert tiers._run(["sh", "-c", "echo one; echo two; exit 4"], shown.append) == 4
+    assert shown == ["one", "two"]
 
 
 def test_what_failed_is_known_by_its_whole_name(tmp_path: Path) -> None:
