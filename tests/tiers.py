@@ -5,7 +5,7 @@ cannot run on this machine, or that has none, is named with its reason. Exits 0 
 
 The tiers run in several processes (pytest-xdist), those of api and e2e with an API server or a cluster in each, and the e2e
 tier in two parts with a line each: its tests of agents alone, and those with a cluster. Several whole tiers run in two lanes
-beside each other: what computes, and what mostly waits for API servers and clusters; each line of output names its tier then.
+beside each other: what computes, and what mostly waits for API servers and clusters, and sim; each line of output names its tier then.
 (More lanes are slower: what waits asks again and again, and needs more processor time the longer it waits.) `lint` is no tier of
 tests but `make lint`.
 Whoever asks for something of their own (-k, -s, --pdb, a long run) gets one tier after the other, in one process, as pytest
@@ -46,8 +46,8 @@ PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
 LINT = "lint"
 # Which parts follow each other when whole tiers run beside each other; a tier that is not named begins the first lane.
 LANES: tuple[tuple[tuple[str, tuple[str, ...]], ...], ...] = (
-    (("unit", ON_ALL_CPUS), ("sim", ON_ALL_CPUS), ("e2e", AGENTS)),
-    ((LINT, ()), ("e2e", CLUSTERS), ("api", FILES_IN_TWO), ("chart", FILES_IN_TWO)),
+    (("unit", ON_ALL_CPUS), ("e2e", AGENTS)),
+    ((LINT, ()), ("e2e", CLUSTERS), ("api", FILES_IN_TWO), ("chart", FILES_IN_TWO), ("sim", ON_ALL_CPUS)),
 )
 Say = Callable[[str], None]
 CLOSING_LINE = re.compile(r"^=* ?(?:\d+ (?:passed|failed|skipped|errors?|deselected)|no tests ran)\b.* in [0-9.]+s.*$")
