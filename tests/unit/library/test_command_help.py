@@ -116,14 +116,13 @@ exit status: 0 exactly once, 1 not exactly once, 2 the logs do not allow a verdi
 
 
 @pytest.mark.parametrize("command", HELP)
-def test_help_says_what_each_command_takes(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
+def test_help_says_what_each_command_takes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([*command.split(), "--help"])
     assert ended.value.code == 0
-    assert capsys.readouterr().out == HELP[command]
+    assert capsys.readouterr().out.split() == HELP[command].split(), (
+        "each version of Python breaks lines in its own way"
+    )
 
 
 @pytest.mark.parametrize(
