@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -103,6 +104,72 @@ def test_ranks_that_share_a_limit_are_added_up() -> None:
         "the memory limit of the container allows 100 MiB, of which 60 MiB are free (a part is kept for training), and they need 61 MiB"
     )
     assert find_shortage([MemoryDemand([shared], 90 * MIB, replaced=30 * MIB)]) is None, "what is written over is free"
+
+
+def test_groups_of_both_versions_are_found_where_they_are_mounted(tmp_path: Path) -> None:
+    """Paths may hold colons and dashes, and other mounts are of no interest."""
+    own = "12:memory_of:/else\n9:cpu,memory:/kube:pods/a - b\n3:cpuset:/c\n0::/unified/own\n"
+    mounts = (
+        "30 23 0:27 / /mnt/odd rw - fuse memory rw,memory\n"
+        "31 23 0:28 / /sys/fs/cgroup/unified rw,relatime shared:9 master:1 - cgroup2 cgroup2 rw\n"
+        "32 31 0:29 / /sys/fs/cgroup/cpu rw,memory - cgroup memory rw,cpu\n"
+        "35 31 0:32 /kube:pods /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory,some\n"
+    )
+    top = machine(tmp_path, own, mounts)
+    assert list(memory_limits._groups(tmp_path)) == [
+        (top / "unified/unified/own", 2), (top / "unified/unified", 2), (top / "unified", 2),
+        (top / "memory/a - b", 1), (top / "memory", 1),
+    ]  # fmt: skip
+
+
+def test_limits_are_told_with_their_place_and_a_twentieth_is_kept(tmp_path: Path) -> None:
+    top = machine(tmp_path, "0::/pod/container\n", V2.format(mounted="/"))
+    group(top / "pod/container", "1000", 600, 100, version=2)
+    (top / "pod/container/memory.stat").write_text("anon 5\ninactive_file 100\nactive_file 30\n")
+    group(top / "pod", str((1 << 60) - 1), 1, version=2)
+    group(top, str(1 << 60), 1, version=2)
+    container, above = (
+        f"cgroup {found.st_dev} {found.st_ino}" for found in ((top / "pod/container").stat(), (top / "pod").stat())
+    )
+    huge = (1 << 60) - 1
+    assert cgroup_limits(tmp_path) == [
+        MemoryLimit(container, "the memory limit of the container", 1000, 1000 - (600 - 130) - 50),
+        MemoryLimit(above, "the memory limit of the group above the container", huge, huge - 1 - huge // 20),
+    ]
+
+
+def test_one_group_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    top = machine(tmp_path, "0::/pod/container\n", V2.format(mounted="/"))
+    group(top / "pod", "500", 200, version=2)
+    (top / "pod/memory.stat").write_text("anon 5\n")
+    assert [(each.limit, each.free) for each in cgroup_limits(tmp_path)] == [(500, 275)]
+
+
+def test_the_size_of_a_memory_file_system_is_counted_in_its_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = SimpleNamespace(f_blocks=100, f_frsize=4096, f_bsize=1, f_bavail=30, f_bfree=50)
+    monkeypatch.setattr("elastipod.checkpoint.memory_limits.os.statvfs", {tmp_path: found}.__getitem__)
+    monkeypatch.setattr(memory_limits, "cgroup_limits", list)
+    wanted = MemoryLimit("folder n", f"the memory file system of {tmp_path}", 409600, 122880)
+    assert memory_limits.memory_limits_of(tmp_path, "n") == [wanted]
+    found.f_blocks = 1
+    assert memory_limits.memory_limits_of(tmp_path, "n")[0].limit == 4096
+    found.f_blocks = 0
+    assert memory_limits.memory_limits_of(tmp_path, "n") == [], "a file system without a size of its own"
+
+
+def test_the_least_that_any_rank_finds_free_counts_and_may_be_less_than_nothing() -> None:
+    first, later = (MemoryLimit("1", "it", 3000 * MIB, free * MIB) for free in (50, -20))
+    for limits in ([first, later], [later, first]):
+        assert find_shortage([MemoryDemand([each], MIB) for each in limits]) == (
+            "it allows 3,000 MiB, of which 0 MiB are free (a part is kept for training), and they need 2 MiB"
+        )
+    enough = MemoryLimit("2", "another", 10, 10)
+    assert find_shortage([MemoryDemand([enough, first], 51 * MIB, replaced=MIB)]) == (
+        "another allows 0 MiB, of which 1 MiB are free (a part is kept for training), and they need 51 MiB"
+    )
+    assert find_shortage([MemoryDemand([first], 51 * MIB, replaced=MIB)]) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), max_size=8))

@@ -1,0 +1,397 @@
+"""What a save says when storage fails, what it leaves behind, and how a drain and a process end with it."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import random
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from tests.unit.checkpoint.trainer import Trainer
+
+from elastipod import local_worker
+from elastipod.checkpoint import CheckpointManager, process_exit, rng
+from elastipod.checkpoint.communicator import Communicator
+from elastipod.checkpoint.directory_store import DirectoryStore
+from elastipod.checkpoint.drain import DrainNotice, current_drain, storage_wait_s
+from elastipod.checkpoint.drain_exit import exits_with_memory, is_short_drain
+from elastipod.checkpoint.hyperpod_functions import load_checkpoint, save_checkpoint
+from elastipod.checkpoint.manifest import CheckpointId
+from elastipod.checkpoint.other_runs import warn_if_other_run_is_ahead
+from elastipod.checkpoint.save_arguments import check_logs, open_store, plain_values
+from elastipod.checkpoint.saver import Save, await_previous
+from elastipod.errors import CheckpointError, FencedError
+from elastipod.worker_file import WORKER_FILE_ENV, EventLevel, WorkerFile
+
+NO_ROOM = "; make room there or keep fewer, the earlier checkpoints are untouched and the next save tries again"
+
+
+def failing(number: int, text: str, *, at: str = "") -> Callable[..., Any]:
+    """A method of a store that fails for a file whose name contains ``at``, and else does what it did."""
+    create_file = DirectoryStore.create_file
+
+    def method(self: DirectoryStore, *arguments: Any, **options: Any) -> Any:
+        if at and at not in arguments[1]:
+            return create_file(self, *arguments)
+        raise OSError(number, text)
+
+    return method
+
+
+@pytest.mark.parametrize(
+    ("method", "at"),
+    [("begin", ""), ("create_file", "__0_0.distcp"), ("create_file", ".metadata"), ("list_complete", "")],
+)
+@pytest.mark.parametrize(("number", "more"), [(errno.ENOSPC, NO_ROOM), (errno.EDQUOT, NO_ROOM), (errno.EIO, "")])
+def test_storage_that_fails_is_named_once_and_leaves_no_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, method: str, at: str, number: int, more: str
+) -> None:  # fmt: skip
+    trainer = Trainer()
+    with CheckpointManager(tmp_path, memory=False) as manager:
+        trainer.save(manager, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(DirectoryStore, method, failing(number, "it is broken", at=at))
+            with pytest.raises(CheckpointError) as raised:
+                trainer.save(manager, 2)
+        told = f"cannot write the checkpoint of step 2 in {tmp_path}: it is broken{more}"
+        where = "" if method != "create_file" or at == ".metadata" else "rank 0: "
+        assert str(raised.value) == f"{where}{told}"
+        assert caplog.messages == [f"step 2 is not saved: {where}{told}"]
+        assert sorted(each.name for each in tmp_path.iterdir()) == [".claims", CheckpointId(1, 1).name]
+        assert trainer.save(manager, 2).name == CheckpointId(2, 1).name
+
+
+def test_any_other_failure_ends_the_save_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = Trainer()
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    with CheckpointManager(tmp_path, memory=False) as manager:
+        assert manager.claim() == 1
+        monkeypatch.setattr(CheckpointManager, "_is_last_save", lambda *_: False)
+        monkeypatch.setattr("elastipod.checkpoint.saver.Saver._carry_out", broken)
+        with pytest.raises(CheckpointError) as raised:
+            trainer.save(manager, 3)
+        assert str(raised.value) == "the checkpoint of step 3 could not be finished: by zero"
+        assert manager._save is not None
+        assert manager._save.memory_settled.is_set()
+        assert manager._save.thread.name == "elastipod-save-3"
+        assert manager._save.thread.daemon
+    assert caplog.messages == [f"step 3 is not saved: {raised.value}"]
+
+
+def test_old_checkpoints_that_stay_are_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pruned: list[tuple[Any, ...]] = []
+
+    def broken(self: DirectoryStore, *given: Any, **named: Any) -> None:
+        pruned.append((*given, named))
+        raise OSError(errno.EIO, "it is broken")
+
+    monkeypatch.setattr(DirectoryStore, "prune", broken)
+    with CheckpointManager(tmp_path, memory=False, keep=3, keep_every=5) as manager:
+        Trainer().save(manager, 1)
+        manager._run().saver.damaged = {CheckpointId(9, 9)}
+        Trainer().save(manager, 2)
+        assert manager._run().saver.damaged == set()
+    assert caplog.messages == [f"old checkpoints in {tmp_path} could not be deleted: [Errno 5] it is broken"] * 2
+    assert [each[:2] for each in pruned] == [(1, 3)] * 2
+    assert [each[3] for each in pruned] == [{"keep_every": 5}] * 2
+
+
+def save_of(step: int = 7, *, is_kept: bool = False, thread: Any = None) -> Any:
+    staged: Any = SimpleNamespace(id=CheckpointId(step, 1), plan="the plan")
+    save: Any = Save(staged, is_durable=True, sample_log=None, norm=None)
+    save.is_kept_in_memory = is_kept
+    save.memory_settled.set()
+    save.thread = thread or SimpleNamespace(is_alive=lambda: True, join=lambda *_: None)
+    return save
+
+
+def test_a_new_save_is_not_given_up_and_has_no_result() -> None:
+    save = Save(None, is_durable=False, sample_log=None, norm=2.5)  # type: ignore[arg-type]
+    assert (save.is_durable, save.norm, save.path, save.error, save.is_kept_in_memory, save.is_abandoned) == (
+        False, 2.5, None, None, False, False,
+    )  # fmt: skip
+    assert not save.memory_settled.is_set()
+    save.check_abandoned()
+    save.is_abandoned = True
+    with pytest.raises(CheckpointError) as raised:
+        save.check_abandoned()
+    assert str(raised.value) == "the process exits and does not wait for it"
+
+
+def test_training_that_waits_for_a_save_is_told_to_save_less_often(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([10.0, 12.5])
+    monkeypatch.setattr("elastipod.checkpoint.saver.time.monotonic", lambda: next(times))
+    with caplog.at_level(logging.INFO):
+        await_previous(save_of(9))
+    assert caplog.messages == ["training waited 2.5 s for the checkpoint of step 9; save less often"]
+    caplog.clear()
+    done = save_of(thread=threading.Thread())
+    with caplog.at_level(logging.INFO):
+        await_previous(done)
+        done.error = CheckpointError("storage")
+        await_previous(done)
+    assert not caplog.messages
+    done.error = FencedError("replaced")
+    with pytest.raises(FencedError, match="replaced"):
+        await_previous(done)
+
+
+# -- drains ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    with WorkerFile.create(tmp_path / "page", 1) as file:
+        monkeypatch.setenv(WORKER_FILE_ENV, str(tmp_path / "page"))
+        local_worker._opened.cache_clear()
+        yield file
+        local_worker._opened.cache_clear()
+
+
+def test_a_drain_is_known_by_its_deadline(page: WorkerFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastipod.checkpoint.drain.time.time", lambda: 1000.0)
+    assert current_drain() is None
+    page.set_event(EventLevel.DRAIN, 0.0, leaves=True)
+    assert current_drain() is None, "nobody knows when it ends"
+    for leaves in (True, False, None):
+        page.set_event(EventLevel.DRAIN, 1180.0, leaves=leaves)
+        assert current_drain() == DrainNotice(180.0, leaves)
+        assert not is_short_drain(Communicator())
+    page.set_event(EventLevel.DRAIN, 1179.5, leaves=None)
+    assert is_short_drain(Communicator())
+    page.set_event(EventLevel.NONE, 1010.0, leaves=None)
+    assert current_drain() is None
+    assert not is_short_drain(Communicator())
+
+
+def test_outside_a_pod_there_is_no_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(WORKER_FILE_ENV, raising=False)
+    assert current_drain() is None
+    assert not exits_with_memory(Communicator(), None, save_of())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "survives", "waits_s"),
+    [([179.9, 500], True, 0), ([180], True, 170), ([179], False, 169), ([5], False, 0), ([10.5], False, 0.5)],
+)
+def test_storage_is_waited_for_as_long_as_a_drain_allows(left_s: list[float], survives: bool, waits_s: float) -> None:
+    assert storage_wait_s(left_s, survives_drain=survives) == waits_s
+
+
+@pytest.mark.parametrize(
+    ("is_kept", "survives", "is_written", "leaves"),
+    [(True, True, False, True), (True, False, False, True), (False, True, False, False), (True, True, True, False)],
+)
+def test_a_drain_leaves_without_storage_when_memory_has_the_step(
+    page: WorkerFile, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    is_kept: bool, survives: bool, is_written: bool, leaves: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("elastipod.checkpoint.drain.time.time", lambda: 1000.0)
+    page.set_event(EventLevel.DRAIN, 1100.0, leaves=False)
+    waited: list[float] = []
+    thread = SimpleNamespace(is_alive=lambda: not is_written, join=waited.append)
+    staging = mock.Mock(**{"survives_drain.return_value": survives})
+    with caplog.at_level(logging.INFO):
+        assert exits_with_memory(Communicator(), staging, save_of(is_kept=is_kept, thread=thread)) is leaves
+    assert waited == [0.0 if is_kept and survives else 90.0]
+    assert staging.mock_calls == ([mock.call.survives_drain("the plan", [False])] if is_kept else [])
+    assert (
+        caplog.messages
+        == [
+            "exiting with step 7 in memory: there is no time to wait for durable storage; the next generation writes it"
+        ]
+        * leaves
+    )
+
+
+# -- the end of a process ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("is_failed", "is_abandoned", "ends", "joined", "status"),
+    [
+        pytest.param(False, False, True, [None], None, id="a good end waits"),
+        pytest.param(True, False, False, [1.0], 1, id="a failure does not"),
+        pytest.param(False, True, False, [1.0], 0, id="nor does what was given up"),
+        pytest.param(True, False, True, [], None, id="nothing is left to wait for"),
+    ],
+)
+def test_how_a_process_ends_with_a_save(
+    monkeypatch: pytest.MonkeyPatch,
+    is_failed: bool,
+    is_abandoned: bool,
+    ends: bool,
+    joined: list[Any],
+    status: int | None,
+) -> None:
+    waited: list[Any] = []
+    exits: list[int] = []
+
+    class Thread:
+        alive = not ends or joined == [None]
+
+        def is_alive(self) -> bool:
+            return self.alive
+
+        def join(self, timeout: float | None = None) -> None:
+            waited.append(timeout)
+            self.alive = not ends
+
+    save = save_of(thread=Thread())
+    save.is_abandoned = is_abandoned
+    monkeypatch.setattr(process_exit, "_pending_saves", {save})
+    monkeypatch.setattr("elastipod.checkpoint.process_exit.time.monotonic", lambda: 50.0)
+    monkeypatch.setattr("elastipod.checkpoint.process_exit.os._exit", exits.append)
+    monkeypatch.setattr("elastipod.checkpoint.process_exit.logging.shutdown", lambda: exits.append(-1))
+    monkeypatch.setattr(sys, "last_value", ValueError() if is_failed else None, raising=False)
+    process_exit._at_exit()
+    assert waited == joined
+    assert exits == ([] if status is None else [-1, status])
+    assert save.is_abandoned == (is_abandoned or status is not None)
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_directory_of_checkpoints_may_be(tmp_path: Path) -> None:
+    for given in (tmp_path, str(tmp_path), f"file://{tmp_path}"):
+        found = open_store(given, {})
+        assert isinstance(found, DirectoryStore)
+        assert found.path == tmp_path
+    assert not isinstance(open_store(f"file://{tmp_path}", {"auto_mkdir": True}), DirectoryStore)
+    assert not isinstance(open_store("memory://bucket", {}), DirectoryStore)
+
+
+def test_a_log_is_passed_everywhere_or_nowhere() -> None:
+    for have in ([True, True], [False, False], [True], []):
+        check_logs(have)
+    with pytest.raises(CheckpointError) as raised:
+        check_logs([False, True, True, False])
+    assert str(raised.value) == (
+        "sample_log was passed on ranks 1-2 and not on ranks 0,3; pass one on every rank (SampleLog(..., writes=False) where "
+        "another rank logs the samples), or on none"
+    )
+
+
+def test_extra_is_copied_as_json() -> None:
+    given: Any = {"a": (1, 2), 3: [None]}
+    assert plain_values(given) == {"a": [1, 2], "3": [None]}
+    with pytest.raises(CheckpointError) as raised:
+        plain_values({"a": {1}})
+    assert str(raised.value) == (
+        "extra must hold JSON values only (numbers, texts, lists, dictionaries): Object of type set is not JSON serializable"
+    )
+
+
+@pytest.mark.parametrize(("step", "is_told"), [(4, True), (5, True), (6, False)])
+def test_a_run_behind_another_is_warned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, step: int, is_told: bool
+) -> None:
+    (tmp_path / CheckpointId(5, 1).name).mkdir()
+    warn_if_other_run_is_ahead(DirectoryStore(tmp_path), step, 2)
+    assert (
+        caplog.messages
+        == [
+            f"{tmp_path} holds the checkpoint of step 5, which this run did not resume from: until 2 saves of this run have replaced "
+            "it, a resume would return to it; call load_latest first, or name another directory"
+        ]
+        * is_told
+    )
+
+
+def test_a_save_in_memory_needs_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = Trainer()
+    with CheckpointManager(tmp_path, memory=False) as manager:
+        with pytest.raises(CheckpointError) as raised:
+            _ = manager.generation
+        assert str(raised.value) == (
+            "the directory is not claimed yet; call claim() or load_latest() on all ranks first"
+        )
+        manager.save_async(3, model=trainer.model, optimizer=trainer.optimizer, durable=False)
+        assert manager.wait() is None
+        assert manager.generation == 1
+    assert caplog.messages == ["step 3 is not saved: durable=False, and there is no memory for checkpoints"]
+
+
+def test_the_documents_functions_say_what_they_need(tmp_path: Path) -> None:
+    run = Trainer()
+    save: Any = partial(save_checkpoint, run.model, run.optimizer, run.scheduler)
+    load: Any = partial(load_checkpoint, run.model, run.optimizer, run.scheduler)
+    need = "save_checkpoint needs the number of completed steps: pass step=, or user_content with 'step'"
+    for content in ({}, None, {"epoch": 3}, {"step": 2.5}):
+        with pytest.raises(TypeError) as wrong:
+            save(content, tmp_path)
+        assert str(wrong.value) == need
+    with pytest.raises(TypeError) as wrong:
+        load()
+    assert str(wrong.value) == "name the directory of checkpoints: checkpoint_path or checkpoint_dir"
+    with pytest.raises(CheckpointError) as two:
+        load(tmp_path / "a", checkpoint_dir=tmp_path / "b")
+    assert (
+        str(two.value)
+        == f"checkpoint_path is {tmp_path / 'a'} and checkpoint_dir is {tmp_path / 'b'}; name one directory"
+    )
+    found = load(tmp_path, checkpoint_dir=str(tmp_path))
+    assert (found.step, found.user_content, found.resume) == (0, {}, None)
+    content = {"step": 3, "global_step": 9}
+    assert save(content, tmp_path) == tmp_path / CheckpointId(3, 1).name
+    assert save(content, tmp_path, step=4) == tmp_path / CheckpointId(4, 1).name
+    found = load(checkpoint_dir=tmp_path)
+    assert (found.step, found.user_content) == (4, content)
+    assert found.resume is not None
+
+
+# -- random states -----------------------------------------------------------------------------------------------------
+
+
+def test_a_new_rank_has_a_seed_of_its_step_and_rank() -> None:
+    assert [rng.rank_seed(*each) for each in ((0, 0), (0, 1), (1, 0), (3, 2))] == [
+        1, 0xC2B2AE3D27D4EB4F % (1 << 63) + 1, 0x9E3779B97F4A7C15 % (1 << 63) + 1,
+        (3 * 0x9E3779B97F4A7C15 + 2 * 0xC2B2AE3D27D4EB4F + 1) % (1 << 63),
+    ]  # fmt: skip
+    import numpy
+
+    rng.seed_new_rank(3, 2)
+    found = random.random(), torch.rand(1), numpy.random.random()
+    seed = rng.rank_seed(3, 2)
+    assert found[0] == random.Random(seed).random()
+    assert torch.equal(found[1], torch.rand(1, generator=torch.Generator().manual_seed(seed)))
+    assert found[2] == numpy.random.RandomState(seed % (1 << 32)).random()
+
+
+def test_the_state_of_an_accelerator_is_kept_where_it_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = rng.random_state()
+    given: list[list[int]] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.tensor([1, 2, 255], dtype=torch.uint8))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: given.append(state.tolist()))
+    assert '"cuda"' not in rng.random_state()
+    rng.restore_random_state(before)
+    assert given == []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with_cuda = rng.random_state()
+    assert '"cuda":"AQL/"' in with_cuda
+    rng.restore_random_state(with_cuda)
+    assert given == [[1, 2, 255]]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    rng.restore_random_state(with_cuda)
+    assert len(given) == 1
