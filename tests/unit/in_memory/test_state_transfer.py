@@ -144,3 +144,109 @@ def test_a_tensor_is_received_into_the_live_one_only_where_it_fits() -> None:
     for other in (room("model.weight", "float32", 3, 2), room("model.weight", "float64", 2, 3), room("x", "int8", 4)):
         assert other is not own
     assert (other.shape, other.dtype, other.device) == ((4,), torch.int8, own.device)
+
+
+def test_the_description_of_a_state_is_a_json_object() -> None:
+    content = Content({"model.a": torch.zeros(2, 3, dtype=torch.bfloat16), "model.b": torch.tensor(1)}, '{"lr":1}')
+    assert json.loads(state_transfer._manifest(content, {"model.a": "00ff"})) == {
+        "v": 1,
+        "tensors": [["model.a", "bfloat16", [2, 3]], ["model.b", "int64", []]],
+        "values": '{"lr":1}',
+        "digests": {"model.a": "00ff"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "sizes", "own", "expected", "is_held"),
+    [
+        ("a", (2,), "1", "1", True),
+        ("a", (2,), "1", "2", False),
+        ("a", (2,), None, "1", False),
+        ("a", (2,), None, None, False),
+        ("a", (1, 2), "1", "1", False),
+        ("b", (2,), "1", "1", False),
+    ],
+    ids=[
+        "it does",
+        "another digest",
+        "none of its own",
+        "none at all, as of a buffer",
+        "another shape",
+        "no such tensor",
+    ],
+)
+def test_what_a_receiver_holds_already(
+    key: str, sizes: tuple[int, ...], own: str | None, expected: str | None, is_held: bool
+) -> None:
+    content = Content({"a": torch.zeros(2)}, "")
+    known = [{key: digest} if digest is not None else {} for digest in (own, expected)]
+    assert state_transfer._is_held(content, TensorShape(key, "float32", sizes), *known) is is_held
+
+
+def test_what_a_receiver_holds_is_told_as_numbers() -> None:
+    assert state_transfer._numbers("[]") == set()
+    assert state_transfer._numbers("[2, 0]") == {0, 2}
+    with pytest.raises(BadManifest) as caught:
+        state_transfer._numbers("7")
+    assert str(caught.value) == ("a receiver does not say what it lacks: TypeError(\"'int' object is not iterable\")")
+
+
+def test_room_for_a_counter_is_on_the_host_and_for_a_tensor_beside_the_model() -> None:
+    members = Members({"model": nn.Linear(3, 2, device="meta")})
+    content = members.content()
+    rooms = [state_transfer._room(content, TensorShape("x", "float64", sizes), members) for sizes in ((), (2,))]
+    assert [(each.device.type, each.dtype, tuple(each.shape)) for each in rooms] == [
+        ("cpu", torch.float64, ()),
+        ("meta", torch.float64, (2,)),
+    ]
+
+
+class Work:
+    """A message on its way: it has arrived once somebody has waited for it."""
+
+    def __init__(self, log: list[str], name: str) -> None:
+        self._log, self._name = log, name
+
+    def wait(self) -> None:
+        self._log.append(f"arrived {self._name}")
+
+
+def test_pieces_are_sent_by_turns_and_no_more_are_on_their_way_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver with fewer pieces gets the same bytes as the others as long as it lacks the same."""
+    log: list[str] = []
+    sent: list[torch.Tensor] = []
+
+    def isend(data: torch.Tensor, *, dst: int) -> Work:
+        sent.append(data)
+        name = f"{bytes(data.tolist()).hex()} to {dst}"
+        log.append(name)
+        return Work(log, name)
+
+    monkeypatch.setattr(state_transfer.dist, "isend", isend)
+    monkeypatch.setattr(state_transfer, "MAX_IN_FLIGHT", 2)
+    content = Content({"a": torch.tensor([1, 2, 3], dtype=torch.uint8), "b": torch.tensor([4], dtype=torch.uint8)}, "")
+    both, whole = Piece((Span("a", 1, 3), Span("b", 0, 1)), 0), Piece((Span("a", 0, 2),), 0)
+    state_transfer._send(content, {5: [both, whole], 7: [both]}, lambda: log.append("."))
+    assert log == [
+        "020304 to 5", "020304 to 7", "0102 to 5", "arrived 020304 to 5", ".",
+        "arrived 020304 to 7", ".", "arrived 0102 to 5", ".",
+    ]  # fmt: skip
+    assert sent[0] is sent[1]
+
+
+def test_pieces_are_received_from_their_donors_into_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    on_wire = [bytes([2, 3, 4]), bytes([1])]
+
+    def irecv(data: torch.Tensor, *, src: int) -> Work:
+        data.copy_(torch.tensor(list(on_wire.pop(0)), dtype=torch.uint8))
+        log.append(f"from {src}")
+        return Work(log, str(src))
+
+    monkeypatch.setattr(state_transfer.dist, "irecv", irecv)
+    monkeypatch.setattr(state_transfer, "MAX_IN_FLIGHT", 1)
+    target = Content({"a": torch.zeros(3, dtype=torch.uint8), "b": torch.zeros(1, dtype=torch.uint8)}, "")
+    dealt = [Piece((Span("a", 1, 3), Span("b", 0, 1)), 4), Piece((Span("a", 0, 1),), 6)]
+    state_transfer._receive(target, dealt, lambda: log.append("."))
+    assert log == ["from 4", "from 6", "arrived 4", ".", "arrived 6", "."]
+    assert [each.tolist() for each in target.tensors.values()] == [[1, 2, 3], [4]]
