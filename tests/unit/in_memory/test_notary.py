@@ -241,7 +241,7 @@ def test_what_ddp_reduced_may_differ_more_where_a_hook_compresses_it(
     model = nn.Linear(3, 1, bias=False)
     wrapped = DistributedDataParallel(model)
 
-    def compress(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def compress(_: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer() * factor)
         return done
@@ -251,7 +251,7 @@ def test_what_ddp_reduced_may_differ_more_where_a_hook_compresses_it(
         wrapped.register_comm_hook(None, compress)
     notary = Notary(model, wrapped, seed=3)
     if not compresses:
-        model.weight.register_hook(lambda gradient: gradient * factor)  # after the notary has seen it
+        model.weight.register_hook(lambda gradient: gradient * factor)  # type: ignore[no-untyped-call]  # after the notary has seen it
     wrapped(torch.ones(1, 3)).sum().backward()
     model.weight.grad.zero_()  # type: ignore[union-attr]  # what a script does after the reduction is its own affair
     notary.close()
@@ -272,8 +272,9 @@ def test_a_rank_whose_gradient_is_not_the_mean_of_all_is_named() -> None:
                 model.zero_grad()
                 (float(rank - 1) * model(torch.ones(1, 2))).sum().backward()  # in the sum over the ranks they cancel
                 for each in model.parameters():
+                    assert each.grad is not None
                     dist.all_reduce(each.grad)
-                    each.grad += 1.0 - mistake if rank == 2 else 0.0  # type: ignore[operator]
+                    each.grad += 1.0 - mistake if rank == 2 else 0.0
                 announce_reduced_gradients(3.0)
                 notary.close()
                 seed_new_rank(3, rank)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.agent_client import free_port
 from tests.unit.in_memory.forked_ranks import raised_by, run_ranks, world
 from tests.unit.in_memory.models import trained
@@ -222,7 +223,7 @@ def test_pieces_are_sent_by_turns_and_no_more_are_on_their_way_than_may_be(monke
         log.append(name)
         return Work(log, name)
 
-    monkeypatch.setattr(state_transfer.dist, "isend", isend)
+    monkeypatch.setattr(dist, "isend", isend)
     monkeypatch.setattr(state_transfer, "MAX_IN_FLIGHT", 2)
     content = Content({"a": torch.tensor([1, 2, 3], dtype=torch.uint8), "b": torch.tensor([4], dtype=torch.uint8)}, "")
     both, whole = Piece((Span("a", 1, 3), Span("b", 0, 1)), 0), Piece((Span("a", 0, 2),), 0)
@@ -243,7 +244,7 @@ def test_pieces_are_received_from_their_donors_into_place(monkeypatch: pytest.Mo
         log.append(f"from {src}")
         return Work(log, str(src))
 
-    monkeypatch.setattr(state_transfer.dist, "irecv", irecv)
+    monkeypatch.setattr(dist, "irecv", irecv)
     monkeypatch.setattr(state_transfer, "MAX_IN_FLIGHT", 1)
     target = Content({"a": torch.zeros(3, dtype=torch.uint8), "b": torch.zeros(1, dtype=torch.uint8)}, "")
     dealt = [Piece((Span("a", 1, 3), Span("b", 0, 1)), 4), Piece((Span("a", 0, 1),), 6)]
