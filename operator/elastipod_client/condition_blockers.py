@@ -82,7 +82,8 @@ def _where(reason: str) -> str:
 def event_blockers(job: JobFacts, events: Sequence[Body], now: datetime) -> list[Blocker]:
     """Give what the last minutes' Events say that no condition does, if it is a warning or comes with an advice."""
     newest: dict[Reason, Blocker] = {}
-    for event in events:
+    # The API server lists Events by their names, which are random.
+    for event in sorted(events, key=lambda one: (event_time(one, job.created_at), text(one.get("reason")))):
         reason = as_reason(text(event.get("reason")))
         if not isinstance(reason, Reason) or reason.where or reason.event is not EventRule.WHEN_IT_HAPPENS:
             continue
