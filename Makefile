@@ -77,6 +77,7 @@ requirements: env ## resolve and pin the requirements again (UPGRADE=--upgrade t
 	@$(COMPILE) $(UPGRADE) requirements/peer-original.in -o requirements/peer-original.txt
 	@$(COMPILE) $(UPGRADE) requirements/peer-s3.in -o requirements/peer-s3.txt
 	@$(COMPILE) $(UPGRADE) requirements/peer-streaming.in -o requirements/peer-streaming.txt
+	@$(COMPILE) $(UPGRADE) requirements/peer-torchtitan.in -o requirements/peer-torchtitan.txt
 	@$(COMPILE) $(UPGRADE) requirements/peer-trackers.in -o requirements/peer-trackers.txt
 	@$(COMPILE) $(UPGRADE) requirements/peer-torch211.in -o requirements/peer-torch211.txt
 

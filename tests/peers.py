@@ -6,6 +6,7 @@
                do not belong in there: the two share import names and the command hyperpodrun
     s3         a client of S3, s3fs, for checkpoints in object stores (its site-packages behind our own)
     streaming  MosaicML's StreamingDataset beside torch (PYTHONPATH=agent)
+    torchtitan torchtitan beside torch
     trackers   MLflow and W&B's client, without torch (PYTHONPATH=agent)
     torch211   torch 2.11 and numpy alone, a second torch for our agent and library (PYTHONPATH=agent)
 

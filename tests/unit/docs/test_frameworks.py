@@ -14,8 +14,18 @@ from elastipod_operator.api.models import HyperPodPyTorchJob
 
 ROW = re.compile(r"\]\((frameworks-\w+\.md)\) \| (\d+) \|")
 PAGES = {name: int(lines) for name, lines in ROW.findall(page("docs/frameworks.md").text)}
-EXAMPLES = ("hf_trainer", "lora", "accelerate", "lightning", "streaming", "deepspeed", "plain", "two_lines")
-PEERS = ("frameworks", "deepspeed", "streaming")
+EXAMPLES = (
+    "hf_trainer",
+    "lora",
+    "accelerate",
+    "lightning",
+    "streaming",
+    "deepspeed",
+    "torchtitan",
+    "plain",
+    "two_lines",
+)
+PEERS = ("frameworks", "deepspeed", "streaming", "torchtitan")
 ONE_SCREEN = 40  # lines of a README, most of them long
 COUNTS = {2: "two lines", 3: "three lines", 8: "eight lines"}
 
@@ -41,8 +51,8 @@ def test_every_page_is_in_the_table() -> None:
 def test_the_versions_that_the_table_names_are_those_of_the_tests() -> None:
     pins = "".join((ROOT / "requirements" / f"peer-{peer}.txt").read_text() for peer in PEERS)
     text = page("docs/frameworks.md").text.replace("MosaicML's StreamingDataset (tested:", "`mosaicml-streaming`")
-    named = re.findall(r"`(datasets|deepspeed|mosaicml-streaming)` ([\d.]+)", text)
-    assert {package for package, _ in named} == {"datasets", "deepspeed", "mosaicml-streaming"}
+    named = re.findall(r"`(datasets|deepspeed|mosaicml-streaming|torchtitan)` ([\d.]+)", text)
+    assert {package for package, _ in named} == {"datasets", "deepspeed", "mosaicml-streaming", "torchtitan"}
     for package, version in named:
         assert re.search(rf"^{package}=={re.escape(version)}(\.|\b)", pins, re.MULTILINE), (package, version)
 
