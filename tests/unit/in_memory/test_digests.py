@@ -1,0 +1,152 @@
+"""Digests of a state: what they are, what they depend on, and which are computed while the state stands still."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.in_memory.models import build
+from torch import nn
+
+from elastipod.checkpoint.image import checksum
+from elastipod.in_memory import digests_at_rest
+from elastipod.in_memory import members as module
+from elastipod.in_memory.digests_at_rest import DigestsAtRest
+from elastipod.in_memory.members import (
+    Content,
+    Members,
+    TensorShape,
+    as_bytes,
+    digest_of,
+    digest_of_tensor,
+    empty_like_shape,
+)
+
+WEIGHTS = torch.randint(1, 1 << 62, (1024,), generator=torch.Generator().manual_seed(1)) * 2 + 1
+ROW = 1024  # words of 8 bytes
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_digest_of_whole_rows_is_their_weighted_sum_modulo_2_to_the_64(rows: int) -> None:
+    words = torch.randint(-(1 << 62), 1 << 62, (rows, ROW), generator=torch.Generator().manual_seed(2))
+    total = sum(int(word) * int(weight) for row in words for word, weight in zip(row, WEIGHTS, strict=True))
+    assert digest_of_tensor(words) == f"{total % (1 << 64):016x}"
+
+
+def test_bytes_beyond_whole_rows_count_with_a_checksum() -> None:
+    few = torch.arange(5, dtype=torch.uint8)
+    assert digest_of_tensor(few) == f"{checksum(few):016x}"
+    both = torch.cat([torch.ones(8 * ROW, dtype=torch.uint8), few])
+    total = int(digest_of_tensor(both[: 8 * ROW]), 16) + int(digest_of_tensor(few), 16)
+    assert digest_of_tensor(both) == f"{total % (1 << 64):016x}"
+    assert len(digest_of_tensor(torch.empty(0))) == 16
+
+
+def test_one_digest_of_many_knows_no_order() -> None:
+    text = b'{"a": "1", "b": "2"}'
+    assert digest_of({"b": "2", "a": "1"}) == hashlib.sha256(text).hexdigest()
+
+
+def test_a_state_has_a_digest_for_each_parameter_moment_and_the_values_of_each_member() -> None:
+    found = Members(build()).digests()
+    parameters = [f"{index}.{name}" for index in (0, 1, 2) for name in ("weight", "bias")]
+    assert list(found) == ["optimizer", "scheduler", *(f"{of}.{name}" for of in ("model", "ema") for name in (
+        parameters if of == "model" else [f"module.{each}" for each in parameters]
+    ))]  # fmt: skip
+    assert {len(digest) for name, digest in found.items() if "." in name} == {16}
+    assert {len(found[name]) for name in ("optimizer", "scheduler")} == {64}
+
+
+def test_digests_that_are_known_are_not_computed_again() -> None:
+    members = Members((nn.Linear(2, 1), torch.optim.SGD([nn.Parameter(torch.zeros(1))])))
+    found = members.digests()
+    assert members.digests({"model.weight": "known", "optimizer": "ignored", "other": "x"}) == {
+        **found, "model.weight": "known"
+    }  # fmt: skip
+
+
+def test_members_of_other_kinds_may_differ_between_replicas() -> None:
+    class Loader:
+        def state_dict(self) -> dict[str, Any]:
+            raise AssertionError("it is not looked at")
+
+        def load_state_dict(self, state_dict: Any) -> None:
+            raise AssertionError(state_dict)
+
+    scaler = torch.amp.GradScaler("cpu")
+    members = Members({"model": nn.Linear(1, 1, bias=False), "loader": Loader(), "scaler": scaler})
+    assert list(members.digests()) == ["scaler", "model.weight"]
+
+
+def test_values_have_one_digest_whatever_the_order_of_their_keys() -> None:
+    one = '{"b": [1, {"d": 2, "c": 3}], "a": {"__pairs__": [[2, "x"], [10, "y"]]}}'
+    other = '{"a": {"__pairs__": [[10, "y"], [2, "x"]]}, "b": [1, {"c": 3, "d": 2}]}'
+    text = '{"a": {"__pairs__": [[10, "y"], [2, "x"]]}, "b": [1, {"c": 3, "d": 2}]}'
+    assert module._digest_of_values(one) == module._digest_of_values(other)
+    assert module._digest_of_values(one) == hashlib.sha256(text.encode()).hexdigest()
+    assert module._digest_of_values('{"b": [2, 1]}') != module._digest_of_values('{"b": [1, 2]}')
+
+
+def test_bytes_of_a_tensor_are_its_own_memory_where_that_is_whole_and_aligned() -> None:
+    whole = torch.arange(8, dtype=torch.int32)
+    assert as_bytes(whole).data_ptr() == whole.data_ptr()
+    assert as_bytes(whole).tolist()[:5] == [0, 0, 0, 0, 1]
+    assert as_bytes(whole[2:]).data_ptr() == whole[2:].data_ptr()
+    for copied in (whole[1:], whole[::2], torch.arange(6).view(2, 3).t()):
+        raw = as_bytes(copied)
+        assert raw.data_ptr() != copied.data_ptr()
+        assert raw.view(copied.dtype).tolist() == copied.flatten().tolist()
+    assert as_bytes(torch.ones(1, requires_grad=True)).requires_grad is False
+    assert as_bytes(torch.tensor(1, dtype=torch.int16)).tolist() == [1, 0]
+
+
+def test_a_tensor_is_described_by_its_type_and_sizes() -> None:
+    content = Content({"a": torch.zeros(2, 3, dtype=torch.bfloat16), "b": torch.tensor(1)}, "values")
+    shapes = [TensorShape("a", "bfloat16", (2, 3)), TensorShape("b", "int64", ())]
+    assert content.shapes() == shapes
+    assert [shape.num_bytes for shape in shapes] == [12, 8]
+    made = [empty_like_shape(shape, torch.device("meta")) for shape in shapes]
+    assert [(each.dtype, tuple(each.shape), each.device.type) for each in made] == [
+        (torch.bfloat16, (2, 3), "meta"), (torch.int64, (), "meta"),
+    ]  # fmt: skip
+    copy = content.copied()
+    assert (copy.values, copy.shapes()) == ("values", shapes)
+    assert copy.tensors["a"].data_ptr() != content.tensors["a"].data_ptr()
+
+
+class Counted:
+    """Members that count how often their digests are computed. known: what they were told to be known."""
+
+    def __init__(self) -> None:
+        self.known: list[Any] = []
+
+    def digests(self, *known: Any) -> dict[str, str]:
+        self.known.append(known)
+        return {"a": "1", "b": "2"}
+
+
+def test_a_state_that_stands_still_is_read_by_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Thread(threading.Thread):
+        def __init__(self, **options: Any) -> None:
+            made.append(options)
+            super().__init__(**options)
+
+    monkeypatch.setattr(digests_at_rest, "threading", SimpleNamespace(Thread=Thread))
+    counted: Any = Counted()
+    at_rest = DigestsAtRest(counted)
+    assert at_rest.digests() == {"a": "1", "b": "2"}
+    at_rest.begin()
+    assert [(each["target"], each["daemon"]) for each in made] == [(at_rest._compute, True)]
+    at_rest.digests()
+    at_rest.forget({"a", "other"})
+    at_rest.digests()
+    at_rest.forget()
+    at_rest.digests()
+    assert counted.known == [({},), (), ({"a": "1", "b": "2"},), ({"b": "2"},), ({},)]
+    assert len(made) == 1
