@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 
 from elastipod.checkpoint.image import CHECKSUM_BLOCK, checksum
 from elastipod.checkpoint.load_plan import LoadTarget
 from elastipod.checkpoint.save_plan import Chunk
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(slots=True)

@@ -93,9 +93,6 @@ class ChunkTable(Sequence[Chunk]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ChunkTable) and list(self) == list(other)
 
-    def __hash__(self) -> int:
-        return hash(tuple(self.tensors))
-
     def _count(self, index: int) -> int:
         return self.starts[index + 1] - self.starts[index]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from elastipod.batches.batch_plan import UnevenBatch, plan_batch, world_sizes
+from elastipod.batches.batch_plan import BatchPlan, UnevenBatch, plan_batch, world_sizes
 from elastipod.data import ElasticBatches
 from elastipod.errors import BatchSizeError
 
@@ -128,3 +129,72 @@ def test_an_uneven_batch_that_is_off_is_none() -> None:
 def test_sizes_below_one_are_refused(name: str) -> None:
     with pytest.raises(BatchSizeError, match=f"{name} is 0; it must be at least 1"):
         plan_batch(**{"global_batch": 8, "world_size": 2, name: 0})  # type: ignore[arg-type]
+
+
+NEAR = "world sizes that would work: "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            {"world_size": 6, "model_parallel": 4},
+            f"6 ranks cannot be cut into groups of 4 (tensor x pipeline parallel); {NEAR}4, 8, 12, 16, 20, 24, 28, 32",
+        ),
+        (
+            {"world_size": 9},
+            f"a global batch of 8 leaves 1 of 9 data-parallel ranks without samples; {NEAR}1, 2, 3, 4, 5, 6, 7, 8, or a global "
+            "batch of 9 and more",
+        ),
+        (
+            {"world_size": 20, "model_parallel": 2},
+            f"a global batch of 8 leaves 2 of 10 data-parallel ranks without samples; {NEAR}2, 4, 6, 8, 10, 12, 14, 16, or a "
+            "global batch of 10 and more",
+        ),
+        (
+            {"world_size": 6, "model_parallel": 2, "even": True},
+            f"a global batch of 8 cannot be shared out evenly to 3 data-parallel ranks; {NEAR}2, 4, 8, 16, or a global batch of 6 "
+            "or 9, or uneven parts (even=False)",
+        ),
+        (
+            {"world_size": 2, "uneven_batch": UnevenBatch(1, 2, 5)},
+            "uneven_batch gives 1 x 2 + 1 x 5 = 7 samples, but the global batch is 8; what would work: 4 samples on each of 2 ranks, "
+            "without uneven_batch",
+        ),
+        (
+            {"world_size": 3, "uneven_batch": UnevenBatch(4, 2, 5)},
+            "uneven_batch.num_dp_groups_with_small_batch_size is 4, but there are 3 data-parallel ranks; what would work: "
+            "num_dp_groups_with_small_batch_size 1, small_local_batch_size 2, large_local_batch_size 3",
+        ),
+    ],
+)
+def test_a_refusal_is_told_in_one_sentence(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(BatchSizeError) as refused:
+        plan_batch(8, **arguments)
+    assert str(refused.value) == told
+
+
+def test_a_world_is_given_once() -> None:
+    with pytest.raises(TypeError) as refused:
+        plan_batch(8)
+    assert str(refused.value) == "give either world_size or dp_mesh"
+    mesh: Any = object()
+    with pytest.raises(TypeError) as refused:
+        plan_batch(8, 2, dp_mesh=mesh)
+    assert str(refused.value) == "give either world_size or dp_mesh"
+    with pytest.raises(TypeError) as refused:
+        plan_batch(8, dp_mesh=mesh, model_parallel=2)
+    assert str(refused.value) == "model_parallel is in dp_mesh already; leave it out"
+
+
+def test_plans_and_sizes_without_options_are_uneven_and_of_whole_ranks() -> None:
+    assert plan_batch(8, 3) == BatchPlan(8, 3, 3, 1, (2, 3, 3))
+    assert plan_batch(8, 3, max_micro_batch=2) == BatchPlan(8, 3, 2, 2, (2, 3, 3))
+    assert plan_batch(8, 3, even=True, uneven_batch=UnevenBatch(2, 2, 4)).local_sizes == (2, 2, 4)
+    assert world_sizes(3, 5) == [1, 2, 3]
+    assert world_sizes(4, 4, even=True) == [1, 2, 4]
+    assert world_sizes(4, 8, model_parallel=2) == [2, 4, 6, 8]
+    with pytest.raises(BatchSizeError, match=r"^global_batch is 0; it must be at least 1$"):
+        world_sizes(0, 4)
+    with pytest.raises(BatchSizeError, match=r"^model_parallel is 0; it must be at least 1$"):
+        world_sizes(2, 4, model_parallel=0)
