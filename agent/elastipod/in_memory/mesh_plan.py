@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from elastipod.errors import ElastipodError
 from elastipod.in_memory.parts import part_of
+from elastipod.torch_compat import accelerator_type
 
 
 class WorldDoesNotFit(ElastipodError, ValueError):
@@ -57,6 +56,5 @@ class MeshPlan:
         """Give the DeviceMesh of the present world. Collective over the default group."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         names = tuple(name for name, _ in self.dims)
-        return init_device_mesh(device.type if device else "cpu", self.sizes(world_size), mesh_dim_names=names)
+        return init_device_mesh(accelerator_type(), self.sizes(world_size), mesh_dim_names=names)

@@ -1,0 +1,141 @@
+"""What the last resort of a state in memory asks of its CheckpointManager, and when it makes one."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+
+from elastipod.in_memory import durable_tier
+from elastipod.in_memory.durable_tier import DurableTier
+from elastipod.in_memory.members import Members
+from elastipod.in_memory.memory_state import MemoryState
+from elastipod.in_memory.phases import Phase
+from elastipod.in_memory.rank import RankState
+
+
+@pytest.fixture
+def managers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Play the class of managers; its calls tell how they are made."""
+    played = mock.Mock(side_effect=lambda *_, **__: mock.MagicMock())
+    monkeypatch.setattr(durable_tier, "CheckpointManager", played)
+    return played
+
+
+def built(*, models: int = 1, schedules: int = 1) -> dict[str, Any]:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    found: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    found |= {f"schedule{number}": StepLR(optimizer, 1) for number in range(schedules)}
+    return found | {f"average{number}": nn.Linear(2, 1) for number in range(1, models)}
+
+
+def test_a_checkpoint_has_the_names_that_a_plain_script_gives(managers: Any) -> None:
+    members = built()
+    tier = DurableTier("folder", Members(members), 3)
+    assert managers.mock_calls == [], "a generation in memory needs none"
+    tier.load()
+    assert managers.mock_calls == [mock.call("folder", keep=3, continues=False)]
+    assert tier._manager is not None
+    live = {
+        "model": members["model"],
+        "optimizer": {"optimizer": members["optimizer"]},
+        "scheduler": members["schedule0"],
+    }
+    manager: Any = tier._manager
+    assert manager.load_latest.mock_calls == [mock.call(**live)]
+    assert tier.load() is manager.load_latest.return_value
+    tier.save(5, {"data": 1}, "a log", waits=True)  # type: ignore[arg-type]
+    tier.save(6, {}, None, waits=False)
+    assert manager.save.mock_calls == [mock.call(5, **live, extra={"data": 1}, sample_log="a log")]
+    assert manager.save_async.mock_calls == [mock.call(6, **live, extra={}, sample_log=None)]
+    assert managers.call_count == 1
+
+
+@pytest.mark.parametrize("first", ["save", "generation"])
+def test_a_state_from_memory_goes_on_in_the_directory(managers: Any, first: str) -> None:
+    tier = DurableTier("folder", Members(built()), 3)
+    if first == "save":
+        tier.save(5, {}, None, waits=True)
+    else:
+        manager: Any
+        found = tier.generation()
+        manager = tier._manager
+        assert found is manager.claim.return_value
+    assert managers.mock_calls == [mock.call("folder", keep=3, continues=True)]
+
+
+def test_several_models_and_schedules_keep_their_own_names() -> None:
+    members = built(models=2, schedules=2)
+    live = DurableTier("folder", Members(members), 1)._live
+    assert live["model"] == {"model": members["model"], "average1": members["average1"]}
+    schedules = [members["schedule0"], members["schedule1"]]
+    kept = live["scheduler"].state_dict()
+    assert kept == {"schedule0": schedules[0].state_dict(), "schedule1": schedules[1].state_dict()}
+    kept["schedule1"]["last_epoch"] = 9
+    live["scheduler"].load_state_dict(kept)
+    assert [each.last_epoch for each in schedules] == [0, 9]
+    assert DurableTier("folder", Members(built(schedules=0)), 1)._live["scheduler"] is None
+
+
+@pytest.mark.parametrize("error", [None, ValueError("broken")])
+def test_the_end_of_a_generation_is_told_its_reason_once(managers: Any, error: Exception | None) -> None:
+    tier = DurableTier("folder", Members(built()), 1)
+    tier.close(error)
+    assert managers.mock_calls == [], "there is nothing to close"
+    tier.load()
+    manager: Any = tier._manager
+    tier.close(error)
+    assert manager.__exit__.mock_calls == [mock.call(type(error) if error else None, error, None)]
+    tier.close(error)
+    assert manager.__exit__.call_count == 1
+    tier.load()
+    assert managers.call_count == 2, "the next generation has its own"
+
+
+def test_the_norm_of_the_optimizers_is_that_of_all_their_moments() -> None:
+    model, other = nn.Linear(2, 1), nn.Linear(1, 1)
+    optimizers = [torch.optim.AdamW(each.parameters()) for each in (model, other)]
+    tier = DurableTier(
+        "folder", Members({"model": model, "first": optimizers[0], "second": optimizers[1], "other": other}), 1
+    )
+    assert tier.optimizer_norm() == 0.0
+    optimizers[0].state[model.weight] = {"exp_avg": torch.tensor([[3.0, 0.0]]), "step": torch.tensor(9.0)}
+    optimizers[1].state[other.bias] = {"exp_avg_sq": torch.tensor([4.0])}
+    assert tier.optimizer_norm() == 5.0
+
+
+@pytest.mark.parametrize("completed", [4, None])
+def test_digests_are_computed_at_the_end_of_a_world_where_there_is_a_state(completed: int | None) -> None:
+    memory = MemoryState(Members(built()), mock.Mock())
+    memory.rank = RankState(Phase.QUIESCED, 1, frozenset({0}), completed)
+    memory.following, memory._at_rest = mock.Mock(), mock.Mock()
+    memory.release()
+    assert memory.following.mock_calls == [mock.call.close()]
+    assert memory._at_rest.mock_calls == ([mock.call.begin()] if completed is not None else [])
+
+
+@pytest.mark.parametrize("step", [4, None])
+def test_what_was_followed_stands_still_once_the_next_generation_begins(step: int | None) -> None:
+    memory = MemoryState(Members(built()), mock.Mock())
+    memory.following, memory._at_rest = mock.Mock(step=step), mock.Mock()
+    memory.finish_following()
+    assert memory.following.mock_calls == [mock.call.finish()]
+    assert memory._at_rest.mock_calls == ([mock.call.begin()] if step is not None else [])
+
+
+@pytest.mark.parametrize(("can", "is_possible"), [(None, True), (True, True), (False, False)])
+def test_a_state_can_be_followed_unless_the_script_applies_it(
+    monkeypatch: pytest.MonkeyPatch, can: bool | None, is_possible: bool
+) -> None:
+    made = mock.Mock()
+    monkeypatch.setattr("elastipod.in_memory.memory_state.Following", made)
+    members, limit = Members(built()), mock.Mock()
+    memory = MemoryState(members, limit) if can is None else MemoryState(members, limit, can_be_followed=can)
+    assert made.mock_calls == [mock.call(members, is_possible=is_possible)]
+    assert (memory.members, memory.origin, memory.rank, memory._images) == (members, 0, RankState(), {})
+    assert memory._limit is limit
