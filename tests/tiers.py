@@ -4,10 +4,9 @@ Usage: python tests/tiers.py [--long NAME] TIER... [-- pytest arguments]. `make 
 cannot run on this machine, or that has none, is named with its reason. Exits 0 only when no tier failed.
 
 The tiers run in several processes (pytest-xdist), those of api and e2e with an API server or a cluster in each, and the e2e
-tier in two parts with a line each: its tests of agents alone, and those with a cluster. Several whole tiers run in two lanes
-beside each other: what computes, and what mostly waits for API servers and clusters, and sim; each line of output names its tier then.
-(More lanes are slower: what waits asks again and again, and needs more processor time the longer it waits.) `lint` is no tier of
-tests but `make lint`.
+tier in two parts with a line each: its tests of agents alone, and those with a cluster. Several whole tiers run in lanes
+beside each other; each line of output names its tier then. The tests of a lane with an API server, a cluster or agents wait much;
+what only computes fills the processors meanwhile, in a lane of lower priority. `lint` is no tier of tests but `make lint`.
 Whoever asks for something of their own (-k, -s, --pdb, a long run) gets one tier after the other, in one process, as pytest
 does it. The few tests that failed beside others are repeated alone (`tests/flaky.py`).
 """
@@ -46,9 +45,12 @@ PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
 LINT = "lint"
 # Which parts follow each other when whole tiers run beside each other; a tier that is not named begins the first lane.
 LANES: tuple[tuple[tuple[str, tuple[str, ...]], ...], ...] = (
-    (("unit", ON_ALL_CPUS), ("e2e", AGENTS)),
-    ((LINT, ()), ("e2e", CLUSTERS), ("api", FILES_IN_TWO), ("chart", FILES_IN_TWO), ("sim", ON_ALL_CPUS)),
+    (("unit", ON_ALL_CPUS), ("sim", ON_ALL_CPUS)),
+    (("e2e", AGENTS),),
+    ((LINT, ()), ("e2e", CLUSTERS), ("api", FILES_IN_TWO), ("chart", FILES_IN_TWO)),
 )
+YIELDING = ("nice", "-n", "10")  # before the commands of tiers that only compute
+COMPUTES = ("unit", "sim")
 Say = Callable[[str], None]
 CLOSING_LINE = re.compile(r"^=* ?(?:\d+ (?:passed|failed|skipped|errors?|deselected)|no tests ran)\b.* in [0-9.]+s.*$")
 COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed)")
@@ -115,7 +117,7 @@ def run_beside_each_other(tiers: Sequence[str]) -> list[Outcome]:
             if tier == LINT:
                 outcomes[LINT] = _lint(say)
             else:
-                ends[tier].append(_run_part(tier, part, say=say))
+                ends[tier].append(_run_part(tier, part, say=say, before=YIELDING if tier in COMPUTES else ()))
 
     with ThreadPoolExecutor(len(lanes)) as pool:
         runs = [pool.submit(follow, lane) for lane in lanes]
@@ -150,8 +152,10 @@ def _without_tests(tier: str, *, is_ok: bool) -> Outcome | None:
     return Outcome(tier, is_ok, f"skipped: there is no test in {folder.relative_to(TESTS.parent)}", has_tests=False)
 
 
-def _run_part(tier: str, part: Sequence[str], *, is_whole: bool = True, say: Say | None = None) -> Ended:
-    return _run_pytest([str(TESTS / tier), *part, *(SLOWEST if is_whole else ())], say or _say)
+def _run_part(
+    tier: str, part: Sequence[str], *, is_whole: bool = True, say: Say | None = None, before: Sequence[str] = ()
+) -> Ended:
+    return _run_pytest([str(TESTS / tier), *part, *(SLOWEST if is_whole else ())], say or _say, before)
 
 
 def _lint(say: Say) -> Outcome:
@@ -200,8 +204,8 @@ def _say_of(tier: str, line: str) -> None:
     _say(f"{tier:5} | {line}")
 
 
-def _run_pytest(arguments: Sequence[str], say: Say) -> Ended:
-    """Run pytest. say: shows each line of its output but the closing one."""
+def _run_pytest(arguments: Sequence[str], say: Say, before: Sequence[str] = ()) -> Ended:
+    """Run pytest. say: shows each line of its output but the closing one. before: what the command begins with."""
     closing = ""
     started = time.monotonic()
 
@@ -214,7 +218,7 @@ def _run_pytest(arguments: Sequence[str], say: Say) -> Ended:
 
     with tempfile.TemporaryDirectory(prefix="pytest-cache-") as cache:
         command = [sys.executable, "-m", "pytest", "--color=no", "-o", f"cache_dir={cache}", *arguments]
-        status = _run(command, show)
+        status = _run([*before, *command], show)
         failed = _failed_in(Path(cache))
     if status == NO_TESTS_COLLECTED:
         return Ended(status, "skipped: no test was selected")

@@ -24,21 +24,22 @@ TOTAL_STEPS = 76  # 4 epochs of 300 samples, 16 in a step
 class RecipeRun:
     """The job of the rendered recipe: its configurations in a folder, and an agent for each pod."""
 
-    def __init__(self, folder: Path, run_one: RunAgent, rendered: str) -> None:
+    def __init__(self, folder: Path, run_one: RunAgent, rendered: str, *, step_s: float) -> None:
         config_map, _ = yaml.safe_load_all(rendered)
         self.configs, self.samples = folder / "config", folder / "results" / "samples"
         self.configs.mkdir(parents=True)
         for name, text in config_map["data"].items():
             (self.configs / name).write_text(text)
         self._run_one = run_one
+        self._step_s = step_s
         self.agents: list[AgentProcess] = []
 
-    def start(self, generation: int, nnodes: int, *, step_s: float) -> None:
+    def start(self, generation: int, nnodes: int) -> None:
         """Start a generation, on the first pods of the job."""
         script = (EXAMPLE / "train.py").read_text()
-        arguments = (f"--config-path={self.configs}", f"--min-step-time={step_s}")
+        arguments = (f"--config-path={self.configs}", f"--min-step-time={self._step_s}")
         while len(self.agents) < nnodes:
-            self.agents.append(self._run_one(script, "--nproc-per-node=1", script_args=arguments))
+            self.agents.append(self._run_one(script, "--nproc-per-node=1", script_args=arguments, is_warm=True))
         port = free_port()
         for rank, agent in enumerate(self.agents[:nnodes]):
             assert agent.start(generation, rank=rank, nnodes=nnodes, master_port=port) == (200, None)
@@ -89,20 +90,21 @@ def test_each_start_takes_the_configuration_of_its_size(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     runs = []
-    for name in ("undisturbed", "resized"):
+    for name, step_s in (("undisturbed", 0), ("resized", 0.15)):
         folder = tmp_path / name
-        runs.append(RecipeRun(folder, run_agent, rendered(capsys, f"run.results_dir={folder / 'results'}")))
+        recipe = rendered(capsys, f"run.results_dir={folder / 'results'}")
+        runs.append(RecipeRun(folder, run_agent, recipe, step_s=step_s))
     undisturbed, resized = runs
-    undisturbed.start(1, 1, step_s=0)
+    undisturbed.start(1, 1)
     undisturbed.complete(1)
 
-    resized.start(1, 1, step_s=0.15)
+    resized.start(1, 1)
     resized.reach(10)
     resized.drain(1, 1)
-    resized.start(2, 4, step_s=0.15)
+    resized.start(2, 4)
     resized.reach(30)
     resized.drain(2, 4)
-    resized.start(3, 2, step_s=0.02)
+    resized.start(3, 2)
     resized.complete(2)
 
     chosen = re.findall(r"(config\S*): (\d) nodes, parts of (\[.*\]) samples", resized.printed())

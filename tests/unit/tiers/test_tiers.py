@@ -18,7 +18,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setattr(tiers, "_prepare", lambda tier: "")
     monkeypatch.setattr(tiers, "_write_report", lambda outcome: None)
 
-    def run(arguments: Sequence[str], say: tiers.Say) -> tiers.Ended:
+    def run(arguments: Sequence[str], say: tiers.Say, before: Sequence[str] = ()) -> tiers.Ended:
         made.append(list(arguments))
         say("one test after the other")
         name = arguments[0].rsplit("/", 1)[-1]
