@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
+# Container images set it; without bytecode every process of a test compiles torch and the tests again.
+unexport PYTHONDONTWRITEBYTECODE
 
 PY := .venv/bin/python
 TIERS := unit sim api e2e chart

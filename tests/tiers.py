@@ -47,7 +47,8 @@ LINT = "lint"
 LANES: tuple[tuple[tuple[str, tuple[str, ...]], ...], ...] = (
     (("unit", ON_ALL_CPUS), ("sim", ON_ALL_CPUS)),
     (("e2e", AGENTS),),
-    ((LINT, ()), ("e2e", CLUSTERS), ("api", FILES_IN_TWO), ("chart", FILES_IN_TWO)),
+    ((LINT, ()), ("e2e", CLUSTERS), ("chart", FILES_IN_TWO)),
+    (("api", FILES_IN_TWO),),
 )
 YIELDING = ("nice", "-n", "10")  # before the commands of tiers that only compute
 COMPUTES = ("unit", "sim")

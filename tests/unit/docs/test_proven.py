@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def test_whole_tiers_name_their_slowest_tests(
 ) -> None:
     calls: list[list[str]] = []
 
-    def run(command: list[str], _: tiers.Say) -> tiers.Ended:
+    def run(command: list[str], _: tiers.Say, before: Sequence[str]) -> tiers.Ended:
         calls.append(command)
         return tiers.Ended(0, "1 passed in 0.1s")
 
