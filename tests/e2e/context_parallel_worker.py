@@ -1,4 +1,7 @@
-"""A script with context parallelism: the ranks of a replica hold parts of each sequence and exchange keys and values (FSDP2 over all)."""
+"""A script with context parallelism: the ranks of a replica hold parts of each sequence and exchange keys and values (FSDP2 over all).
+
+torch's own `context_parallel` knows no attention on CPUs (2.15: no sharding strategy for it), so the exchange is written here.
+"""
 
 from __future__ import annotations
 
