@@ -310,7 +310,7 @@ def test_notes_say_what_matters() -> None:
 
 
 def test_the_operator_reads_what_the_chart_says_of_nodes() -> None:
-    said = ["drain condition GpuUnhealthy=True", "stop-placing label a/b=c", "ignore taint karpenter.sh/disruption"]
+    said = ["drain condition GpuUnhealthy=True", "stop-placing label a/b=c", "ignore annotation a/b"]
     found = parse_signals(environment(render({"nodeSignals": said}))["ELASTIPOD_NODE_SIGNALS"])
     assert {f"{effect} {signal}" for signal, effect in found.items()} == {*said}
     assert "ELASTIPOD_NODE_SIGNALS" not in environment(render())

@@ -15,7 +15,9 @@ class SignalEffect(StrEnum):
     IGNORE = "ignore"
 
 
-_ENTRY = re.compile(r"(drain|stop-placing|ignore) (taint [^\s=:,]+|(?:label|condition) [^\s=:,]+=[^\s=:,]*)")
+_ENTRY = re.compile(
+    r"(drain|stop-placing|ignore) ((?:taint|annotation) [^\s=:,]+|(?:label|condition) [^\s=:,]+=[^\s=:,]*)"
+)
 CONFIGURED: dict[str, SignalEffect] = {}
 """Effects by signal, as the operator's command line says; set once, when the process starts."""
 
@@ -26,8 +28,8 @@ def parse_signals(listed: str) -> dict[str, SignalEffect]:
     for entry in filter(None, map(str.strip, listed.split(","))):
         if (read := _ENTRY.fullmatch(entry)) is None:
             raise ArgumentTypeError(
-                f"{entry!r} says nothing about a node; write drain, stop-placing or ignore, and then `taint KEY`, `label KEY=VALUE` or "
-                "`condition TYPE=STATUS`, such as `drain condition GpuUnhealthy=True`"
+                f"{entry!r} says nothing about a node; write drain, stop-placing or ignore, and then `taint KEY`, `annotation KEY`, "
+                "`label KEY=VALUE` or `condition TYPE=STATUS`, such as `drain condition GpuUnhealthy=True`"
             )
         found[read[2]] = SignalEffect(read[1])
     return found

@@ -10,7 +10,7 @@ from typing import Any
 from ..core.snapshot import ObservedNode
 from .applied import effective_spec
 from .node_signals import CONFIGURED, SignalEffect
-from .reading import labels_of, mapping, mappings, name_of, shortened, text
+from .reading import annotations_of, labels_of, mapping, mappings, name_of, shortened, text
 
 HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -33,6 +33,8 @@ DISRUPTION_TAINTS = frozenset(
 HINT_TAINTS = frozenset({"aws-node-termination-handler/rebalance-recommendation"})
 # How taints that the scheduler heeds end.
 HEEDED = (":NoSchedule", ":NoExecute")
+# What NVSentinel writes on a node that it quarantines, and once its drainer waits for the pods to leave.
+QUARANTINE, QUARANTINE_DRAINS = "annotation quarantineHealthEvent", "label dgxc.nvidia.com/nvsentinel-state=draining"
 _DRAINS = {True: SignalEffect.DRAIN, False: SignalEffect.IGNORE}
 # Notices with a known lead time, by which a Spot machine is taken back: two minutes at AWS, half a minute at Google.
 NOTICES = {
@@ -114,7 +116,9 @@ def _signals(body: Mapping[str, Any]) -> Iterator[tuple[str, str, SignalEffect]]
         yield f"taint {key}", _taint_text(taint), usual
     for name, value in labels_of(body).items():
         label = f"label {name}={value}"
-        yield label, label, _DRAINS[name == HEALTH_LABEL and value != "Schedulable"]
+        yield label, label, _DRAINS[label == QUARANTINE_DRAINS or (name == HEALTH_LABEL and value != "Schedulable")]
+    for annotation in (f"annotation {name}" for name, value in annotations_of(body).items() if value):
+        yield annotation, annotation, SignalEffect.STOP_PLACING if annotation == QUARANTINE else SignalEffect.IGNORE
     for one in mappings(mapping(body.get("status")).get("conditions")):
         condition = f"condition {text(one.get('type'))}={text(one.get('status'))}"
         yield condition, condition, SignalEffect.IGNORE

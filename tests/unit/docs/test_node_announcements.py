@@ -17,6 +17,8 @@ from elastipod_operator.kube.observed_node import (
     HINT_TAINTS,
     NOTICES,
     OUT_OF_SERVICE,
+    QUARANTINE,
+    QUARANTINE_DRAINS,
     observe_node,
 )
 
@@ -35,6 +37,10 @@ def announced(sign: str) -> Body:
     if kind == "taint":
         key, effect = what.rsplit(":", 1)
         return node_body(taints=[{"key": key, "effect": effect}])
+    if kind == "annotation":
+        body = node_body()
+        body["metadata"]["annotations"] = {what: '[{"agent": "gpu-health-monitor", "isFatal": true}]'}
+        return body
     key, value = what.split("=")
     if kind == "label":
         return node_body(labels={key: value})
@@ -59,5 +65,6 @@ def test_the_table_says_what_happens(sign: str, effect: str) -> None:
 
 
 def test_the_table_is_complete() -> None:
+    assert {QUARANTINE, QUARANTINE_DRAINS} <= {sign for sign, _ in SAID}
     named = {sign.split(" ")[1].rsplit(":", 1)[0] for sign, _ in SAID if sign.startswith("taint ")}
     assert named >= {*DISRUPTION_TAINTS, *HINT_TAINTS, *FAILURE_TAINTS, *NOTICES, OUT_OF_SERVICE}

@@ -72,12 +72,30 @@ KNOWN = "aws-node-termination-handler/spot-itn"
 def announcing(**signs: Any) -> dict[str, Any]:
     body = node_body(labels=signs.get("labels", {}), taints=signs.get("taints", []))
     body["status"]["conditions"] += signs.get("conditions", [])
+    body["metadata"]["annotations"] = signs.get("annotations", {})
     return body
+
+
+QUARANTINED = {
+    "quarantineHealthEvent": '[{"version":1,"agent":"gpu-health-monitor","checkName":"GpuXidError","isFatal":true}]',
+    "quarantineHealthEventIsCordoned": "True",
+}
+STATE = "dgxc.nvidia.com/nvsentinel-state"
 
 
 @pytest.mark.parametrize(
     ("said", "body", "drains", "is_cordoned"),
     [
+        ("", announcing(annotations=QUARANTINED), "", True),
+        ("", announcing(annotations={"quarantineHealthEvent": ""}), "", False),
+        ("", announcing(annotations=QUARANTINED, labels={STATE: "draining"}), f"label {STATE}=draining", True),
+        ("", announcing(annotations=QUARANTINED, labels={STATE: "quarantined"}), "", True),
+        (f"ignore label {STATE}=draining", announcing(annotations=QUARANTINED, labels={STATE: "draining"}), "", True),
+        (
+            "drain annotation quarantineHealthEvent",
+            announcing(annotations=QUARANTINED), "annotation quarantineHealthEvent", False,
+        ),
+        ("ignore annotation quarantineHealthEvent", announcing(annotations=QUARANTINED), "", False),
         ("drain condition GpuUnhealthy=True", announcing(conditions=[SICK]), "condition GpuUnhealthy=True", False),
         ("drain condition GpuUnhealthy=False", announcing(conditions=[SICK]), "", False),
         ("stop-placing condition GpuUnhealthy=True", announcing(conditions=[SICK]), "", True),
@@ -108,6 +126,7 @@ def test_an_administrator_says_otherwise(
     [
         ("", announcing(labels={HEALTH_LABEL: "Unschedulable"}), f"label {HEALTH_LABEL}=Unschedulable"),
         ("", announcing(labels={HEALTH_LABEL: "Schedulable"}), ""),
+        ("", announcing(annotations=QUARANTINED), "annotation quarantineHealthEvent"),
         ("", announcing(taints=[{"key": KNOWN, "effect": "NoSchedule"}]), ""),
         ("", announcing(taints=[{"key": KNOWN, "effect": "PreferNoSchedule"}]), f"taint {KNOWN}:PreferNoSchedule"),
         ("", announcing(conditions=[SICK]), ""),
