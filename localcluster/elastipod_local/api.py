@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 5.0
-MERGE_PATCH = "application/merge-patch+json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +22,19 @@ class ApiServer:
 
     def answers_ok(self, path: str) -> bool:
         """Tell whether a GET is answered with 200; False also when the server cannot be reached."""
-        return self._request("GET", path) is not None
+        return self._request(path) is not None
 
     def get(self, path: str) -> dict[str, Any] | None:
         """Give the object at a path, None when it is not there or the server cannot be reached."""
-        content = self._request("GET", path)
+        content = self._request(path)
         return None if content is None else json.loads(content)
 
-    def patch(self, path: str, patch: dict[str, Any]) -> bool:
-        """Apply a merge patch; False when it was refused or the server cannot be reached."""
-        return self._request("PATCH", path, json.dumps(patch)) is not None
-
-    def _request(self, method: str, path: str, body: str | None = None) -> bytes | None:
+    def _request(self, path: str) -> bytes | None:
         context = ssl.create_default_context(cafile=str(self.authority))
         context.load_cert_chain(self.certificate, self.key)
         connection = http.client.HTTPSConnection(self.host, self.port, timeout=TIMEOUT_S, context=context)
         try:
-            connection.request(method, path, body, {"Accept": "application/json", "Content-Type": MERGE_PATCH})
+            connection.request("GET", path, headers={"Accept": "application/json"})
             answer = connection.getresponse()
             content = answer.read()
             return content if answer.status == http.client.OK else None

@@ -3,6 +3,7 @@
 A node's group is `<root of hierarchy>/<cluster>/<node>` in each hierarchy; inside the node it appears as the root.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -149,14 +150,7 @@ class NodeGroup:
 
 def _below(folder: Path) -> list[Path]:
     """Give the groups below, deepest first, so that they can be removed in this order."""
-    groups: list[Path] = []
-    try:
-        children = [entry for entry in folder.iterdir() if entry.is_dir()]
-    except FileNotFoundError:
-        return groups
-    for child in children:
-        groups += [*_below(child), child]
-    return groups
+    return [Path(above, name) for above, names, _ in os.walk(folder, topdown=False) for name in names]
 
 
 def _enable_controllers(folder: Path) -> None:

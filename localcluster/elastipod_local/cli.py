@@ -179,11 +179,6 @@ def _spot_notice(cluster: Cluster, arguments: argparse.Namespace) -> None:
     cluster.remove_node(arguments.node, drain=False)
 
 
-def _set_health(cluster: Cluster, arguments: argparse.Namespace, health: str) -> None:
-    label = f"sagemaker.amazonaws.com/node-health-status={health}"
-    cluster.kubectl("label", "node", arguments.node, "--overwrite", label)
-
-
 NODE_COMMANDS: dict[str, tuple[str, Callable[[Cluster, argparse.Namespace], None]]] = {
     "remove": ("drain it, delete its Node object, stop it", lambda c, a: c.remove_node(a.node, drain=not a.no_drain)),
     "drain": ("cordon it and evict its pods", lambda c, a: c.drain_node(a.node)),
@@ -194,8 +189,11 @@ NODE_COMMANDS: dict[str, tuple[str, Callable[[Cluster, argparse.Namespace], None
     "partition": ("cut its network", lambda c, a: c.partition_node(a.node)),
     "heal": ("restore the network of a partitioned node", lambda c, a: c.heal_node(a.node)),
     "spot-notice": ("announce a Spot interruption of it as clouds do, then remove it without a drain", _spot_notice),
-    "sicken": ("label it as a node to be replaced", lambda c, a: _set_health(c, a, "UnschedulablePendingReplacement")),
-    "cure": ("label it as healthy", lambda c, a: _set_health(c, a, "Schedulable")),
+    "sicken": (
+        "make a unit of its accelerator sick; label it as to be replaced",
+        lambda c, a: c.set_sick(a.node, sick=True),
+    ),
+    "cure": ("cure its accelerator; label it as healthy", lambda c, a: c.set_sick(a.node, sick=False)),
 }
 
 

@@ -27,6 +27,7 @@ from elastipod_local.images import ImageSet, ensure_images, stored_seed
 from elastipod_local.kueue import Kueue
 from elastipod_local.kueue_config import KueueOptions
 from elastipod_local.node import Disk
+from elastipod_local.node_config import SICK_MARK
 from elastipod_local.nodes import Nodes
 from elastipod_local.packages import ensure_packages
 from elastipod_local.paths import DEFAULT_NAME, cache_dir, cluster_dir, require_visible_to_nodes
@@ -222,6 +223,13 @@ class Cluster:
         """Restore the network of a partitioned node."""
         with self._changing_nodes() as nodes:
             nodes.partition(name, cut=False)
+
+    def set_sick(self, name: str, *, sick: bool) -> None:
+        """Make a unit of the node's accelerator sick, or cure it, and label the node as HyperPod's health monitoring does."""
+        health = "UnschedulablePendingReplacement" if sick else "Schedulable"
+        self.kubectl("label", "node", name, "--overwrite", f"sagemaker.amazonaws.com/node-health-status={health}")
+        mark = self.folder / "nodes" / name / "etc" / SICK_MARK
+        mark.touch() if sick else mark.unlink(missing_ok=True)
 
     def load_images(self) -> None:
         """Build the images of the checkout as it is now and import what changed into every running node."""

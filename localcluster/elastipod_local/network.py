@@ -101,13 +101,8 @@ def _pod_route(addressing: Addressing, index: int) -> str:
     return f"route replace {addressing.pod_network(index)} via {addressing.node_address(index)}"
 
 
-def cut_link(addressing: Addressing, index: int) -> None:
-    """Cut the wire to a node; one that was never plugged in has none to cut."""
+def set_link(addressing: Addressing, index: int, state: str) -> None:
+    """Cut the wire to a node ("down") or mend it ("up"); one that was never plugged in has none."""
     wire = addressing.link_name(index)
     if (LINKS / wire).exists():
-        run(["ip", "link", "set", wire, "down"])
-
-
-def restore_link(addressing: Addressing, index: int) -> None:
-    """Mend the wire to a running node."""
-    run(["ip", "link", "set", addressing.link_name(index), "up"])
+        run(["ip", "link", "set", wire, state])

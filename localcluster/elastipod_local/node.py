@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastipod_local import node_config, pki
-from elastipod_local.addressing import API_PORT, Addressing
+from elastipod_local.addressing import Addressing
 from elastipod_local.cgroups import NodeGroup, machine_layout
 from elastipod_local.controlplane import ControlPlane
 from elastipod_local.errors import LocalClusterError
@@ -116,10 +116,7 @@ class Node:
             shared=str(self.cluster_folder / "shared"),
             visible=tuple(str(path) for path in sorted(visible) if str(path) not in ("/", "/usr")),
             cgroups=tuple((str(h.mount_point), h.kind, h.options) for h in machine_layout().hierarchies),
-            api_host=str(self.addressing.api_address),
-            api_port=API_PORT,
-            slots=options.slots,
-            commands=node_config.services(self.name, dict(programs), self.addressing, self.index),
+            commands=node_config.services(self.name, dict(programs), self.addressing, self.index, options.slots),
         )
 
     def start(self) -> ProcessId:

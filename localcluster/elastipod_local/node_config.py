@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from elastipod_local.state import NodeOptions
 
 PAUSE_IMAGE = "docker.io/elastipod/pause:1"
 SLOT_RESOURCE = "elastipod.io/slot"
+SICK_MARK = "sick-device"  # a file in ETC, while the first unit of the accelerator is sick
 SHARED_MOUNT = "/mnt/shared"
 SITE_PACKAGES_MOUNT = "/opt/elastipod/site-packages"
 
@@ -39,9 +41,6 @@ class InitConfig:
     shared: str
     visible: tuple[str, ...]  # folders of the machine that the node needs, wherever they are mounted from
     cgroups: tuple[tuple[str, str, str], ...]  # mount point, kind, options of each hierarchy
-    api_host: str
-    api_port: int
-    slots: int
     commands: dict[str, list[str]]  # the services, in the order of their start
 
     def encode(self) -> str:
@@ -172,9 +171,12 @@ def cni(addressing: Addressing, index: int) -> str:
     )
 
 
-def services(node: str, programs: dict[str, Path], addressing: Addressing, index: int) -> dict[str, list[str]]:
+def services(
+    node: str, programs: dict[str, Path], addressing: Addressing, index: int, slots: int
+) -> dict[str, list[str]]:
     """Give the command lines of a node's services, in the order of their start."""
     labels = "node.kubernetes.io/instance-type=local"
+    plugin = {"device-plugin": [sys.executable, "-m", "elastipod_local.device_plugin", str(slots)]}
     return {
         "containerd": ["containerd", "--config", f"{ETC}/containerd.toml"],
         "kube-proxy": [
@@ -199,4 +201,5 @@ def services(node: str, programs: dict[str, Path], addressing: Addressing, index
             f"--node-ip={addressing.node_address(index)}",
             f"--node-labels={labels}",
         ],
+        **(plugin if slots else {}),
     }

@@ -10,13 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 from elastipod_local.host import run, tool_environment, wait_until
 from elastipod_local.node_config import NODE_FOLDERS, RUNTIME_ENDPOINT, SHARED_MOUNT, InitConfig
-from elastipod_local.node_status import keep_slots
 
 CONNECTED_DEADLINE_S = 60
 CONTAINERD_DEADLINE_S = 60
@@ -157,20 +155,11 @@ def main(config_file: str) -> None:
     for name in config.commands:
         if name != "containerd":
             services.start(name)
-    if config.slots:
-        threading.Thread(target=keep_slots, args=(config,), daemon=True).start()
     services.run_for_ever()
 
 
 def _containerd_answers() -> bool:
-    if not Path(RUNTIME_ENDPOINT).exists():
-        return False
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(RUNTIME_ENDPOINT)
-        except OSError:
-            return False
-        return True
+    return Path(RUNTIME_ENDPOINT).exists() and run(["ctr", "version"], check=False).returncode == 0
 
 
 if __name__ == "__main__":

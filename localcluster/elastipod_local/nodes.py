@@ -15,7 +15,7 @@ from elastipod_local.node import Disk, Node
 from elastipod_local.node_config import SLOT_RESOURCE
 from elastipod_local.oci import Image
 from elastipod_local.processes import ProcessId
-from elastipod_local.state import ClusterState, NodePhase, NodeRecord, StateFile
+from elastipod_local.state import NodePhase, NodeRecord, StateFile
 
 READY_DEADLINE_S = 180
 DRAIN_DEADLINE_S = 900
@@ -99,10 +99,7 @@ class Nodes:
         """Cut the node's network, or restore it."""
         self._demand(name, "partition" if cut else "heal")
         node = self._node(name)
-        if cut:
-            network.cut_link(node.addressing, node.index)
-        else:
-            network.restore_link(node.addressing, node.index)
+        network.set_link(node.addressing, node.index, "down" if cut else "up")
         self._set_phase(name, NodePhase.PARTITIONED if cut else NodePhase.UP)
 
     def import_images(self, images: Iterable[Image]) -> None:
@@ -114,7 +111,7 @@ class Nodes:
             assert inner is not None  # it is up
             self._node(name).import_images(inner, wanted)
 
-        up = [name for name, record in self._state().nodes.items() if record.phase is NodePhase.UP]
+        up = [name for name, record in self._files.read().nodes.items() if record.phase is NodePhase.UP]
         with ThreadPoolExecutor(max_workers=max(1, len(up))) as pool:
             list(pool.map(import_into, up))
 
@@ -124,7 +121,7 @@ class Nodes:
         """End the node's processes at once, and then its wire."""
         node = self._node(name)
         # The wire is cut first: a node without power closes no connection of its pods.
-        network.cut_link(node.addressing, node.index)
+        network.set_link(node.addressing, node.index, "down")
         node.end(_processes(self._record(name)))
         network.delete_link(node.addressing.link_name(node.index))
         return node
@@ -137,7 +134,7 @@ class Nodes:
 
     def _register(self) -> str:
         """Write down a node that is about to be made."""
-        index = free_node_index(record.index for record in self._state().nodes.values())
+        index = free_node_index(record.index for record in self._files.read().nodes.values())
         if index is None:
             raise LocalClusterError(f"the cluster has {MAX_NODES} nodes, and there are no addresses for more")
         name = f"node-{index}"
@@ -151,7 +148,7 @@ class Nodes:
         # Objects are created one after the other, so that after an interruption no thread is still creating them. The starts
         # themselves, which take time, run in parallel.
         for name in names:
-            self._node(name).prepare(self._control_plane, self._state().options, disk)
+            self._node(name).prepare(self._control_plane, self._files.read().options, disk)
         for name in names:
             self._start(name)
         for name in names:
@@ -173,7 +170,7 @@ class Nodes:
                 raise LocalClusterError(f"{name} ended at its start: {tail_of(self._node(name).log)}")
         server = self._control_plane.api_server
         found = server.get("/api/v1/nodes") or {"items": []}
-        slots = self._state().options.slots
+        slots = self._files.read().options.slots
         ready = {node["metadata"]["name"] for node in found["items"] if is_ready(node, slots)}
         if since is not None:
             leases = server.get("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases") or {"items": []}
@@ -197,21 +194,15 @@ class Nodes:
 
     def _connect_to_network(self, node: Node, pid: int) -> None:
         """Wire the node; each node knows the way to all others' pods, so the others are told about this one's."""
-        others = {name: record for name, record in self._state().nodes.items() if name != node.name}
+        others = {name: record for name, record in self._files.read().nodes.items() if name != node.name}
         network.connect_node(node.addressing, node.index, pid, [record.index for record in others.values()])
         for record in others.values():
             # A node that is still to be connected learns all ways then.
             if record.phase in (NodePhase.UP, NodePhase.PARTITIONED) and record.inner and record.inner.is_alive():
                 network.add_pod_route(node.addressing, node.index, record.inner.pid)
 
-    def _state(self) -> ClusterState:
-        state = self._files.load()
-        if state is None:
-            raise LocalClusterError(f"{self._files.path} is gone; was the cluster taken down meanwhile?")
-        return state
-
     def _record(self, name: str) -> NodeRecord:
-        nodes = self._state().nodes
+        nodes = self._files.read().nodes
         if name not in nodes:
             raise LocalClusterError(f"there is no node {name!r}; there are: {', '.join(nodes) or 'none'}")
         return nodes[name]
@@ -237,7 +228,7 @@ class Nodes:
 def is_ready(node: dict[str, Any], slots: int) -> bool:
     """Tell whether a Node object says that the node is Ready and offers its slots."""
     status = node.get("status", {})
-    if slots and status.get("allocatable", {}).get(SLOT_RESOURCE) != str(slots):
+    if slots and status.get("capacity", {}).get(SLOT_RESOURCE) != str(slots):
         return False
     return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in status.get("conditions", []))
 

@@ -56,8 +56,7 @@ class Roles:
         return process
 
     def _process(self, role: str) -> ProcessId:
-        state = self._files.load()
-        running = state.control_plane if state is not None else {}
+        running = self._files.read().control_plane
         if role not in running:
             raise LocalClusterError(f"there is no role {role!r}; there are: {', '.join(running) or 'none'}")
         return running[role]

@@ -101,6 +101,13 @@ class StateFile:
                 "End the cluster with that version, or delete the file once none of its processes runs"
             ) from broken
 
+    def read(self) -> ClusterState:
+        """Give what is written of a cluster that was up just now. Raises LocalClusterError when it is gone."""
+        state = self.load()
+        if state is None:
+            raise LocalClusterError(f"{self.path} is gone; was the cluster taken down meanwhile?")
+        return state
+
     def save(self, state: ClusterState) -> None:
         """Replace the file whole; it is on disk when this returns."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -113,10 +120,7 @@ class StateFile:
 
     def update(self, change: Callable[[ClusterState], ClusterState]) -> ClusterState:
         """Read, change and write the state and give the new one. Hold the cluster's lock."""
-        state = self.load()
-        if state is None:
-            raise LocalClusterError(f"{self.path} is gone; was the cluster taken down meanwhile?")
-        changed = change(state)
+        changed = change(self.read())
         self.save(changed)
         return changed
 

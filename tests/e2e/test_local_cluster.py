@@ -26,7 +26,7 @@ from elastipod_local.node_init import SYSCTLS
 from elastipod_local.nodes import Nodes
 from elastipod_local.paths import cluster_dir
 from elastipod_local.processes import ProcessId
-from elastipod_local.state import NodePhase, StateFile
+from elastipod_local.state import NodeOptions, NodePhase, StateFile
 
 pytestmark = pytest.mark.cluster
 
@@ -44,6 +44,7 @@ spec:
     image: elastipod/train:dev
     command: [python, -c, "{program}"]
     volumeMounts: [{{name: shared, mountPath: /mnt/shared}}]
+    resources: {{limits: {{{limits}}}}}
 """
 SERVER = (
     "import http.server as h; server = h.HTTPServer(('', 8080), h.BaseHTTPRequestHandler); "
@@ -54,7 +55,8 @@ PACKAGES = str(Path(elastipod_local.__file__).parents[1])
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster.up("e2e-local", nodes=2, run_dir=tmp_path_factory.mktemp("local") / "cluster") as cluster:
+    where = tmp_path_factory.mktemp("local") / "cluster"
+    with Cluster.up("e2e-local", nodes=2, run_dir=where, options=NodeOptions(slots=2)) as cluster:
         yield cluster
 
 
@@ -69,9 +71,9 @@ def cut_short() -> Iterator[Cluster]:
     shutil.rmtree(cluster.folder, ignore_errors=True)
 
 
-def run_pod(cluster: Cluster, name: str, node: str) -> None:
+def run_pod(cluster: Cluster, name: str, node: str, limits: str = "") -> None:
     """Run a pod, and wait until its server listens: a pod without probes is ready as soon as its process is there."""
-    cluster.kubectl("apply", "-f", "-", input=POD.format(name=name, node=node, program=SERVER))
+    cluster.kubectl("apply", "-f", "-", input=POD.format(name=name, node=node, program=SERVER, limits=limits))
     cluster.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=240s")
     wait_until(
         lambda: "serving" in cluster.kubectl("logs", name), deadline_s=PATIENCE_S, what=f"{name} to serve", every_s=0.1
@@ -112,6 +114,28 @@ def test_pods_have_logs_exec_addresses_and_the_shared_folder(cluster: Cluster) -
     cluster.kubectl("exec", "first", "--", "python", "-c", api)
     connect = f"import socket; socket.create_connection(('{pod_field(cluster, 'second', '.status.podIP')}', 8080), 5)"
     cluster.kubectl("exec", "first", "--", "python", "-c", connect)
+
+
+def until_offered(cluster: Cluster, node: str, units: str) -> None:
+    """Wait until kubelet says that this many of its two units of the accelerator may be used."""
+    path = r"jsonpath={.status.capacity.elastipod\.io/slot} {.status.allocatable.elastipod\.io/slot}"
+    wait_until(
+        lambda: cluster.kubectl("get", "node", node, "-o", path) == f"2 {units}",
+        deadline_s=PATIENCE_S,
+        what=f"{units} units of {node}",
+        every_s=0.5,
+    )
+
+
+def test_a_sick_unit_of_the_accelerator_is_offered_to_nobody(cluster: Cluster) -> None:
+    """kubelet itself keeps count: a pod gets a unit of the device plugin, and the sick one is taken off what the node offers."""
+    until_offered(cluster, "node-2", "2")
+    cluster.set_sick("node-2", sick=True)
+    until_offered(cluster, "node-2", "1")
+    run_pod(cluster, "with-unit", "node-2", "elastipod.io/slot: 1")
+    assert cluster.kubectl("exec", "with-unit", "--", "printenv", "SLOT_UNITS") == "slot-1\n"
+    cluster.set_sick("node-2", sick=False)
+    until_offered(cluster, "node-2", "2")
 
 
 def test_the_train_image_finds_torch_and_the_launchers(cluster: Cluster) -> None:

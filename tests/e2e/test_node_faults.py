@@ -23,6 +23,7 @@ from elastipod_local import cli
 from elastipod_local.cluster import Cluster
 
 QUICK = {"minStableSeconds": 0, "payback": "Off"}
+SLOT = "elastipod.io/slot"
 HEALTH = "label sagemaker.amazonaws.com/node-health-status=UnschedulablePendingReplacement"
 
 
@@ -31,11 +32,19 @@ def local(cluster: Cluster, *arguments: str) -> None:
     assert cli.main(["node", *arguments, "--name", cluster.name]) == 0
 
 
-def train(job: JobRun) -> None:
-    """Begin to train on every node."""
+def train(job: JobRun, **resources: dict[str, str]) -> None:
+    """Begin to train on every node. resources: of the container, beside its requests of CPU and memory."""
     train = ("--steps=3000", "--epochs=3", "--min-step-time=0.2", "--checkpoint-every=20")
-    job.apply(*train, script="train.py", start=4, step=1, minimum=1, elastipod=QUICK)
+    requests = {"requests": {"cpu": "600m", "memory": "256Mi"}}
+    container = {"resources": {**requests, **resources}}
+    job.apply(*train, script="train.py", start=4, step=1, minimum=1, elastipod=QUICK, container=container)
     job.until_training(4, beyond_step=5)
+
+
+def offered(cluster: Cluster, node: str) -> list[str]:
+    """Give how many units of the accelerator a node has, and how many of them kubelet offers."""
+    status = json.loads(cluster.kubectl("get", "node", node, "-o", "json"))["status"]
+    return [status[part][SLOT] for part in ("capacity", "allocatable")]
 
 
 def nodes_of(job: JobRun) -> list[str]:
@@ -52,10 +61,11 @@ def assert_nothing_is_repeated(job: JobRun) -> None:
 def test_a_sick_node_is_left_and_used_again_when_it_is_cured(
     job: JobRun, cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its label keeps no scheduler away, so the pod that follows must do so itself."""
-    train(job)
+    """Its label keeps no scheduler away, so the pod that follows must do so itself; its kubelet offers the sick unit to nobody."""
+    train(job, limits={SLOT: "1"})
     sick = one_of_its_nodes(job, cluster)
     before, generation = training_processes(job.name), job.history()[-1]["generation"]
+    assert offered(cluster, sick) == ["1", "1"]
     local(cluster, "sicken", sick)
     job.until_training(3)
     until_in_memory(job, before, generation, staying=3)
@@ -65,6 +75,7 @@ def test_a_sick_node_is_left_and_used_again_when_it_is_cured(
     (waiting,) = job.until("a pod to wait", lambda: [p for p in job.pods() if "nodeName" not in p["spec"]])
     assert waiting["metadata"]["annotations"]["elastipod.io/avoids"] == sick
     assert int(waiting["metadata"]["labels"]["elastipod.io/incarnation"]) <= 2, "they do not come and go"
+    job.until("kubelet to take the unit off what it offers", lambda: offered(cluster, sick) == ["1", "0"])
     for name, value in shell_environment(cluster).items():
         monkeypatch.setenv(name, value)
     user_cli.main(["why", job.name])
@@ -72,6 +83,7 @@ def test_a_sick_node_is_left_and_used_again_when_it_is_cured(
     local(cluster, "cure", sick)
     job.until_training(4, beyond_step=job.step())
     assert sick in nodes_of(job)
+    assert offered(cluster, sick) == ["1", "1"]
     assert_nothing_is_repeated(job)
 
 

@@ -95,8 +95,8 @@ class WorkerPool:
         self._last_fault: Fault | None = None
         self._clears_data = True
         self._wake = asyncio.Event()
-        group.notify_exits(self.note_exit)
-        coordinator.on_position_change = self._position_changed
+        group.notify_exits(self.note_change)
+        coordinator.on_position_change = self.note_change
 
     @classmethod
     def standing(cls, runtime: AgentRuntime, coordinator: RunCoordinator) -> WorkerPool:
@@ -203,8 +203,8 @@ class WorkerPool:
         self.stuck = await self.group.end(signal.SIGKILL, 0, local_ranks)
         self.is_closing = self.is_closing or bool(self.stuck)
 
-    def note_exit(self) -> None:
-        """Plan again. To be called when a worker ends."""
+    def note_change(self) -> None:
+        """Plan again. To be called when a worker ends, or changes its position."""
         self._wake.set()
         self.on_change()
 
@@ -343,10 +343,6 @@ class WorkerPool:
         for index, record in enumerate(self._ranks):
             if local_ranks is None or index in local_ranks:
                 record.deadline = self._now() + limit_s
-
-    def _position_changed(self) -> None:
-        self._wake.set()
-        self.on_change()
 
     async def _sleep_until(self, at: float | None) -> None:
         timeout_s = None if at is None else max(0.0, at - self._now())

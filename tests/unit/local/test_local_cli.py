@@ -120,13 +120,6 @@ def test_kubectl_gets_its_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
                 "remove node-1 False",
             ],
         ),
-        (
-            ["sicken"],
-            [
-                "label node node-1 --overwrite sagemaker.amazonaws.com/node-health-status=UnschedulablePendingReplacement"
-            ],
-        ),
-        (["cure"], ["label node node-1 --overwrite sagemaker.amazonaws.com/node-health-status=Schedulable"]),
     ],
 )
 def test_what_is_announced_of_a_node(argv: list[str], calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +131,22 @@ def test_what_is_announced_of_a_node(argv: list[str], calls: list[str], monkeypa
     monkeypatch.setattr("time.sleep", lambda seconds: seen.append(f"after {seconds} s"))
     assert cli.main(["node", *argv, "node-1"]) == 0
     assert seen == calls
+
+
+def test_a_node_is_sickened_and_cured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The file tells its device plugin, the label the operator."""
+    seen: list[str] = []
+    etc = tmp_path / "nodes" / "node-1" / "etc"
+    etc.mkdir(parents=True)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(Cluster, "attach", lambda name, **_: Cluster(name, tmp_path))
+    monkeypatch.setattr(Cluster, "kubectl", lambda self, *words: seen.append(" ".join(words)))
+    label = "label node node-1 --overwrite sagemaker.amazonaws.com/node-health-status"
+    assert cli.main(["node", "sicken", "node-1"]) == 0
+    assert [one.name for one in etc.iterdir()] == ["sick-device"]
+    assert cli.main(["node", "cure", "node-1"]) == 0
+    assert not any(etc.iterdir())
+    assert seen == [f"{label}=UnschedulablePendingReplacement", f"{label}=Schedulable"]
 
 
 def test_the_operator_knows_the_notices_of_the_local_cluster() -> None:

@@ -11,7 +11,6 @@ import pytest
 from elastipod_local import node_config
 from elastipod_local.addressing import Addressing
 from elastipod_local.node_config import SLOT_RESOURCE, InitConfig
-from elastipod_local.node_status import missing_slots
 from elastipod_local.nodes import is_ready
 from elastipod_local.state import NodeOptions
 
@@ -55,21 +54,19 @@ def test_pods_of_a_node_get_addresses_of_its_own_network() -> None:
 
 
 def test_init_config_reads_back_as_it_was_written() -> None:
-    config = InitConfig(
-        "n", "/f", "/l", "/s", ("/a",), (("/sys/fs/cgroup", "cgroup2", ""),), "198.18.0.1", 6443, 1, {"a": ["b"]}
-    )
+    config = InitConfig("n", "/f", "/l", "/s", ("/a",), (("/sys/fs/cgroup", "cgroup2", ""),), {"a": ["b"]})
     assert InitConfig.decode(config.encode()) == config
 
 
-def node(ready: str, **allocatable: str) -> dict[str, Any]:
-    return {"status": {"conditions": [{"type": "Ready", "status": ready}], "allocatable": {**allocatable}}}
+def node(ready: str, **capacity: str) -> dict[str, Any]:
+    return {"status": {"conditions": [{"type": "Ready", "status": ready}], "capacity": {**capacity}}}
 
 
 @pytest.mark.parametrize(
     ("found", "slots", "expected"),
     [
         pytest.param(node("True", **{SLOT_RESOURCE: "1"}), 1, True, id="ready with its slot"),
-        pytest.param(node("True"), 1, False, id="the slot is not offered yet"),
+        pytest.param(node("True"), 1, False, id="no device plugin has registered yet"),
         pytest.param(node("True"), 0, True, id="no slot is wanted"),
         pytest.param(node("Unknown", **{SLOT_RESOURCE: "1"}), 1, False, id="not heard of"),
         pytest.param({}, 0, False, id="just registered"),
@@ -79,8 +76,7 @@ def test_is_ready(found: dict[str, Any], slots: int, expected: bool) -> None:
     assert is_ready(found, slots) is expected
 
 
-def test_slots_are_written_until_both_parts_of_the_status_hold_them() -> None:
-    patch = missing_slots({"status": {"capacity": {SLOT_RESOURCE: "2"}}}, 2)
-    assert patch is not None
-    assert missing_slots(patch, 2) is None
-    assert missing_slots(patch, 3) is not None
+@pytest.mark.parametrize("slots", [0, 2])
+def test_a_node_with_units_of_an_accelerator_has_a_device_plugin(slots: int) -> None:
+    commands = node_config.services("n", {"kubelet": Path("/k"), "kube-proxy": Path("/p")}, WHERE, 3, slots)
+    assert [command[-1] for name, command in commands.items() if name == "device-plugin"] == ["2"] * (slots > 0)
