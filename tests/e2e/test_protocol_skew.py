@@ -1,6 +1,7 @@
 """An operator and agents of two versions at once, as during an upgrade or a rollback: planned shrinks of real processes.
 
-The previous version is the newest tag, or what PREVIOUS names; without tags, the sixtieth commit back.
+The previous version is the newest tag, or what PREVIOUS names; without tags, the sixtieth commit back. It runs from its wheel, built
+as its release builds it; only the tests that come with it are those of its sources.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -24,10 +26,17 @@ def git(*arguments: str) -> bytes:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=True, timeout=60).stdout
 
 
+@dataclass(frozen=True, slots=True)
+class Previous:
+    """The previous version. packages: the folder into which its wheel is installed."""
+
+    sources: Path
+    packages: Path
+
+
 @pytest.fixture(scope="module")
-def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sources of the previous version."""
-    folder = tmp_path_factory.mktemp("previous")
+def previous(tmp_path_factory: pytest.TempPathFactory) -> Previous:
+    found = Previous(tmp_path_factory.mktemp("previous"), tmp_path_factory.mktemp("packages"))
     try:
         tags = git("tag", "--merged", "HEAD", "--sort=-version:refname", "v*").decode().split()
         revision = os.environ.get("PREVIOUS") or next(iter(tags), "HEAD~60")
@@ -35,22 +44,36 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"the history of the checkout has no previous version: {error}")
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(folder, filter="data")
-    return folder
+        tar.extractall(found.sources, filter="data")
+    wheels = found.sources / "dist"
+    uv = Path(sys.executable).with_name("uv")
+    run(found.sources / ".ci" / "wheels", wheels, cwd=found.sources, PYTHON=sys.executable, UV=str(uv))
+    (wheel,) = wheels.glob("elastipod-*.whl")
+    run(uv, "--offline", "pip", "install", "--no-deps", "--target", found.packages, wheel, cwd=found.sources)
+    return found
+
+
+def run(*command: str | Path, cwd: Path, **env: str) -> str:
+    """Run a command to its end; gives what it printed. Fails with what it said if it fails."""
+    done = subprocess.run(
+        [*map(str, command)], cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
+    return done.stdout
 
 
 @pytest.mark.long("skew")
 @pytest.mark.timeout(2 * LIMIT_S)
 @pytest.mark.parametrize("newer", ["operator", "agents"])
-def test_the_other_version_is_understood(newer: str, previous: Path) -> None:
-    operators, agents = (ROOT, previous) if newer == "operator" else (previous, ROOT)
-    folders = (agents / "agent", operators / "operator", operators / "localcluster", operators)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
-    found = subprocess.run(
-        [sys.executable, "-c", WHERE], cwd=operators, env=env, capture_output=True, text=True, check=True, timeout=60
-    ).stdout.split()
-    assert [operators in Path(found[0]).parents, agents in Path(found[1]).parents] == [True, True], found
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", STORY]
-    played = subprocess.run(command, cwd=operators, env=env, capture_output=True, text=True, timeout=LIMIT_S)
-    assert played.returncode == 0, played.stdout[-8000:]
-    assert " passed" in played.stdout
+def test_the_other_version_is_understood(newer: str, previous: Previous) -> None:
+    """The wheel has all packages, so those that are to be the newer ones come before it."""
+    if newer == "operator":
+        tests, ours = ROOT, [ROOT / "operator", ROOT / "localcluster"]
+    else:
+        tests, ours = previous.sources, [ROOT / "agent"]
+    env = {"PYTHONPATH": os.pathsep.join(map(str, [*ours, previous.packages, tests]))}
+    found = [Path(path) for path in run(sys.executable, "-c", WHERE, cwd=tests, **env).split()]
+    operators, agents = (ROOT, previous.packages) if newer == "operator" else (previous.packages, ROOT)
+    assert [operators in found[0].parents, agents in found[1].parents] == [True, True], found
+    played = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", STORY, cwd=tests, **env)
+    assert " passed" in played
