@@ -29,7 +29,10 @@ def translated_errors() -> Iterator[None]:
 
 
 class GlooCollectives:
-    """`Collectives` over a gloo group: one of torch's, or one of our own (`connect`). Methods raise ConnectionBroken."""
+    """`Collectives` over a gloo group: one of torch's, or one of our own (`connect`). Methods raise ConnectionBroken.
+
+    Rank 0 is the root of torch's options where nothing else is said.
+    """
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         self.group, self.rank, self.size = group, rank, size
@@ -43,12 +46,10 @@ class GlooCollectives:
     def gather(self, data: bytes) -> list[bytes]:
         if self.size == 1:
             return [data]
-        options = dist.GatherOptions()
-        options.rootRank = 0
         buffers = [bytearray(_SLOT) for _ in range(self.size)] if self.rank == 0 else []
         with translated_errors():
             into = [[_tensor(buffer) for buffer in buffers]] if buffers else []
-            self.group.gather(into, [_tensor(_slot(data))], options).wait()
+            self.group.gather(into, [_tensor(_slot(data))], dist.GatherOptions()).wait()
             if self.rank == 0:
                 return [data, *self._received(buffers)]
             self._send_rest(data, 0)
@@ -57,27 +58,23 @@ class GlooCollectives:
     def broadcast(self, data: bytes) -> bytes:
         if self.size == 1:
             return data
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
         head = _slot(data) if self.rank == 0 else bytearray(_SLOT)
         with translated_errors():
-            self.group.broadcast([_tensor(head)], options).wait()
+            self.group.broadcast([_tensor(head)], dist.BroadcastOptions()).wait()
             start, left = _parse_slot(head)
             if left <= 0:
                 return start
             rest = bytearray(data[_BODY:]) if self.rank == 0 else bytearray(left)
-            self.group.broadcast([_tensor(rest)], options).wait()
+            self.group.broadcast([_tensor(rest)], dist.BroadcastOptions()).wait()
             return start + bytes(rest)
 
     def scatter(self, parts: Sequence[bytes]) -> bytes:
         if self.size == 1:
             return parts[0]
-        options = dist.ScatterOptions()
-        options.rootRank = 0
         head = bytearray(_SLOT)
         with translated_errors():
             slots = [[_tensor(_slot(part)) for part in parts]] if self.rank == 0 else []
-            self.group.scatter([_tensor(head)], slots, options).wait()
+            self.group.scatter([_tensor(head)], slots, dist.ScatterOptions()).wait()
             if self.rank == 0:
                 for to, part in enumerate(parts[1:], start=1):
                     self._send_rest(part, to)
