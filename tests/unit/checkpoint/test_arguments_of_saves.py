@@ -16,6 +16,7 @@ from elastipod.checkpoint.directory_store import DirectoryStore
 from elastipod.checkpoint.hyperpod_functions import load_checkpoint, save_checkpoint
 from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.other_runs import warn_if_other_run_is_ahead
+from elastipod.checkpoint.resume import Resume
 from elastipod.checkpoint.save_arguments import check_logs, open_store, plain_values
 from elastipod.errors import CheckpointError
 
@@ -146,3 +147,32 @@ def test_the_state_of_an_accelerator_is_kept_where_it_is_in_use(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     rng.restore_random_state(with_cuda)
     assert len(given) == 1
+
+
+# -- resumes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_resume_says_which_checkpoint_it_is_of_and_where_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, memory = tmp_path / "disk", tmp_path / "memory"
+    run = Trainer()
+    with CheckpointManager(disk, memory=memory) as manager:
+        run.save(manager, 3)
+        in_memory = manager._run().memory_path()
+    objects: Any = {"model": run.model, "optimizer": run.optimizer, "scheduler": run.scheduler}
+    of, extra, reported = CheckpointId(3, 1), {"note": 3}, []
+    monkeypatch.setattr("elastipod.checkpoint.resumer.report_checkpoint", lambda *told: reported.append(told))
+    with CheckpointManager(disk, memory=memory) as manager:
+        assert manager.load_latest(**objects) == Resume(3, 1, 1, in_memory, extra, "memory")
+        assert manager._run().staging.durable == of
+        assert reported == []
+    durable = Resume(3, 1, 1, disk / of.name, extra, "durable")
+    with CheckpointManager(disk, memory=False) as manager:
+        assert manager.load_latest(**objects) == durable
+        assert manager._run().staging.durable == of
+        assert reported == [(3, str(disk / of.name))]
+        assert manager.load(3, **objects) == durable
+        assert manager.load_weights(model=run.model) == durable
+        assert manager.load_weights(model=run.model, step=3) == durable
+    assert len(reported) == 2, "weights alone are no resume of the job"
