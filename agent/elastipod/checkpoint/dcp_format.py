@@ -130,9 +130,7 @@ def write_rank_file(
     with ChecksumFile(file, check) as out:
         for number, tensor in tensors:
             place = chunks[str(number)] = out.save(_with_own_storage(tensor))
-            checksums[str(place[0])] = format_chunk_checksum(
-                checksum(tensor.reshape(-1).view(torch.uint8)) if tensor.numel() else 0
-            )
+            checksums[str(place[0])] = format_chunk_checksum(checksum(tensor.reshape(-1).view(torch.uint8)))
         for key, text in values.items():
             content = io.BytesIO()
             torch.save(decode_value(text), content)

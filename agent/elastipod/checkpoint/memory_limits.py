@@ -79,11 +79,10 @@ def cgroup_limits(root: Path = Path("/")) -> list[MemoryLimit]:
             limit, used = _limit_and_use(folder, version)
         except (OSError, ValueError, KeyError):
             continue  # a group without limit, or one that this container may not read
-        if limit is not None:
-            identity = os.stat(folder)
-            name = f"the memory limit of {'the container' if not found else 'the group above the container'}"
-            where = f"cgroup {identity.st_dev} {identity.st_ino}"
-            found.append(MemoryLimit(where, name, limit, limit - used - limit // _MARGIN))
+        identity = os.stat(folder)
+        name = f"the memory limit of {'the container' if not found else 'the group above the container'}"
+        where = f"cgroup {identity.st_dev} {identity.st_ino}"
+        found.append(MemoryLimit(where, name, limit, limit - used - limit // _MARGIN))
     return found
 
 
@@ -123,17 +122,16 @@ def _upwards(root: Path, mounted: str, mount_point: str, path: str) -> Iterator[
         folder = folder.parent
 
 
-def _limit_and_use(folder: Path, version: int) -> tuple[int | None, int]:
-    """Return the limit, None for none, and the memory in use that cannot be reclaimed: file cache does not count."""
+def _limit_and_use(folder: Path, version: int) -> tuple[int, int]:
+    """Return the limit, and the memory in use that cannot be reclaimed: file cache does not count. Raises ValueError for no limit."""
     if version == 2:
-        text = (folder / "memory.max").read_text().strip()
-        limit = None if text == "max" else int(text)
+        limit = int((folder / "memory.max").read_text())  # "max" is no number
         names = ("memory.current", "inactive_file", "active_file")
     else:
         limit = int((folder / "memory.limit_in_bytes").read_text())
         names = ("memory.usage_in_bytes", "total_inactive_file", "total_active_file")
-    if limit is None or limit >= _NO_LIMIT:
-        return None, 0
+    if limit >= _NO_LIMIT:
+        raise ValueError(f"{limit} is no limit")
     stat = _stat((folder / "memory.stat").read_text())
     return limit, int((folder / names[0]).read_text()) - sum(stat.get(name, 0) for name in names[1:])
 

@@ -169,3 +169,12 @@ def test_a_missing_package_is_one_sentence(checkpoints: Path, tmp_path: Path) ->
     (line,) = some(done.stderr.splitlines())
     assert line.startswith("elastipod checkpoint: exporting needs the package safetensors (")
     assert line.endswith("install it with: pip install 'elastipod[export]'")
+
+
+def test_the_command_needs_to_be_told_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["checkpoint"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(
+        "elastipod checkpoint: error: the following arguments are required: ACTION\n"
+    )
