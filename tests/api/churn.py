@@ -40,7 +40,7 @@ class Plan:
     """How much of it. elastic, fixed: so many jobs of each sort at most at a time. cpus: nominal quota of each queue.
 
     Pairs are the least and the most seconds: trains of a job's training, wave until the wished number of jobs changes,
-    act between two things that befall jobs.
+    act between two things that befall jobs. acts: so many of them at least; a slow cluster gets PATIENCE_S longer for them.
     """
 
     seconds: float
@@ -51,6 +51,7 @@ class Plan:
     wave_s: tuple[float, float]
     act_s: tuple[float, float]
     settle_s: float
+    acts: int = 0
 
     @property
     def nodes(self) -> int:
@@ -149,7 +150,7 @@ class Churn:
         end = now + plan.seconds
         arrive_at, act_at = now, now + rng.uniform(*plan.act_s)
         wave_at = now + rng.uniform(*plan.wave_s)
-        while (now := time.monotonic()) < end:
+        while (now := time.monotonic()) < end or (self.acts.total() < plan.acts and now < end + PATIENCE_S):
             self._look(now)
             if now >= wave_at:
                 share = rng.choice((0.2, 0.5, 1.0)) if self._wished[1] else 1.0

@@ -32,6 +32,7 @@ BEYOND_DRAIN_S = 2.0
 HASTY = Path(__file__).with_name("hasty_operator.py")
 SHORT = Plan(
     seconds=25, elastic=6, fixed=8, cpus=3, trains_s=(3, 9), wave_s=(4, 8), act_s=(0.4, 1.2), settle_s=PATIENCE_S,
+    acts=1,
 )  # fmt: skip
 TINY = Plan(seconds=9, elastic=3, fixed=3, cpus=3, trains_s=(6, 9), wave_s=(4, 4), act_s=(9, 9), settle_s=PATIENCE_S)
 KEPT = frozenset({"active", "priority", "queueName", "nodeName", "replicas", "runPolicy"})  # of a spec
