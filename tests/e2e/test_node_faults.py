@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,13 +14,16 @@ from tests.e2e.conftest import ROOT
 from tests.e2e.host_view import training_processes
 from tests.e2e.job_run import JobRun
 from tests.e2e.pasted import shell_environment
-from tests.e2e.recoveries import one_of_its_nodes, until_in_memory
+from tests.e2e.recoveries import one_of_its_nodes, steps_of, until_in_memory
+from tests.e2e.slow_disk import SlowDisk, slow_disk
+from tests.long_runs import LongRun
 from tests.patience import PATIENCE_S
 from tests.unit.docs.blocks import manifests
 from tests.unit.docs.pages import page
 
 from elastipod import cli as user_cli
 from elastipod_local import cli
+from elastipod_local.cli import SPOT_TAINTS
 from elastipod_local.cluster import Cluster
 
 QUICK = {"minStableSeconds": 0, "payback": "Off"}
@@ -32,9 +36,9 @@ def local(cluster: Cluster, *arguments: str) -> None:
     assert cli.main(["node", *arguments, "--name", cluster.name]) == 0
 
 
-def train(job: JobRun, **resources: dict[str, str]) -> None:
+def train(job: JobRun, *, checkpoint_every: int = 20, **resources: dict[str, str]) -> None:
     """Begin to train on every node. resources: of the container, beside its requests of CPU and memory."""
-    train = ("--steps=3000", "--epochs=3", "--min-step-time=0.2", "--checkpoint-every=20")
+    train = ("--steps=3000", "--epochs=3", "--min-step-time=0.2", f"--checkpoint-every={checkpoint_every}")
     requests = {"requests": {"cpu": "600m", "memory": "256Mi"}}
     container = {"resources": {**requests, **resources}}
     job.apply(*train, script="train.py", start=4, step=1, minimum=1, elastipod=QUICK, container=container)
@@ -130,6 +134,66 @@ def test_a_spot_machine_goes_and_the_others_repeat_nothing(job: JobRun, cluster:
         assert_nothing_is_repeated(job)
     job.until_training(4, beyond_step=job.step())
     assert_nothing_is_repeated(job)
+
+
+EVERY = 10  # steps between two checkpoints
+SLOW_BYTES_PER_S = 256  # a rank writes some ten thousand bytes for a checkpoint: minutes
+
+
+@contextmanager
+def announced_to_end(cluster: Cluster, node: str) -> Iterator[None]:
+    """Give a node the taint of a Spot notice of 30 s, and take it back at the end: the machine stays after all."""
+    cluster.kubectl("taint", "node", node, f"{SPOT_TAINTS[30]}=:NoSchedule")
+    try:
+        yield
+    finally:
+        cluster.kubectl("taint", "node", node, f"{SPOT_TAINTS[30]}-")
+
+
+def assert_no_newer(disk: SlowDisk, step: int) -> None:
+    """The disk is slow for those who train: no checkpoint of a later step is complete, though several were due."""
+    assert disk.complete(), "there were checkpoints before"
+    assert max(disk.complete()) <= step, disk.seconds_of_saves()
+
+
+@pytest.mark.long("announcements")
+def test_a_slow_disk_holds_up_checkpoints_and_neither_steps_nor_a_drain(
+    job: JobRun, cluster: Cluster, long_run: LongRun
+) -> None:
+    """No save ends while the disk is slow; the Spot notice of 30 s comes in the middle of one."""
+    job.name = "slow-disk"
+    with slow_disk(job, cluster) as disk:
+        train(job, checkpoint_every=EVERY)
+        job.until("checkpoints", lambda: len(disk.seconds_of_saves()) > 2)
+        quick_s = max(disk.seconds_of_saves().values())
+        goes = one_of_its_nodes(job, cluster)
+        before, generation = training_processes(job.name), job.history()[-1]["generation"]
+
+        disk.slow_down(SLOW_BYTES_PER_S)
+        slow_from, began = job.step(), time.monotonic()
+        job.until("steps while several checkpoints are due", lambda: job.step() > slow_from + 4 * EVERY)
+        assert_no_newer(disk, slow_from)
+        assert (job.history()[-1]["generation"], training_processes(job.name)) == (generation, before), "it is no hang"
+
+        with announced_to_end(cluster, goes):
+            job.until(
+                "a step without it", lambda: any(at > generation and steps for at, steps in steps_of(job).items())
+            )
+            assert_no_newer(disk, slow_from)
+            slow_until = max(step for steps in steps_of(job).values() for step in steps)
+            slow_s = round(time.monotonic() - began, 1)
+            disk.quicken()
+            until_in_memory(job, before, generation, staying=3)
+            job.until("a newer checkpoint", lambda: max(disk.complete(), default=0) > slow_until)
+            assert (job.size(), job.history()[-1]["cause"], goes in nodes_of(job)) == (3, "NodeDrained", False)
+        job.until_training(4, beyond_step=job.step())
+        changes = [(entry["kind"], entry["depth"]) for entry in job.history() if entry["generation"] > generation]
+        assert changes == [("resize", "memory")] * 2, "one left and came back, and there was no fault"
+        containers = [each for pod in job.running_pods() for each in pod["status"]["containerStatuses"]]
+        assert [each["restartCount"] for each in containers] == [0] * 4
+        assert_nothing_is_repeated(job)
+        seconds = {"seconds_of_quick_save": quick_s, "seconds_of_slow_disk": slow_s}
+        long_run.count(steps_on_slow_disk=slow_until - slow_from, **seconds)
 
 
 def until_placed(job: JobRun, pools: dict[str, str], **wanted: int) -> None:

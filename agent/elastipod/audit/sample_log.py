@@ -76,7 +76,6 @@ class SampleLog:
             raise SampleLogError(f"cannot create the sample log's folder {directory}: {error.strerror}") from error
         try:
             self._descriptor = os.open(self.path, flags, 0o644)
-            sync_directory(Path(directory))
         except FileExistsError:
             raise SampleLogError(
                 f"{self.path} exists: another run logged there; give each run a directory of its own"
@@ -124,12 +123,13 @@ class SampleLog:
         self.sync()
 
     def sync(self) -> None:
-        """Make everything written so far durable (fsync)."""
+        """Make everything written so far durable (fsync), and the file's name with it: its creation waits for no disk."""
         if not self._writes:
             return
         descriptor = self._open_descriptor()
         try:
             os.fsync(descriptor)
+            sync_directory(self.path.parent)
         except OSError as error:
             raise SampleLogError(f"cannot put the sample log {self.path} on disk: {error.strerror}") from error
 

@@ -190,6 +190,16 @@ class CheckpointManager:
             raise self._save.error
         return self._save.path
 
+    def is_saving(self, wait_s: float) -> bool:
+        """Return whether this rank still writes the last save, after waiting for it at most ``wait_s`` seconds. Not collective.
+
+        A save that was abandoned is not awaited and does not count.
+        """
+        if self._save is None or self._save.is_abandoned:
+            return False
+        self._save.thread.join(wait_s)
+        return self._save.thread.is_alive()
+
     def close(self) -> None:
         """Wait for the save in progress, whatever its outcome, and release the memory. Memory checkpoints stay.
 

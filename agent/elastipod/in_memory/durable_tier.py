@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -13,7 +14,14 @@ from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint.live_objects import LiveObjects
 from elastipod.checkpoint.resume import Resume
 from elastipod.checkpoint.save_arguments import norm_of_moments
+from elastipod.in_memory.exchange import all_texts
 from elastipod.in_memory.members import MODEL, Members
+from elastipod.in_memory.memory_state import WorldLost
+from elastipod.rank_in_world import RankInWorld
+
+log = logging.getLogger(__name__)
+
+SAVE_WAIT_S = 2.0  # for a save in progress, before a step is left out or the world changes
 
 
 class _OtherMembers:
@@ -46,11 +54,7 @@ class DurableTier:
     def _take(self, members: Members) -> None:
         optimizers = {name: member for name, member in members.items() if isinstance(member, torch.optim.Optimizer)}
         modules = {name: member for name, member in members.items() if isinstance(member, nn.Module)}
-        others = {
-            name: member
-            for name, member in members.items()
-            if not isinstance(member, nn.Module | torch.optim.Optimizer)
-        }
+        others = {name: member for name, member in members.items() if name not in {**optimizers, **modules}}
         # One model and one schedule keep the names that a plain script's checkpoint has, so that either can read the other's.
         self._live = {
             "model": modules[MODEL] if len(modules) == 1 else modules,
@@ -67,11 +71,23 @@ class DurableTier:
         """Load the newest checkpoint of any tier into the members; None when there is none."""
         return self._opened(continues=False).load_latest(**self._live)
 
-    def save(self, step: int, extra: dict[str, Any], log: SampleLog | None, *, waits: bool) -> None:
-        """Save a step; return once it is durable (waits), or once it is copied to host memory."""
+    def save(self, step: int, extra: dict[str, Any], sample_log: SampleLog | None, *, waits: bool) -> None:
+        """Save a step; return once it is durable (waits), or once it is copied to host memory.
+
+        Unless it waits, a step is left out while an earlier one is still being written: training goes on whatever storage does.
+        """
         manager = self._opened(continues=True)
+        if not waits and "writes" in all_texts("writes" if manager.is_saving(SAVE_WAIT_S) else "idle"):
+            if RankInWorld.current().rank == 0:
+                log.info("step %d is not saved, because storage is still writing the checkpoint before it", step)
+            return
         save = manager.save if waits else manager.save_async
-        save(step, **self._live, extra=extra, sample_log=log)
+        save(step, **self._live, extra=extra, sample_log=sample_log)
+
+    def overdue(self) -> WorldLost | None:
+        """Wait a moment for a save in progress; give why it is abandoned if it takes longer. Not collective."""
+        is_overdue = self._manager is not None and self._manager.is_saving(SAVE_WAIT_S)
+        return WorldLost("the world changes, and its next checkpoint is of a newer step") if is_overdue else None
 
     def optimizer_norm(self) -> float:
         """Give one number of the optimizers' state, as the sample log has it of every checkpoint."""

@@ -291,13 +291,13 @@ class State:
             link.announce(self._memory.kind)
 
     def _leave(self, error: BaseException | None) -> None:
-        if self._log_of_generation is not None:
-            self._log_of_generation.close()
-            self._log_of_generation = None
         if self._notary is not None:
             self._notary.close()
             self._notary = None
         self._world.leave(error, is_torn=self._optimizers.has_run)
+        if self._log_of_generation is not None:  # a save that the world waited for has just written its last line
+            self._log_of_generation.close()
+            self._log_of_generation = None
         self._optimizers.has_run = False
 
     def _open_log(self) -> None:

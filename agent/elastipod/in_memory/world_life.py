@@ -116,9 +116,11 @@ class WorldLife:
     def leave(self, error: BaseException | None, *, is_torn: bool = False) -> None:
         """Take all groups down. error: what ended the world, None for a planned end. is_torn: the optimizer has run half-way."""
         memory = self.memory
+        # Before the phase of which the limit begins here: that is for groups, not for storage.
+        reason = self.durable.overdue() if self.durable is not None and error is None else error
         memory.move(memory.rank.failed_inside_optimizer() if is_torn else memory.rank.stopped())
         if self.durable is not None:
-            self.durable.close(error)
+            self.durable.close(reason)
         self._unwrap()
         forget_frames(error)
         memory.release()

@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.unit.checkpoint.trainer import Trainer
 
 from elastipod import local_worker
@@ -39,6 +40,31 @@ def failing(number: int, text: str, *, at: str = "") -> Callable[..., Any]:
         raise OSError(number, text)
 
     return method
+
+
+def test_a_save_in_progress_can_be_asked_for_and_waited_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_quick = threading.Event()
+    begin = DirectoryStore.begin
+
+    def hanging(self: DirectoryStore, target: CheckpointId) -> Path:
+        assert is_quick.wait(PATIENCE_S)
+        return begin(self, target)
+
+    monkeypatch.setattr(DirectoryStore, "begin", hanging)
+    trainer = Trainer()
+    with CheckpointManager(tmp_path, memory=False) as manager:
+        assert manager.is_saving(PATIENCE_S) is False, "there is none"
+        manager.save_async(1, model=trainer.model, optimizer=trainer.optimizer)
+        assert manager.is_saving(0.01) is True
+        save = manager._save
+        assert save is not None
+        save.is_abandoned = True
+        assert manager.is_saving(threading.TIMEOUT_MAX) is False, "nobody waits for it any more"
+        save.is_abandoned = False
+        is_quick.set()
+        assert manager.is_saving(PATIENCE_S) is False
 
 
 @pytest.mark.parametrize(

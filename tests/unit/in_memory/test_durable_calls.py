@@ -16,6 +16,7 @@ from elastipod.in_memory.members import Members
 from elastipod.in_memory.memory_state import MemoryState
 from elastipod.in_memory.phases import Phase
 from elastipod.in_memory.rank import RankState
+from elastipod.rank_in_world import RankInWorld
 
 
 @pytest.fixture
@@ -47,6 +48,7 @@ def test_a_checkpoint_has_the_names_that_a_plain_script_gives(managers: Any) -> 
         "scheduler": members["schedule0"],
     }
     manager: Any = tier._manager
+    manager.is_saving.return_value = False
     assert manager.load_latest.mock_calls == [mock.call(**live)]
     assert tier.load() is manager.load_latest.return_value
     tier.save(5, {"data": 1}, "a log", waits=True)  # type: ignore[arg-type]
@@ -54,6 +56,43 @@ def test_a_checkpoint_has_the_names_that_a_plain_script_gives(managers: Any) -> 
     assert manager.save.mock_calls == [mock.call(5, **live, extra={"data": 1}, sample_log="a log")]
     assert manager.save_async.mock_calls == [mock.call(6, **live, extra={}, sample_log=None)]
     assert managers.call_count == 1
+
+
+@pytest.mark.parametrize(
+    ("of_ranks", "rank"), [(["idle", "writes"], 0), (["writes", "idle"], 1), (["idle", "idle"], 0)]
+)
+def test_a_step_is_left_out_on_all_ranks_while_any_still_writes(
+    managers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, of_ranks: list[str], rank: int
+) -> None:
+    caplog.set_level("INFO")
+    exchange = mock.Mock(return_value=of_ranks)
+    monkeypatch.setattr(durable_tier, "all_texts", exchange)
+    monkeypatch.setattr(RankInWorld, "current", lambda: mock.Mock(rank=rank))
+    tier = DurableTier("folder", Members(built()), 3)
+    tier.load()
+    manager: Any = tier._manager
+    manager.is_saving.return_value = of_ranks[rank] == "writes"
+    tier.save(5, {}, None, waits=True)
+    assert (exchange.call_count, manager.save.call_count) == (0, 1), "who waits for a save leaves none out"
+    tier.save(6, {}, None, waits=False)
+    is_left_out = "writes" in of_ranks
+    told = ["step 6 is not saved, because storage is still writing the checkpoint before it"]
+    assert exchange.mock_calls == [mock.call(of_ranks[rank])]
+    assert manager.is_saving.mock_calls == [mock.call(durable_tier.SAVE_WAIT_S)]
+    assert (manager.save_async.call_count, caplog.messages) == (not is_left_out, told * (is_left_out and rank == 0))
+
+
+@pytest.mark.parametrize("is_saving", [True, False])
+def test_a_change_of_the_world_waits_a_moment_for_a_save(managers: Any, is_saving: bool) -> None:
+    tier = DurableTier("folder", Members(built()), 3)
+    assert tier.overdue() is None, "there is nothing to wait for"
+    tier.load()
+    manager: Any = tier._manager
+    manager.is_saving.return_value = is_saving
+    found = tier.overdue()
+    assert manager.is_saving.mock_calls == [mock.call(durable_tier.SAVE_WAIT_S)]
+    assert str(found or "") == ("the world changes, and its next checkpoint is of a newer step" if is_saving else "")
+    assert (found is None) is not is_saving
 
 
 @pytest.mark.parametrize("first", ["save", "generation"])

@@ -87,6 +87,14 @@ def test_the_log_of_a_world_says_where_it_began(
     assert played.state._log_of_generation is log
 
 
+def test_a_save_that_a_planned_change_waits_for_finds_its_log_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    of_log: list[Any] = []
+    played.world.leave.side_effect = lambda *_, **__: of_log.extend(played.log.mock_calls)
+    played.state._leave(None)
+    assert (of_log, played.log.mock_calls, played.state._log_of_generation) == ([], [mock.call.close()], None)
+
+
 def test_without_a_folder_there_is_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch, _sample_log=None, _log_of_generation=None)
     played.state._open_log()

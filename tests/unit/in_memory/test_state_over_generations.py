@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from elastipod import ElasticBatches, State
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
+from elastipod.checkpoint.directory_store import DirectoryStore
 from elastipod.in_memory import process_groups
 from elastipod.in_memory.members import digest_of
 from elastipod.in_memory.phases import LIMITS
@@ -124,6 +125,7 @@ class Job:
         in_step: Callable[[State, int], None] = lambda state, step: None,
         plan: ElasticBatches = PLAN,
         reduced: Callable[[State, int], None] = lambda state, step: None,
+        checkpoint_every: int = 0,
     ) -> list[Any]:
         """Train a plan; give each generation with its rank, size and first step, and the digest of the end.
 
@@ -134,6 +136,7 @@ class Job:
             wrap=DistributedDataParallel,
             sample_log=self.folder / "samples",
             checkpoints=self.folder / "checkpoints",
+            checkpoint_every=checkpoint_every,
         )
         worlds: list[list[int]] = []
         for step in state.steps(plan):
@@ -250,4 +253,43 @@ def test_a_planned_stop_needs_a_checkpoint_only_when_nobody_stays(
     assert OVER_AT < second[3] <= LONG_PLAN.total_steps
     assert found[0][1:] == found[1][1:]
     assert found[0][1] == LONG_PLAN.total_steps
+    assert audit(read_logs(tmp_path / "samples")).exact
+
+
+@pytest.mark.parametrize("leaves", [False, None], ids=["its pod stays", "its process is kept"])
+def test_neither_training_nor_a_planned_change_waits_for_storage_that_hangs(
+    tmp_path: Path, leaves: bool | None
+) -> None:
+    """The first save of the first generation ends in the second one; the ranks' processes ended themselves before it did."""
+    job = Job(tmp_path, Agents([[0, 1], [0, 1]]))
+    create_file = DirectoryStore.create_file
+    is_quick = threading.Event()  # of each process
+    plan = ElasticBatches(dataset_size=48, global_batch=12, seed=1, epochs=25)
+    drained_at = OVER_AT + 1  # after the next checkpoint was due
+
+    def hanging(self: DirectoryStore, draft: Any, name: str) -> Any:
+        assert is_quick.wait(PATIENCE_S)
+        return create_file(self, draft, name)
+
+    def drain_at_step(state: State, step: int) -> None:
+        worker = local_worker()
+        assert worker is not None
+        if state.generation == 1 and step == drained_at and state.rank == 0:
+            worker.file.set_event(EventLevel.DRAIN, time.time() + PATIENCE_S, leaves=False)
+        if state.generation == 2 and not is_quick.is_set():
+            worker.file.set_event(EventLevel.NONE)
+            assert list((tmp_path / "checkpoints").glob("step-*")) == []
+            is_quick.set()
+
+    def body(process: int) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DirectoryStore, "create_file", hanging)
+            return job.train(process, drain_at_step, plan, checkpoint_every=2)
+
+    found = job.run(body, 2)
+    assert [each[0][0] for each in found] == [[1, 0, 2, 1], [1, 1, 2, 1]]
+    assert found[0][0][1][3] == found[1][0][1][3] > drained_at, "both go on in memory, after the same step"
+    assert [each[1] for each in found] == [plan.total_steps] * 2
+    of_gen_2 = [path.name for path in (tmp_path / "checkpoints").glob("step-*-gen-000002")]
+    assert f"step-{plan.total_steps:010d}-gen-000002" in of_gen_2
     assert audit(read_logs(tmp_path / "samples")).exact

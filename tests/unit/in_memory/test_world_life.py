@@ -294,6 +294,21 @@ def test_a_rank_leaves_in_one_order(monkeypatch: pytest.MonkeyPatch, is_torn: bo
     assert rank.life._lost_to is error
 
 
+@pytest.mark.parametrize("is_overdue", [True, False])
+def test_a_planned_change_gives_up_a_save_that_is_overdue_before_its_phase_with_a_limit(
+    monkeypatch: pytest.MonkeyPatch, is_overdue: bool
+) -> None:
+    resumed(monkeypatch)
+    rank, late = Rank(monkeypatch), WorldLost("late") if is_overdue else None
+    rank.life.join(PLAN, rank.parts.before)
+    rank.parts.reset_mock()
+    rank.parts.durable.overdue.return_value = late
+    rank.life.leave(None)
+    assert rank.names()[:4] == ["durable.overdue", "memory.rank.stopped", "memory.move", "durable.close"]
+    assert rank.parts.durable.close.mock_calls == [mock.call(late)]
+    assert rank.life._lost_to is None, "the change is planned all the same"
+
+
 @pytest.mark.parametrize("has_finished", [True, False])
 def test_the_end_waits_for_a_save_only_when_the_training_has_finished(
     monkeypatch: pytest.MonkeyPatch, has_finished: bool

@@ -73,13 +73,18 @@ def test_a_log_of_a_mixture_names_its_sources(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_end_of_a_log_is_on_disk_after_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[list[str]] = []
+    synced: list[tuple[str, list[str]]] = []
+
+    def sync(descriptor: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), log.path.read_text().splitlines()))
+
+    monkeypatch.setattr(os, "fsync", sync)
     with SampleLog(tmp_path, PLAN, generation=1, rank=0, world_size=1) as log:
-        monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(log.path.read_text().splitlines()))
         log.done(1)
-        assert synced == []
+        assert synced == [], "a world that begins waits for no disk"
         log.end(1, "completed")
-    ((_, _, end),) = synced
+    assert [path for path, _ in synced] == [str(log.path), str(tmp_path)], "the file, then its name"
+    _, _, end = synced[0][1]
     assert json.loads(end)["why"] == "completed"
 
 
@@ -104,6 +109,10 @@ def test_a_log_that_cannot_be_written_says_which_and_why(tmp_path: Path, monkeyp
         patch.setattr(os, "fsync", fail)
         with pytest.raises(SampleLogError, match=f"^cannot put the sample log {log.path} on disk: Input/output error$"):
             log.sync()
+    with monkeypatch.context() as patch:
+        patch.setattr(sample_log, "sync_directory", fail)
+        with pytest.raises(SampleLogError, match=f"^cannot put the sample log {log.path} on disk: Input/output error$"):
+            log.sync()
     log.close()
     with pytest.raises(SampleLogError, match=f"^the sample log {log.path} is closed$"):
         log.sync()
@@ -112,7 +121,7 @@ def test_a_log_that_cannot_be_written_says_which_and_why(tmp_path: Path, monkeyp
         SampleLogError, match=rf"^cannot create the sample log's folder {tmp_path}/file/logs: Not a directory$"
     ):
         SampleLog(tmp_path / "file" / "logs", PLAN, generation=1, rank=0, world_size=1)
-    monkeypatch.setattr(sample_log, "sync_directory", fail)
+    monkeypatch.setattr(os, "open", fail)
     with pytest.raises(SampleLogError, match=r"^cannot write the sample log .*-00000\.jsonl: Input/output error$"):
         SampleLog(tmp_path, PLAN, generation=2, rank=0, world_size=1)
 
