@@ -21,6 +21,7 @@ from tests.api.compat_jobs import EXPECTED, FOLDER, name_of, namespace_of
 from tests.api.compat_nodes import PlayedNodes
 from tests.api.compat_queues import compat_queues, set_apart
 from tests.api.jobs import job
+from tests.objects import list_objects
 from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
@@ -108,9 +109,8 @@ def live(cluster: Cluster, folder: Path, while_all_train: Callable[[], None], be
         with _timed(lives, "states"):
             _collect(cluster, lives.states, lambda b: _state(b) == STATES[_name(b)], set(STATES), "compat-states")
         lives.left = _left_when_cleaned(cluster)
-        lives.events = json.loads(cluster.kubectl("get", "events", "-A", "-o", "json"))["items"]
-        listed = cluster.kubectl("get", "hpjob", "-A", "-o", "json", "--show-managed-fields")
-        lives.written = json.loads(listed)["items"]
+        lives.events = list_objects(cluster, "events")
+        lives.written = list_objects(cluster, "hyperpodpytorchjobs")
         between()
         lives.pods, lives.starts = dict(nodes.seen), dict(nodes.starts)
     lives.operator_log = log.read_text(encoding="utf-8")
@@ -122,7 +122,7 @@ def _left_when_cleaned(cluster: Cluster) -> list[tuple[str, str]]:
     cleaned = {name_of(m) for m, e in EXPECTED.items() if not e.keeps_pods}
     end = time.monotonic() + LIMIT_S
     while True:
-        listed = json.loads(cluster.kubectl("get", "pods", "-A", "-o", "json"))["items"]
+        listed = list_objects(cluster, "pods")
         here = [p["metadata"] for p in listed if "deletionTimestamp" not in p["metadata"]]
         left = [(m["labels"]["HPJob"], m["name"]) for m in here if m["namespace"] in NAMESPACES]
         if time.monotonic() > end or not any(job_name in cleaned for job_name, _ in left):
@@ -235,7 +235,7 @@ def _collect(
     end = time.monotonic() + LIMIT_S
     while wanted - into.keys() and time.monotonic() < end:
         for namespace in namespaces or NAMESPACES[:2]:
-            for body in json.loads(cluster.kubectl("-n", namespace, "get", "hpjob", "-o", "json"))["items"]:
+            for body in list_objects(cluster, "hyperpodpytorchjobs", namespace):
                 if _name(body) in wanted - into.keys() and holds(body):
                     into[_name(body)] = body
         time.sleep(0.5)

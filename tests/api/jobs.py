@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from tests.objects import get_object
 
 from elastipod_local.cluster import Cluster
 from elastipod_local.errors import CommandError
@@ -39,5 +40,4 @@ def refusal(cluster: Cluster, namespace: str, body: dict[str, Any]) -> str:
 
 def get(cluster: Cluster, namespace: str, name: str = "llm") -> dict[str, Any]:
     """Give a job as the API server holds it."""
-    body: dict[str, Any] = json.loads(cluster.kubectl("-n", namespace, "get", "hpjob", name, "-o", "json"))
-    return body
+    return get_object(cluster, "hyperpodpytorchjobs", name, namespace)

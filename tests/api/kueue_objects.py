@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.objects import get_object, list_objects
 from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
@@ -87,7 +88,7 @@ def apply(cluster: Cluster, *objects: dict[str, Any]) -> None:
 
 def condition(cluster: Cluster, namespace: str, kind: str, name: str, condition_type: str) -> dict[str, Any]:
     """Give a condition of an object, empty while it has none of the type."""
-    body = json.loads(cluster.kubectl("-n", namespace, "get", kind, name, "-o", "json"))
+    body = get_object(cluster, f"{kind.lower()}s", name, namespace)
     found: list[dict[str, Any]] = [
         entry for entry in body.get("status", {}).get("conditions", []) if entry["type"] == condition_type
     ]
@@ -152,8 +153,7 @@ class Layout:
         found: set[str] = set()
         teams = {item["metadata"]["name"] for item in self.objects if item["kind"] == "Namespace"}
         for namespace in teams:
-            listed = json.loads(self.cluster.kubectl("-n", namespace, "get", "workloads", "-o", "json"))
-            for item in listed["items"]:
+            for item in list_objects(self.cluster, "workloads", namespace):
                 states = {entry["type"]: entry["status"] for entry in item.get("status", {}).get("conditions", [])}
                 if states.get("Evicted") == states.get("QuotaReserved") == "True":
                     found.add(item["metadata"]["name"])

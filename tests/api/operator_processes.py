@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.objects import list_objects
 from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
@@ -59,14 +60,17 @@ class Operators:
 
     def leads(self, name: str, namespace: str = "") -> None:
         """Wait until an operator holds the lease, and has found that it may run its jobs."""
-        path = "jsonpath={.spec.holderIdentity} {.metadata.annotations.elastipod\\.io/scope}"
 
         def is_leader() -> bool:
             assert self.running[name].poll() is None, self.log(name)
-            found = self.cluster.kubectl(
-                "-n", namespace or self.namespace, "get", "lease", LEASE, "-o", path, check=False
+            leases = list_objects(
+                self.cluster, "leases", namespace or self.namespace, fieldSelector=f"metadata.name%3D{LEASE}"
             )
-            return found.startswith(f"{name} ") and '"leads":true' in found
+            return any(
+                lease["spec"].get("holderIdentity") == name
+                and '"leads":true' in lease["metadata"].get("annotations", {}).get("elastipod.io/scope", "")
+                for lease in leases
+            )
 
         wait_until(is_leader, deadline_s=PATIENCE_S, what=f"{name} to lead", every_s=0.1)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.api.jobs import apply, get
 from tests.api.jobs import job as plain_job
+from tests.objects import list_objects
 from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
@@ -67,11 +68,11 @@ class Team:
 
     def pods(self, name: str) -> list[Body]:
         """Give the pods of a job."""
-        return self._list("pods", f"HPJob={name}")
+        return self._list("pods", f"HPJob%3D{name}")
 
     def workloads(self, name: str) -> dict[int, Body]:
         """Give the Workloads of a job by number."""
-        found = self._list("workloads.v1beta2.kueue.x-k8s.io", f"HPJob={name}")
+        found = self._list("workloads", f"HPJob%3D{name}")
         return {int(body["metadata"]["labels"]["elastipod.io/share"]): body for body in found}
 
     def warning(self, name: str) -> str:
@@ -81,10 +82,8 @@ class Team:
 
     def warned_of(self, name: str) -> set[str]:
         """Give the reasons of the warnings among a job's Events."""
-        text = self.cluster.kubectl(
-            "-n", self.namespace, "get", "events", "--field-selector=type=Warning", "-o", "json"
-        )
-        return {e["reason"] for e in json.loads(text)["items"] if e["involvedObject"]["name"] == name}
+        found = list_objects(self.cluster, "events", self.namespace, fieldSelector="type%3DWarning")
+        return {e["reason"] for e in found if e["involvedObject"]["name"] == name}
 
     def trains(self, name: str, size: int) -> None:
         """Wait until a job trains at a size."""
@@ -125,9 +124,7 @@ class Team:
             raise AssertionError(f"{error}: {told()}") from error
 
     def _list(self, kind: str, selector: str) -> list[Body]:
-        text = self.cluster.kubectl("-n", self.namespace, "get", kind, "-l", selector, "-o", "json", check=False)
-        found: list[Body] = json.loads(text)["items"] if text else []
-        return found
+        return list_objects(self.cluster, kind, self.namespace, labelSelector=selector)
 
 
 QUICK = {

@@ -6,7 +6,6 @@ pod asks for. kwok's and Karpenter's own rules would buy less, never more.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import pytest
 from tests.api.compat_lives import operator, size_of
 from tests.api.compat_nodes import PlayedNodes
 from tests.api.jobs import apply, get, job
+from tests.objects import list_objects
 from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
@@ -76,7 +76,7 @@ class Autoscaler:
 
 
 def pods(cluster: Cluster, namespace: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(cluster.kubectl("-n", namespace, "get", "pods", "-o", "json"))["items"]
+    found = list_objects(cluster, "pods", namespace)
     return found
 
 

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.api.kueue_objects import API, apply, let_a_second_pass, workload
+from tests.objects import get_object, list_objects
 from tests.patience import PATIENCE_S
 from tests.sim.kueue_scenarios import (
     SCENARIOS,
@@ -126,7 +127,7 @@ class Stage:
         self._kubectl(*args, input=json.dumps(body))
 
     def _release(self, name: str) -> bool:
-        body = json.loads(self._kubectl("get", "workload", self.prefix + name, "-o", "json"))
+        body = get_object(self._cluster, "workloads", self.prefix + name, self._namespace)
         patch = json.dumps(release_patch(body, datetime.now(UTC)))
         args = ("patch", "workload", self.prefix + name, "--subresource=status", "--type=merge", "-p", patch)
         return bool(self._kubectl(*args, check=False))
@@ -176,7 +177,7 @@ def look(
     cluster: Cluster, namespace: str, stages: dict[str, Stage], wanted: dict[str, dict[str, str]]
 ) -> dict[str, dict[str, str]]:
     """Give what is seen of each scene that goes on."""
-    bodies = json.loads(cluster.kubectl("-n", namespace, "get", "workloads", "-o", "json"))["items"]
+    bodies = list_objects(cluster, "workloads", namespace)
     return {name: stages[name].seen(bodies) for name in wanted}
 
 

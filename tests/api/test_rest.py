@@ -12,6 +12,7 @@ from bench.operator_load.cluster import NAMESPACE, LoadCluster, count_by_kind
 from bench.operator_load.load import operator_command, operator_environment
 from tests.api.compat_nodes import PlayedNodes, until
 from tests.api.jobs import job
+from tests.objects import list_objects
 from tests.patience import PATIENCE_S
 
 from elastipod_operator.core.names import FIELD_MANAGER
@@ -39,15 +40,18 @@ def operator(kubeconfig: Path, folder: Path) -> Iterator[None]:
 
 def training(cluster: LoadCluster) -> int:
     """Count the jobs that are said to train."""
-    listed = json.loads(cluster.kubectl("-n", NAMESPACE, "get", "hpjob", "-o", "json"))["items"]
+    listed = list_objects(cluster, "hyperpodpytorchjobs", NAMESPACE)
     last = [((body.get("status") or {}).get("conditions") or [{}])[-1] for body in listed]
     return sum(condition.get("reason") == "Training" for condition in last)
 
 
 def managers(cluster: LoadCluster, kind: str) -> set[str]:
     """Give who wrote objects of a kind, by the names that they gave."""
-    listed = cluster.kubectl("-n", NAMESPACE, "get", kind, "-o", "json", "--show-managed-fields")
-    return {entry["manager"] for body in json.loads(listed)["items"] for entry in body["metadata"]["managedFields"]}
+    return {
+        entry["manager"]
+        for body in list_objects(cluster, kind, NAMESPACE)
+        for entry in body["metadata"]["managedFields"]
+    }
 
 
 def test_while_nothing_changes_no_call_is_made_but_for_the_lease(tmp_path: Path) -> None:
@@ -69,7 +73,7 @@ def test_while_nothing_changes_no_call_is_made_but_for_the_lease(tmp_path: Path)
 
             until(f"{RENEWALS} renewals of the lease", renewed, PATIENCE_S)
             at_rest = count_by_kind(made.calls()[begin:])
-            wrote = {who for kind in ("hpjob", "pods") for who in managers(made, kind)}
+            wrote = {who for kind in ("hyperpodpytorchjobs", "pods") for who in managers(made, kind)}
     watched = [call.resource for call in while_busy if call.verb == "watch"]
     assert sorted(watched) == ["hyperpodpytorchjobs", "nodes", "pods"]
     assert count_by_kind(while_busy)["create pods"] == 2 * JOBS

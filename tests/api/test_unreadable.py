@@ -15,6 +15,7 @@ import yaml
 from tests.api.compat_lives import operator
 from tests.api.conftest import CHECKOUT
 from tests.api.jobs import job
+from tests.objects import list_objects
 from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
@@ -55,7 +56,7 @@ def lax(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def jobs(cluster: Cluster) -> dict[str, dict[str, Any]]:
-    listed = json.loads(cluster.kubectl("-n", "default", "get", "hpjob", "-o", "json"))["items"]
+    listed = list_objects(cluster, "hyperpodpytorchjobs", "default")
     return {one["metadata"]["name"]: one for one in listed}
 
 
@@ -85,8 +86,7 @@ def test_each_is_told_of_and_touches_no_other(lax: Cluster, tmp_path: Path) -> N
         assert [name for name, (_, words) in BROKEN.items() if words not in said[name]] == []
 
         def pods() -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = json.loads(lax.kubectl("-n", "default", "get", "pods", "-o", "json"))["items"]
-            return found
+            return list_objects(lax, "pods", "default")
 
         wait_until(lambda: len(pods()) >= 4, deadline_s=PATIENCE_S, what="four pods", every_s=0.2)
         assert {p["metadata"]["labels"]["HPJob"] for p in pods()} == {"good", "scribbled"}

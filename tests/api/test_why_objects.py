@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import yaml
+from tests.api.conftest import serve_jobs
 from tests.api.staged_objects import StagedObjects
 from tests.patience import PATIENCE_S
 from tests.sim.test_why import PARAGRAPHS, STAGES, without_times
@@ -37,17 +38,18 @@ def kind_of_kueue(name: str) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def server(api_server: Cluster) -> Iterator[Cluster]:
-    """The API server, which serves Workloads and LocalQueues while these tests run."""
-    crds = [kind_of_kueue(name) for name in KINDS]
-    api_server.kubectl("create", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": crds}))
+def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """An API server of these tests' own that serves Workloads and LocalQueues: staged nodes and pods stay where they are."""
+    with Cluster.up("api-staged", nodes=0, run_dir=tmp_path_factory.mktemp("staged") / "cluster") as cluster:
+        serve_jobs(cluster)
+        crds = [kind_of_kueue(name) for name in KINDS]
+        cluster.kubectl("create", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": crds}))
 
-    def are_served() -> bool:
-        return all(api_server.kubectl("get", kind, "--all-namespaces", "-o", "json", check=False) for kind in KINDS)
+        def are_served() -> bool:
+            return all(cluster.kubectl("get", kind, "--all-namespaces", "-o", "json", check=False) for kind in KINDS)
 
-    wait_until(are_served, deadline_s=PATIENCE_S, what="the kinds of Kueue to be served", every_s=0.2)
-    yield api_server
-    api_server.kubectl("delete", "crd", *(f"{name}.kueue.x-k8s.io" for name in KINDS))
+        wait_until(are_served, deadline_s=PATIENCE_S, what="the kinds of Kueue to be served", every_s=0.2)
+        yield cluster
 
 
 @pytest.fixture(autouse=True)
@@ -62,14 +64,14 @@ def objects_of(name: str, api: Api) -> StagedObjects:
 
 @pytest.mark.parametrize("name", [name for name in STAGES if name not in REFUSED])
 async def test_the_paragraph_is_that_of_the_stage(
-    server: Cluster, api: Api, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    api_server: Cluster, api: Api, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = binaries.ensure(["kubectl"])["kubectl"].parent
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     objects = objects_of(name, api)
     # In a thread, because the simulator has an event loop of its own.
     await objects.write(await asyncio.to_thread(STAGES[name].objects))
-    options = ["--kubeconfig", str(server.kubeconfig), "-n", objects.namespace, "-o", "json"]
+    options = ["--kubeconfig", str(api_server.kubeconfig), "-n", objects.namespace, "-o", "json"]
     assert cli.main(["why", "train", *options]) in (0, 1)
     told = json.loads(capsys.readouterr().out)
     assert without_times(objects.plain(told["text"])) == PARAGRAPHS[name]
@@ -77,7 +79,7 @@ async def test_the_paragraph_is_that_of_the_stage(
 
 
 @pytest.mark.parametrize(("name", "words"), REFUSED.items())
-async def test_what_the_api_server_does_not_hold(server: Cluster, api: Api, name: str, words: str) -> None:
+async def test_what_the_api_server_does_not_hold(api: Api, name: str, words: str) -> None:
     staged = await asyncio.to_thread(STAGES[name].objects)
     with pytest.raises(ApiError, match=words):
         await objects_of(name, api).write(staged)

@@ -21,6 +21,7 @@ from tests.api.compat_lives import last_condition, operator
 from tests.api.compat_nodes import PlayedNodes
 from tests.api.jobs import apply, get, job
 from tests.chart.rendered import CHART
+from tests.objects import list_objects
 from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
@@ -95,14 +96,14 @@ class Site:
 
     def pods(self) -> dict[str, tuple[str, int]]:
         """Give the job's pods: UID, and how often its workers were started."""
-        items = json.loads(self.cluster.kubectl("-n", JOBS, "get", "pods", "-l", "HPJob=llm", "-o", "json"))["items"]
+        items = list_objects(self.cluster, "pods", JOBS, labelSelector="HPJob%3Dllm")
         names = {one["metadata"]["name"]: one["metadata"]["uid"] for one in items}
         return {name: (uid, len(self.nodes.starts[name])) for name, uid in names.items()}
 
     def knows_the_keys(self, name: str) -> bool:
         """Whether a release can call the agents of the job's pods."""
         keys, body = JobKeys(self.install_keys(name)), get(self.cluster, JOBS)
-        items = json.loads(self.cluster.kubectl("-n", JOBS, "get", "pods", "-l", "HPJob=llm", "-o", "json"))["items"]
+        items = list_objects(self.cluster, "pods", JOBS, labelSelector="HPJob%3Dllm")
         secrets = [(one["metadata"]["name"], key_secret_of(one, "trainer")) for one in items]
         uid = body["metadata"]["uid"]
         return all(keys.credentials("llm", uid, pod, secret) != NO_CREDENTIALS for pod, secret in secrets)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.agent_client import ask_agent
+from tests.objects import get_object, list_objects
 from tests.patience import PATIENCE_S
 
 from elastipod_agent.authentication import Credentials
@@ -196,7 +197,7 @@ class JobRun:
         env = pod["spec"]["containers"][0].get("env", ())
         name = next((e["valueFrom"]["secretKeyRef"]["name"] for e in env if e["name"] == "ELASTIPOD_KEY"), "")
         if name and name not in self.keys:
-            secret = json.loads(self.cluster.kubectl("get", "secret", name, "-o", "json"))
+            secret = get_object(self.cluster, "secrets", name, "default")
             self.keys[name] = base64.b64decode(secret["data"]["key"]).decode()
         return Credentials(key=self.keys.get(name, ""), pod=pod["metadata"]["name"])
 
@@ -257,9 +258,9 @@ class JobRun:
 
     def events(self) -> dict[str, str]:
         """The messages of the job's Events by their reasons."""
-        where = f"involvedObject.name={self.name}"
-        listed = self.cluster.kubectl("get", "events", "--field-selector", where, "-o", "json")
-        return {event["reason"]: event["message"] for event in json.loads(listed)["items"]}
+        where = f"involvedObject.name%3D{self.name}"
+        found = list_objects(self.cluster, "events", "default", fieldSelector=where)
+        return {event["reason"]: event["message"] for event in found}
 
     def until_event(self, reason: str, words: str) -> None:
         """Wait for an Event with these words: it is written beside the state that it tells of."""

@@ -16,6 +16,7 @@ from typing import Any
 from tests.e2e.conftest import OPERATOR_NAMESPACE
 from tests.e2e.host_view import training_processes
 from tests.e2e.job_run import JobRun
+from tests.objects import get_object
 from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
@@ -41,7 +42,7 @@ def kill_operator(cluster: Cluster) -> None:
         os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        pod = json.loads(cluster.kubectl("-n", OPERATOR_NAMESPACE, "get", "pod", name, "-o", "json"))
+        pod = get_object(cluster, "pods", name, OPERATOR_NAMESPACE)
         container = pod["status"]["containerStatuses"][0]
         if container["restartCount"] > restarts and container["ready"]:
             return
@@ -104,7 +105,7 @@ def detected_at(recovery: dict[str, Any]) -> float:
 
 def lost_to_kubernetes_at(cluster: Cluster, node: str) -> float:
     """The Unix time at which Kubernetes called a node lost; infinity where it has not."""
-    body = json.loads(cluster.kubectl("get", "node", node, "-o", "json"))
+    body = get_object(cluster, "nodes", node)
     (ready,) = (condition for condition in body["status"]["conditions"] if condition["type"] == "Ready")
     return math.inf if ready["status"] == "True" else datetime.fromisoformat(ready["lastTransitionTime"]).timestamp()
 

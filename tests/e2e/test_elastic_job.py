@@ -23,6 +23,7 @@ from tests.e2e.recoveries import (
     without_power,
 )
 from tests.long_runs import LongRun
+from tests.objects import list_objects
 from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
@@ -90,7 +91,7 @@ def test_user_scales_and_the_operator_dies(job: JobRun, cluster: Cluster) -> Non
     assert not job.pods()
     job.until(
         "the key to go with its job",
-        lambda: not cluster.kubectl("get", "secret", "-l", f"HPJob={job.name}", "-o", "name"),
+        lambda: not list_objects(cluster, "secrets", "default", labelSelector=f"HPJob%3D{job.name}"),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.e2e.conftest import OPERATOR_NAMESPACE
 from tests.e2e.job_run import JobRun
+from tests.objects import list_objects
 
 from elastipod_local.cluster import Cluster
 
@@ -136,7 +137,7 @@ def _keep_the_operator_off(cluster: Cluster, node: str) -> None:
     """Have no leader on a node that is to die: its lease would have to run out first."""
     where = ("-n", OPERATOR_NAMESPACE)
     cluster.kubectl("cordon", node)
-    bodies = json.loads(cluster.kubectl(*where, "get", "pods", "-o", "json"))["items"]
+    bodies = list_objects(cluster, "pods", OPERATOR_NAMESPACE)
     there = [p["metadata"]["name"] for p in bodies if p["spec"].get("nodeName") == node]
     for name in there:
         cluster.kubectl(*where, "delete", "pod", name)

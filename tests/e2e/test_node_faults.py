@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from tests.e2e.pasted import shell_environment
 from tests.e2e.recoveries import one_of_its_nodes, steps_of, until_in_memory
 from tests.e2e.slow_disk import SlowDisk, slow_disk
 from tests.long_runs import LongRun
+from tests.objects import get_object, list_objects
 from tests.patience import PATIENCE_S
 from tests.unit.docs.blocks import manifests
 from tests.unit.docs.pages import page
@@ -47,7 +47,7 @@ def train(job: JobRun, *, checkpoint_every: int = 20, **resources: dict[str, str
 
 def offered(cluster: Cluster, node: str) -> list[str]:
     """Give how many units of the accelerator a node has, and how many of them kubelet offers."""
-    status = json.loads(cluster.kubectl("get", "node", node, "-o", "json"))["status"]
+    status = get_object(cluster, "nodes", node)["status"]
     return [status[part][SLOT] for part in ("capacity", "allocatable")]
 
 
@@ -92,7 +92,7 @@ def test_a_sick_node_is_left_and_used_again_when_it_is_cured(
 
 
 def names_of_nodes(cluster: Cluster) -> list[str]:
-    return [node["metadata"]["name"] for node in json.loads(cluster.kubectl("get", "nodes", "-o", "json"))["items"]]
+    return [node["metadata"]["name"] for node in list_objects(cluster, "nodes")]
 
 
 @contextmanager
