@@ -25,8 +25,14 @@ FOLDERS = {
 }
 
 
+WITHOUT_NAMESPACE = ("clusterqueues", "nodes")
+
+
 def get_object(cluster: Cluster, kind: str, name: str, namespace: str = "") -> Body:
-    """Give an object by its kind's plural and its name; namespace is empty for kinds without one. Raises KeyError when it is not there."""
+    """Give an object by its kind's plural and its name; namespace means nothing to kinds without one.
+
+    Raises KeyError when it is not there.
+    """
     path = f"{_path(kind, namespace)}/{name}"
     if (found := look(cluster, path)) is None:
         raise KeyError(f"{path} is not there")
@@ -66,4 +72,5 @@ def look(cluster: Cluster, path: str) -> Body | None:
 
 
 def _path(kind: str, namespace: str) -> str:
-    return "/".join([FOLDERS[kind], *(["namespaces", namespace] if namespace else []), kind])
+    has_namespace = namespace and kind not in WITHOUT_NAMESPACE
+    return "/".join([FOLDERS[kind], *(["namespaces", namespace] if has_namespace else []), kind])

@@ -28,6 +28,7 @@ from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
 HEARTBEAT_S = 8.0
+READY = {"type": "Ready", "status": "True", "reason": "Played", "message": "a test plays this node"}
 # No address is given twice: the pod that had it before may still be somebody's.
 NUMBERS = itertools.count(1)
 # So long after the end of its containers a real kubelet writes the phase of a pod.
@@ -186,10 +187,7 @@ class PlayedNodes:
             "topology.k8s.aws/network-node-layer-3": "nn-3",
         }  # fmt: skip
         room = {**KINDS[kind], "pods": "30"}
-        status = {
-            "capacity": room, "allocatable": room,
-            "conditions": [{"type": "Ready", "status": "True", "reason": "Played", "message": "a test plays this node"}],
-        }  # fmt: skip
+        status = {"capacity": room, "allocatable": room, "conditions": [READY]}
         body = {"kind": "Node", "apiVersion": "v1", "metadata": {"name": name, "labels": labels}, "status": status}
         await self._send("POST", "/api/v1/nodes", body)
 
@@ -208,6 +206,15 @@ class PlayedNodes:
         lease["spec"] = {"holderIdentity": node, "leaseDurationSeconds": 40, "renewTime": now}
         if await self._send("PATCH", f"{path}/{node}", {"spec": lease["spec"]}, fine=(404,)) is None:
             await self._send("POST", path, lease, fine=(409,))
+        await self._say_that_it_is_ready(node)
+
+    async def _say_that_it_is_ready(self, node: str) -> None:
+        """Write it again, as kubelets do, when the node was taken for lost: after a pause, or for an older node of its name."""
+        body = await self._send("GET", f"/api/v1/nodes/{node}", None, fine=(404,))
+        conditions = (body or {}).get("status", {}).get("conditions") or [READY]
+        if all(each["status"] != "True" for each in conditions if each["type"] == "Ready"):
+            status = {"status": {"conditions": [READY]}}
+            await self._send("PATCH", f"/api/v1/nodes/{node}/status", status, fine=(404, 409))
 
     async def _watch(self) -> None:
         version = ""

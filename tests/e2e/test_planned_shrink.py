@@ -134,6 +134,7 @@ def test_a_lower_size_takes_the_last_two_after_they_have_given_their_shards_away
     assert not [child for agent in job.agents[2:] if agent.process.poll() is None for child in _children(agent)]
 
 
+@pytest.mark.long("variants")
 def test_a_pod_that_must_go_takes_another_along(begin: Any, undisturbed: dict[str, str]) -> None:  # noqa: F811
     """Three cannot train, so the operator chooses one of them; survivors do not wait until the others are gone."""
     job = begin()
