@@ -31,7 +31,8 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent
 NO_TESTS_COLLECTED = 5
 ON_ALL_CPUS = ("--numprocesses=logical", "--maxprocesses=8", "--dist=worksteal")
-FILES_IN_TWO = ("--numprocesses=2", "--dist=loadfile")
+# In the order of their names: the default begins with the files of most tests, and ends with one long test that has a file.
+FILES_IN_TWO = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
 AGENTS, CLUSTERS = ("-m", "not cluster", *FILES_IN_TWO), ("-m", "cluster", *FILES_IN_TWO)
 SLOWEST = ("--durations=10", "--durations-min=1")  # whole tiers name the tests that they wait for
 # The pytest calls of a tier; one without arguments for a tier that is not named.
@@ -47,8 +48,7 @@ LINT = "lint"
 LANES: tuple[tuple[tuple[str, tuple[str, ...]], ...], ...] = (
     (("unit", ON_ALL_CPUS), ("sim", ON_ALL_CPUS)),
     (("e2e", AGENTS),),
-    ((LINT, ()), ("e2e", CLUSTERS), ("chart", FILES_IN_TWO)),
-    (("api", FILES_IN_TWO),),
+    ((LINT, ()), ("e2e", CLUSTERS), ("api", FILES_IN_TWO), ("chart", FILES_IN_TWO)),
 )
 YIELDING = ("nice", "-n", "10")  # before the commands of tiers that only compute
 COMPUTES = ("unit", "sim")

@@ -78,6 +78,8 @@ def _mount_inside(step: BuildStep, root: Path) -> None:
     run(["mount", "-t", "proc", "proc", root / "proc"])
     for name in ("dev", "run", "tmp", "root/.cache"):
         run(["mount", "-t", "tmpfs", "-o", "mode=1777" if name == "tmp" else "mode=755", "build", root / name])
+    (root / "dev" / "shm").mkdir()
+    (root / "dev" / "shm").chmod(0o1777)  # where Python keeps the locks of its process pools
     for device in DEVICES:
         (root / "dev" / device).touch()
         run(["mount", "--bind", f"/dev/{device}", root / "dev" / device])

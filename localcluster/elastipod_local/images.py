@@ -34,8 +34,9 @@ IMAGE_PYTHON = "3.11"  # Debian bookworm's
 KEPT = 3  # seeds, and environments
 MOST_LAYERS = 100  # in a seed, configurations and manifests included
 SITE_PACKAGES_NOTE = "elastipod-site-packages"
-# Packages carry files of other Python versions that do not compile; compileall's exit code would be about those.
-COMPILE = ("sh", "-c", f"python3 -m compileall -qq -j 0 -s {SOURCE} -p {SITE_PACKAGES_MOUNT} {SOURCE} || true")
+# Not `python3 -m compileall`: packages carry files of other Python versions that do not compile, and its exit code is about those.
+_COMPILE_ALL = f"compile_dir('{SOURCE}', quiet=2, workers=0, stripdir='{SOURCE}', prependdir='{SITE_PACKAGES_MOUNT}')"
+COMPILE = ("python3", "-c", f"import compileall; compileall.{_COMPILE_ALL}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,9 @@ from elastipod_local.addressing import Addressing
 from elastipod_local.node_init import SYSCTLS
 from elastipod_local.processes import tagged
 
+A_TESTS = re.compile(
+    r"/popen-gw\d+/test_"
+)  # the folder of a test that runs beside; clusters that are compared have others
 OTHERS = re.compile(r"elastipod\d+|epod\d+-")
 
 
@@ -25,12 +28,12 @@ class Traces:
     sysctls: frozenset[str]
 
     def new_since(self, before: Traces, own: Addressing) -> dict[str, set[str]]:
-        """Give what was not there before, but for what bears the name of another cluster that runs beside."""
+        """Give what was not there before, but for what bears the name of another cluster, or of a test, that runs beside."""
 
         def is_others(word: str) -> bool:
             named = OTHERS.search(word)
             own_names = (own.kernel_name, f"epod{own.block}-")
-            return named is not None and named[0] not in own_names
+            return A_TESTS.search(word) is not None or (named is not None and named[0] not in own_names)
 
         return {
             field.name: new

@@ -144,6 +144,10 @@ def test_the_train_image_finds_torch_and_the_launchers(cluster: Cluster) -> None
         cluster.kubectl("exec", "torch", "--", "python3", "-c", "import torch; print(torch.ones(2).sum().item())")
         == "2.0\n"
     )
+    is_compiled = "import torch, pathlib; print(pathlib.Path(torch.__cached__).exists())"
+    assert cluster.kubectl("exec", "torch", "--", "python3", "-c", is_compiled) == "True\n", (
+        "every start would compile it"
+    )
     found = cluster.kubectl("exec", "torch", "--", "sh", "-c", "which python python3 hyperpodrun elastipod")
     assert len(found.splitlines()) == 4
 
