@@ -134,7 +134,7 @@ def test_an_orphan_that_never_ran_another_program_ends_with_its_worker(tmp_path:
         server = run.server()
         run.agent.stop(1)
         run.agent.until("ready")
-        assert not orphan.is_running()
+        until_gone([orphan])
         assert server.is_running(), "it is no worker"
 
 

@@ -254,7 +254,7 @@ def test_a_stop_ends_warm_workers(warm: WarmAgent) -> None:
         assert os.getpgid(worker.pid) == worker.pid, "a signal reaches all that it has started"
         warm.agent.stop(1)
         assert warm.agent.until("ready")["drained"] is False
-        assert not worker.is_running()
+        until(lambda: not worker.is_running(), "the end of the worker")
 
     warm.run(scenario, script=WAIT)
 
