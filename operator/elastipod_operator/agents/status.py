@@ -209,10 +209,14 @@ def _preparation(told: str | None) -> Preparation | None:
 
 
 def _pace(before: ObservedAgent, step: int | None, now: datetime) -> timedelta | None:
-    """Give the time of one step, from two responses with different steps."""
+    """Give the time of one step, from two responses with different steps.
+
+    Above a second it doubles at most: the heartbeat in which workers come to a standstill has few steps and is no pace.
+    """
     if before.step_at is None or before.step is None or step is None or step <= before.step:
         return before.step_pace
-    return (now - before.step_at) / (step - before.step)
+    seen = (now - before.step_at) / (step - before.step)
+    return seen if before.step_pace is None else min(seen, max(2 * before.step_pace, timedelta(seconds=1)))
 
 
 def _failure(answer: FailureBody | None) -> Failure | None:

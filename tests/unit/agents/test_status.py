@@ -103,6 +103,18 @@ def test_a_new_step_is_dated_and_an_old_one_keeps_its_time() -> None:
     assert parse_status({**OURS, "worker": None}, later, NOW + seconds(11)).fact.step is None
 
 
+def test_a_heartbeat_with_one_step_before_a_standstill_is_hardly_taken_for_the_time_of_a_step() -> None:
+    """Otherwise the standstill counts as slow steps, and a node without power as one where training goes on."""
+    told, now = ObservedAgent(), NOW
+    paces = []
+    for step, after in ((100, 0.0), (110, 2.0), (111, 4.5), (112, 4.5), (113, 4.5), (133, 4.0)):
+        now += seconds(after)
+        told = parse_status({**OURS, "worker": {"step": step}}, told, now).fact
+        paces.append(told.step_pace)
+    expected = (0.2, 1, 2, 4, 0.2)
+    assert paces == [None, *map(seconds, expected)], "slow steps are believed little by little, quick ones at once"
+
+
 def test_an_agent_that_comes_back_from_silence_answers_anew() -> None:
     first = parse_status(OURS, ObservedAgent(), NOW).fact
     back = NOW + SILENCE_LIMIT
