@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+import time
 from typing import Any
 
 from tests.patience import PATIENCE_S
@@ -23,7 +24,6 @@ FOLDERS = {
     "leases": "/apis/coordination.k8s.io/v1",
     **dict.fromkeys(CORE, "/api/v1"),
 }
-
 
 WITHOUT_NAMESPACE = ("clusterqueues", "nodes")
 
@@ -52,7 +52,25 @@ def list_objects(cluster: Cluster, kind: str, namespace: str = "", **selectors: 
 
 
 def look(cluster: Cluster, path: str) -> Body | None:
-    """Give what the API server has at a path, None for nothing. Raises OSError when it does not answer, RuntimeError when it refuses."""
+    """Give what the API server has at a path, None for nothing. Raises OSError when it does not answer, RuntimeError when it refuses.
+
+    While the server begins to serve a kind it answers "too many requests" ("storage is (re)initializing"): asks again until
+    PATIENCE_S, as kubectl does.
+    """
+    end = time.monotonic() + PATIENCE_S
+    status, content = _get(cluster, path)
+    while status == http.client.TOO_MANY_REQUESTS and time.monotonic() < end:
+        time.sleep(0.2)
+        status, content = _get(cluster, path)
+    if status == http.client.NOT_FOUND:
+        return None
+    if status != http.client.OK:
+        raise RuntimeError(f"{path}: {status} {content.decode(errors='replace')[:500]}")
+    found: Body = json.loads(content)
+    return found
+
+
+def _get(cluster: Cluster, path: str) -> tuple[int, bytes]:
     server = cluster.api_server
     context = ssl.create_default_context(cafile=str(server.authority))
     context.load_cert_chain(server.certificate, server.key)
@@ -60,15 +78,9 @@ def look(cluster: Cluster, path: str) -> Body | None:
     try:
         connection.request("GET", path, headers={"Accept": "application/json"})
         answer = connection.getresponse()
-        content = answer.read()
+        return answer.status, answer.read()
     finally:
         connection.close()
-    if answer.status == http.client.NOT_FOUND:
-        return None
-    if answer.status != http.client.OK:
-        raise RuntimeError(f"{path}: {answer.status} {content.decode(errors='replace')[:500]}")
-    found: Body = json.loads(content)
-    return found
 
 
 def _path(kind: str, namespace: str) -> str:
