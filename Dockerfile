@@ -37,6 +37,14 @@ RUN mkdir -p /opt/elastipod/site-packages \
          /opt/tools/bin/uv pip install --no-cache --compile-bytecode --python /usr/bin/python3 --target /opt/elastipod/site-packages \
            --require-hashes --requirements "$TRAIN_REQUIREMENTS"; \
        fi
+# For training images with more in them: --build-arg EXTRAS="transformers lightning" --build-arg PACKAGES=datasets
+ARG EXTRAS=
+ARG PACKAGES=
+COPY pyproject.toml /src/
+RUN if [ -n "$EXTRAS$PACKAGES" ]; then \
+      /opt/tools/bin/uv pip install --no-cache --compile-bytecode --python /usr/bin/python3 --target /opt/elastipod/site-packages \
+        ${EXTRAS:+--requirements pyproject.toml $(printf -- '--extra %s ' $EXTRAS)} $PACKAGES; \
+    fi
 
 FROM tools AS code
 COPY pyproject.toml README.md LICENSE /src/

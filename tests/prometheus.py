@@ -1,4 +1,4 @@
-"""A real Prometheus and its promtool, from the package of the machine's Debian or Ubuntu. Nothing is installed: the package is unpacked."""
+"""A real Prometheus and its promtool, from the package of the machine's Debian or Ubuntu."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from tests.agent_client import free_port
+from tests.debian import unpacked
 from tests.patience import PATIENCE_S
-
-from elastipod_local.paths import cache_dir
 
 
 def program(name: str) -> Path:
@@ -29,25 +27,7 @@ def program(name: str) -> Path:
     found = shutil.which(name)
     if found is not None:
         return Path(found)
-    if shutil.which("apt-get") is None:
-        pytest.skip("this machine has no apt-get; install prometheus by other means to run this test")
-    folder = cache_dir() / "prometheus"
-    if not (folder / "complete").exists():
-        _unpack(folder)
-    return folder / "package/usr/bin" / name
-
-
-def _unpack(folder: Path) -> None:
-    downloads = folder / "downloads"
-    downloads.mkdir(parents=True, exist_ok=True)
-    fetch = ["apt-get", "download", "-q", "prometheus"]
-    done = subprocess.run(fetch, cwd=downloads, capture_output=True, text=True, timeout=PATIENCE_S)
-    if done.returncode != 0:  # a new machine has no lists yet
-        subprocess.run(["apt-get", "update", "-q"], check=True, capture_output=True, timeout=PATIENCE_S)
-        subprocess.run(fetch, cwd=downloads, check=True, capture_output=True, timeout=PATIENCE_S)
-    (package,) = downloads.glob("prometheus_*.deb")
-    subprocess.run(["dpkg", "-x", str(package), str(folder / "package")], check=True, timeout=PATIENCE_S)
-    (folder / "complete").touch()
+    return unpacked("prometheus") / "usr/bin" / name
 
 
 class Prometheus:
@@ -72,6 +52,12 @@ class Prometheus:
     def query(self, expression: str) -> list[Any]:
         """Give the samples of an expression at this moment."""
         result: list[Any] = self.get("query", query=expression)["result"]
+        return result
+
+    def query_range(self, expression: str, start: float, end: float, step: float) -> list[Any]:
+        """Give the series of an expression from one time to another, a sample for each step of seconds."""
+        times = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:g}"}
+        result: list[Any] = self.get("query_range", query=expression, **times)["result"]
         return result
 
     def firing(self) -> list[dict[str, Any]]:
@@ -103,10 +89,17 @@ def hurried(rules: Path, haste: int) -> str:
 @contextmanager
 def prometheus(folder: Path, target: str, rules: Path) -> Iterator[Prometheus]:
     """Run Prometheus, which scrapes one target every second and evaluates the rules of one file."""
+    with prometheus_that_finds({"static_configs": [{"targets": [target]}]}, folder, rules) as running:
+        yield running
+
+
+@contextmanager
+def prometheus_that_finds(targets: Mapping[str, Any], folder: Path, rules: Path) -> Iterator[Prometheus]:
+    """Run Prometheus with these settings for what it scrapes every second."""
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(rules)],
-        "scrape_configs": [{"job_name": "elastipod", "honor_labels": True, "static_configs": [{"targets": [target]}]}],
+        "scrape_configs": [{"job_name": "elastipod", "honor_labels": True, **targets}],
     }
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     port, log = free_port(), folder / "prometheus.log"

@@ -68,6 +68,8 @@ class PlayedNodes:
         self._closing: set[asyncio.Task[None]] = set()
         self._servers: list[web.Server] = []
         self._problem: BaseException | None = None
+        self._ends_pods = asyncio.Event()
+        self._ends_pods.set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="played nodes")
         self._ready = threading.Event()
@@ -97,6 +99,14 @@ class PlayedNodes:
                     agent.complete()
 
         self._call(let_end())
+
+    def end_pods(self, do_so: bool) -> None:
+        """Let kubelets tell of the end of containers and end the pods that are deleted, as they do by default, or neither."""
+
+        async def tell() -> None:
+            self._ends_pods.set() if do_so else self._ends_pods.clear()
+
+        self._call(tell())
 
     def add_node(self, kind: str) -> str:
         """Play one more node from now on; gives its name."""
@@ -314,6 +324,7 @@ class PlayedNodes:
 
     async def _succeed(self, pod: dict[str, Any]) -> None:
         """The kubelet's sequence: the containers are told to have ended while the phase is Running; it follows later."""
+        await self._ends_pods.wait()
         ended = {"terminated": {"exitCode": 0, "reason": "Completed"}}
         states = [
             {"name": c["name"], "image": c["image"], "imageID": "", "ready": False, "restartCount": 0, "state": ended}
@@ -335,6 +346,7 @@ class PlayedNodes:
         beginning = self._busy.get(f"{meta['uid']} begins")
         if beginning is not None:  # what is only being opened cannot be closed yet
             await asyncio.wait([beginning])
+        await self._ends_pods.wait()
         await self._close(meta["uid"])
         if delete:
             path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"

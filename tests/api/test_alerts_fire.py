@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from tests.agent_client import free_port
 from tests.api.compat_lives import OPERATOR, operator
 from tests.api.compat_nodes import PlayedNodes
 from tests.api.queue_jobs import KIND, Team
+from tests.api.test_prometheus import CLASS, nodes, team  # noqa: F401 fixtures
 from tests.long_runs import LongRun
 from tests.patience import PATIENCE_S
 from tests.prometheus import Prometheus, hurried, prometheus
@@ -51,28 +52,42 @@ def watched(api_server: Cluster, namespace: str, tmp_path: Path) -> Iterator[Wat
     found.stop()
 
 
-@pytest.fixture
-def alarms(watched: Watched, tmp_path: Path) -> Iterator[Prometheus]:
-    rules = tmp_path / "alerts.yaml"
+class Alarms:
+    """A Prometheus with the chart's alerts, hurried."""
+
+    def __init__(self, running: Prometheus) -> None:
+        self.query = running.query
+        self._firing = running.firing
+
+    def firing(self, alert: str) -> list[str]:
+        """Give the summaries of an alert that fires."""
+        return sorted(one["annotations"]["summary"] for one in self._firing() if one["labels"]["alertname"] == alert)
+
+    def until_firing(self, alert: str, *summaries: str) -> None:
+        what = f"{alert} to say {list(summaries)}"
+        wait_until(lambda: self.firing(alert) == list(summaries), deadline_s=PATIENCE_S, what=what, every_s=0.2)
+
+
+@contextmanager
+def alarms_of(folder: Path, target: str) -> Iterator[Alarms]:
+    rules = folder / "alerts.yaml"
     rules.write_text(hurried(CHART / "alerts/elastipod.yaml", HASTE), encoding="utf-8")
-    with prometheus(tmp_path, watched.target, rules) as running:
+    with prometheus(folder, target, rules) as running:
+        yield Alarms(running)
+
+
+@pytest.fixture
+def alarms(watched: Watched, tmp_path: Path) -> Iterator[Alarms]:
+    with alarms_of(tmp_path, watched.target) as running:
         yield running
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.long("alerts")
 def test_failures_fire_their_alerts(
-    api_server: Cluster, namespace: str, watched: Watched, alarms: Prometheus, long_run: LongRun
+    api_server: Cluster, namespace: str, watched: Watched, alarms: Alarms, long_run: LongRun
 ) -> None:
-    team = Team(api_server, namespace)
-
-    def firing(alert: str) -> list[str]:
-        """Give the summaries of an alert that fires."""
-        return sorted(one["annotations"]["summary"] for one in alarms.firing() if one["labels"]["alertname"] == alert)
-
-    def until_firing(alert: str, *summaries: str) -> None:
-        what = f"{alert} to say {list(summaries)}"
-        wait_until(lambda: firing(alert) == list(summaries), deadline_s=PATIENCE_S, what=what, every_s=0.2)
+    team, until_firing = Team(api_server, namespace), alarms.until_firing  # noqa: F811
 
     # The steps of played workers do not go on; and a container that runs something else than an agent answers nothing.
     with PlayedNodes(api_server.kubeconfig, {KIND: 4}, {"mute": "mute"}):
@@ -98,3 +113,41 @@ def test_failures_fire_their_alerts(
             lambda: failed() == ["pass"], deadline_s=PATIENCE_S, what="failing decisions to be told", every_s=0.2
         )
     long_run.count(alerts=4)
+
+
+@pytest.fixture
+def watched_queue(team: Team, nodes: PlayedNodes, tmp_path: Path) -> Iterator[tuple[Team, PlayedNodes, Alarms]]:  # noqa: F811
+    """A namespace with a queue for four pods, the nodes of these, and who watches its operator."""
+    watched = Watched(team.cluster, team.namespace, tmp_path)
+    watched.start("working")
+    try:
+        with alarms_of(tmp_path, watched.target) as running:
+            yield team, nodes, running
+    finally:
+        watched.stop()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.long("alerts")
+def test_quota_that_is_not_given_back_fires_its_alert(
+    watched_queue: tuple[Team, PlayedNodes, Alarms], long_run: LongRun
+) -> None:
+    """The kubelets do not end the pods of evicted increments."""
+    alert = "ElastipodEvictionOverdue"
+    queue_team, kubelets, alarms = watched_queue
+    queue_team.submit("elastic")
+    queue_team.trains("elastic", 4)
+    kubelets.end_pods(False)
+    queue_team.submit("urgent", labels={CLASS: "high"}, elasticPolicy=None)
+    queue_team.until(
+        lambda: alarms.firing(alert) == ["Evicted Workloads still use their quota"], f"{alert} to fire", "elastic"
+    )
+    assert "EvictionOverdue" in queue_team.warned_of("elastic")
+    assert "it is blocked by pod elastic-" in queue_team.warning("elastic")
+    assert queue_team.state("urgent")["type"] != "Running"
+
+    kubelets.end_pods(True)
+    queue_team.trains("urgent", 2)
+    queue_team.trains("elastic", 2)
+    alarms.until_firing(alert)
+    long_run.count(alerts_of_queues=1)

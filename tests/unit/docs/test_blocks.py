@@ -6,6 +6,7 @@ import ast
 import re
 
 import pytest
+import tomllib
 from tests.nonempty import some
 from tests.unit.docs.blocks import commands, manifests
 from tests.unit.docs.pages import ROOT, Page, page, pages
@@ -76,6 +77,22 @@ def test_targets_of_docker_exist() -> None:
         if words[:2] == ["docker", "build"]
     ]
     assert set(some(built)) <= stages
+
+
+def test_build_arguments_exist_and_name_extras() -> None:
+    declared = set(re.findall(r"^ARG (\w+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    given = [found for one in pages() for found in re.findall(r"--build-arg (\w+)=(\"[^\"]+\"|\S+)", one.text)]
+    assert {name for name, _ in some(given)} <= declared
+    named = {extra for name, value in given if name == "EXTRAS" for extra in value.strip('"').split()}
+    assert {"transformers", "trl"} <= named <= set(extras)
+
+
+def test_nobody_is_told_to_install_from_an_index_what_is_not_there() -> None:
+    """Before the first release; afterwards the pages may name the index, and this test goes."""
+    told = re.compile(r"pip install (?:--\S+ )*'?elastipod(?:-agent)?\b(?!_agent)")
+    assert told.search("RUN pip install 'elastipod[trl]'")
+    assert [one.path for one in some(pages()) if told.search(one.text) and one.path != "CHANGELOG.md"] == []
 
 
 def test_values_that_a_page_gives_helm_are_the_charts() -> None:
