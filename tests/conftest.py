@@ -31,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("elastipod")
     group.addoption("--long", metavar="NAME", default=None, help="run the long test of this name only; empty: all")
     group.addoption("--seed", type=int, default=DEFAULT_SEED, help="seed of every random choice of a test")
+    group.addoption("--kubernetes", metavar="MINOR", help="run clusters of another version of Kubernetes (tests/go)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,6 +39,10 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile("elastipod", deadline=None)
     hypothesis.settings.load_profile("elastipod")
     config.pluginmanager.register(TeardownLimit(TEARDOWN_S))
+    if minor := config.getoption("--kubernetes"):
+        from tests.go_programs import ClusterVersions  # needs more Python than the library's own tests
+
+        ClusterVersions.of(minor).use()
     config.stash[LongRuns.key] = LongRuns(TESTS.parent / ".run" / "long", seed=config.getoption("--seed"))
 
 

@@ -21,7 +21,7 @@ VARIABLES = {"$__rate_interval": "30s", "$namespace": ".*", "$job": ".*"}
 COLORS = ("#3274a1", "#e1812c", "#3a923a", "#c03d3e", "#9372b2", "#845b53", "#d684bd", "#7f7f7f", "#a9aa35", "#2eabb8")
 COLUMN, ROW, GAP = 58, 34, 8  # pixels of Grafana's grid
 WIDTH = 24 * COLUMN + 2 * GAP
-LEFT, RIGHT, TOP, BOTTOM = 46, 8, 6, 20  # around a plot
+LEFT, RIGHT, TOP, BOTTOM = 54, 8, 6, 20  # around a plot
 TICKS = 4
 STYLE = f"""
 body {{ margin: 0; background: #ffffff; color: #24292e; font: 12px 'DejaVu Sans', sans-serif; }}
@@ -145,6 +145,9 @@ def _plot(panel: Mapping[str, Any], series: Sequence[Series], span: Span, width:
     for at, (points, below) in enumerate(bands):
         color = COLORS[at % len(COLORS)]
         for run in runs(points, span.step):
+            if len(run) == 1:
+                parts.append(f"<circle cx='{x(run[0][0]):.1f}' cy='{y(run[0][1]):.1f}' r='1.5' fill='{color}'/>")
+                continue
             if below is not None:
                 back = [(time, below[time]) for time, _ in reversed(run)]
                 parts.append(f"<path d='{_path([*run, *back], x, y)}Z' fill='{color}' fill-opacity='0.35'/>")

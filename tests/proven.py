@@ -1,7 +1,8 @@
 """Write docs/reference/proven.md: what is proven, and how much, from the reports of runs. No figure in it is typed by hand.
 
-Usage: python -m tests.proven. `make proven` calls it. It reads what whole tiers (`make test`) and long runs (`make
-test-long`) left below .run, and counts lines of code and tests in the checkout. What has no report is named as such.
+Usage: python -m tests.proven. `make proven` calls it, and fills the page of tested versions too. It reads what whole tiers
+(`make test`) and long runs (`make test-long`) left below .run, and counts lines of code and tests in the checkout. What has
+no report is named as such.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests import tested_versions
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference" / "proven.md"
@@ -115,7 +118,9 @@ def _figure(count: float) -> str:
 def main() -> int:
     """Write the page."""
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(read_evidence()))
+    evidence = read_evidence()
+    PAGE.write_text(page(evidence))
+    tested_versions.main(evidence.long_runs)
     print(f"{PAGE.relative_to(ROOT)} is written")
     return 0
 

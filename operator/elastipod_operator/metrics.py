@@ -29,9 +29,7 @@ GOODPUT = Gauge(
 )
 GENERATIONS = Counter("elastipod_generations_total", "Starts of workers", ["kind"])
 CHANGES = Counter(
-    "elastipod_changes_total",
-    "Resizes and recoveries by how deep they went: memory, process, pod or job",
-    ["kind", "depth"],
+    "elastipod_changes_total", "Resizes and recoveries by depth: memory, process, pod, job", ["kind", "depth"]
 )
 GENERATIONS.labels("recovery")  # as above
 GAP_SECONDS = Histogram(
@@ -43,6 +41,8 @@ GAP_SECONDS = Histogram(
 for _depth in ("memory", "process", "pod", "job"):
     GAP_SECONDS.labels("recovery", _depth)  # as above
     PHASE_SECONDS.labels("detecting", _depth)
+    CHANGES.labels("recovery", _depth)
+    CHANGES.labels("resize", _depth)
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10)
 RECONCILE_SECONDS = Histogram(
     "elastipod_reconcile_seconds",
@@ -63,8 +63,7 @@ POD_ORDER_SECONDS = Histogram(
 API_CALLS = Counter("elastipod_api_writes_total", "Writes to the API server", ["what", "outcome"])
 OPERATOR_ERRORS = Counter(
     "elastipod_operator_errors_total",
-    "Errors in the operator itself, by what failed: a pass, calls for pods, the handling of a failure, a task, or reading "
-    "an object",
+    "Errors in the operator itself, by what failed: a pass, calls for pods, handling a failure, a task, or reading an object",
     ["what"],
 )
 FAILED_PARTS = ("pass", "pods", "handling", "task", "object")
@@ -78,15 +77,14 @@ QUOTA_WAIT_SECONDS = Histogram(
     buckets=(1, 3, 10, 30, 100, 300, 1000, 3000, 10000, 30000, 100000),
 )
 EVICTIONS = Counter("elastipod_quota_evictions_total", "Workloads that Kueue evicted", ["share", "cause"])
-EVICTIONS_LATE = Gauge(
-    "elastipod_quota_evictions_overdue",
-    "Evicted Workloads whose quota has not been returned within the grace time",
-    registry=None,
-)
-EACH_JOB = JobCollector()
 EVICTION_CAUSES = (
     "Preempted", "PodsReadyTimeout", "AdmissionCheck", "ClusterQueueStopped", "LocalQueueStopped", "NodeFailures", "Deactivated",
 )  # fmt: skip
+for _cause in (*EVICTION_CAUSES, "Other"):
+    EVICTIONS.labels("base", _cause)  # as above
+    EVICTIONS.labels("increment", _cause)
+EVICTIONS_LATE = Gauge("elastipod_quota_evictions_overdue", "Evicted Workloads whose quota is overdue", registry=None)
+EACH_JOB = JobCollector()
 
 
 def export_leading() -> None:

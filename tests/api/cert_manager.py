@@ -9,34 +9,23 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chart.foreign_kinds import CERT_MANAGER, definitions
+from tests.go_programs import FOLDER, ModuleOfTests
 from tests.patience import PATIENCE_S
 
 from elastipod_local import gobuild
 from elastipod_local.cluster import Cluster
-from elastipod_local.gobuild import GoModule
 
-SOURCE = Path(__file__).resolve().parents[1] / "go" / "cert-manager"
 PROGRAM = "cert-manager"
 KINDS = ("certificates", "issuers", "clusterissuers", "certificaterequests")
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramOfTests(GoModule):
-    """A Go module among the tests."""
-
-    @property
-    def folder(self) -> Path:
-        return SOURCE
-
-
 def program() -> Path:
     """Give the controllers, built once."""
-    digest = hashlib.sha256((SOURCE / "main.go").read_bytes()).hexdigest()[:16]
-    module = ProgramOfTests(PROGRAM, f"-s -w -X main.source={digest}", {PROGRAM: "elastipod.io/tests/cert-manager"})
+    digest = hashlib.sha256((FOLDER / PROGRAM / "main.go").read_bytes()).hexdigest()[:16]
+    module = ModuleOfTests(PROGRAM, f"-s -w -X main.source={digest}", {PROGRAM: "elastipod.io/tests/cert-manager"})
     return gobuild.build(module, [PROGRAM]) / PROGRAM
 
 

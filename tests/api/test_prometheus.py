@@ -97,3 +97,5 @@ def test_the_dashboard_has_data_and_no_alert_fires(team: Team, nodes: PlayedNode
     assert [rule["name"] for rule in rules() if rule["state"] != "inactive"] == []
     assert value(scraped, "sum(elastipod_leading)") == 1
     assert value(scraped, 'sum(elastipod_quota_evictions_total{cause="Preempted"})') == 2
+    for counted in ('quota_evictions_total{cause="Preempted"}', 'changes_total{kind="resize"}'):
+        assert value(scraped, f"sum(increase(elastipod_{counted}[10m]))"), "the first is seen too"

@@ -5,9 +5,13 @@ The panels are drawn as a page and photographed: `.run/dashboard.png`.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,20 +24,40 @@ from tests.long_runs import LongRun
 from tests.nonempty import some
 from tests.prometheus import Prometheus, prometheus_that_finds
 
+from elastipod_local.cluster import Cluster
+from elastipod_local.errors import LocalClusterError
 from elastipod_local.host import wait_until
 from elastipod_local.paths import cluster_dir
 
 DEMO = ("-m", "elastipod_local.demo.main")
-PORT = "8081"
+NAME, PORT = "demo", 8081
 DEMO_S = 1500
 STEP_S = 2.0
 
 
-def pods_of_the_operator(kubeconfig: Path) -> dict[str, object]:
-    """Settings with which Prometheus finds them by itself, from outside the cluster."""
-    where = {"role": "pod", "kubeconfig_file": str(kubeconfig), "namespaces": {"names": [OPERATOR_NAMESPACE]}}
-    port = {"source_labels": ["__meta_kubernetes_pod_container_port_number"], "regex": PORT, "action": "keep"}
-    return {"kubernetes_sd_configs": [where], "relabel_configs": [port]}
+@contextmanager
+def pods_of_the_operator(folder: Path) -> Iterator[dict[str, object]]:
+    """Give settings with which Prometheus finds them in a file: Debian's build of it does not know Kubernetes."""
+    found, is_over = folder / "targets.json", threading.Event()
+
+    def follow() -> None:
+        while not is_over.wait(0.5):
+            if not (cluster_dir(NAME) / "kubeconfig").exists():
+                continue
+            with suppress(LocalClusterError):  # it is starting, or already going
+                pods = Cluster.attach(NAME).api_server.get(f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods") or {}
+                addresses = sorted(pod["status"].get("podIP", "") for pod in pods.get("items", ()))
+                draft = found.with_suffix(".new")
+                draft.write_text(json.dumps([{"targets": [f"{address}:{PORT}" for address in addresses if address]}]))
+                draft.rename(found)
+
+    thread = threading.Thread(target=follow, name="finds the operator's pods")
+    thread.start()
+    try:
+        yield {"file_sd_configs": [{"files": [str(found)], "refresh_interval": "1s"}]}
+    finally:
+        is_over.set()
+        thread.join(60)
 
 
 def time_with_jobs(running: Prometheus, since: float) -> Span:
@@ -45,16 +69,18 @@ def time_with_jobs(running: Prometheus, since: float) -> Span:
 @pytest.mark.timeout(2000)
 @pytest.mark.long("dashboard")
 def test_every_panel_has_data_of_a_real_run(tmp_path: Path, long_run: LongRun) -> None:
-    began, kubeconfig = time.time(), cluster_dir("demo") / "kubeconfig"
-    assert not kubeconfig.exists(), "a demo is up already"
+    began = time.time()
+    assert not (cluster_dir(NAME) / "kubeconfig").exists(), "a demo is up already"
     with (tmp_path / "demo.log").open("wb") as log:
         demo = subprocess.Popen([sys.executable, *DEMO], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         wait_until(
-            lambda: kubeconfig.exists() or demo.poll() is not None, deadline_s=DEMO_S, what="the demo's control plane"
+            lambda: (cluster_dir(NAME) / "kubeconfig").exists() or demo.poll() is not None,
+            deadline_s=DEMO_S,
+            what="the demo's control plane",
         )
         rules = ROOT / "charts/elastipod/alerts/elastipod.yaml"
-        with prometheus_that_finds(pods_of_the_operator(kubeconfig), tmp_path, rules) as running:
+        with pods_of_the_operator(tmp_path) as targets, prometheus_that_finds(targets, tmp_path, rules) as running:
             assert demo.wait(DEMO_S) == 0, (tmp_path / "demo.log").read_text()[-3000:]
             span = time_with_jobs(running, began)
 
@@ -71,7 +97,7 @@ def test_every_panel_has_data_of_a_real_run(tmp_path: Path, long_run: LongRun) -
         panels=len(drawn), series=sum(len(series) for _, series in drawn), seconds=round(span.end - span.start)
     )
 
-    origin = f"Data of one run of `make demo` at {commit_under_test()}, scraped by Prometheus; panels and queries of"
+    origin = f"Data of one run of make demo at {commit_under_test()}, scraped by Prometheus; panels and queries of"
     text, height = page(
         "Elastipod", f"{origin} charts/elastipod/dashboards/elastipod.json, drawn without Grafana.", span, shown
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from tests import tested_versions
 from tests.chart.foreign_kinds import CERT_MANAGER, PROMETHEUS_OPERATOR
 from tests.e2e.test_matrix import PYTHONS, TORCHES
+from tests.go_programs import offered_minors
 from tests.nonempty import every, some
 from tests.unit.docs.pages import page, pages
 
@@ -20,13 +22,58 @@ MARK = re.compile(r"[ ,(\[]+tested with (\d\.\d+) only")
 
 def rows(heading: str) -> list[list[str]]:
     _, *found = PAGE.table_rows(f"## {heading}")
-    return found
+    return [[re.sub(r"<!-- .*? --> ", "", cell) for cell in row] for row in found]
 
 
 def test_the_rows_are_those_of_the_matrix() -> None:
     assert tuple(python for python, *_ in rows("Python")) == PYTHONS
-    assert {torch: python for torch, python, _ in rows("torch")} == TORCHES
-    assert every("tested" in said for *_, said in rows("torch"))
+    assert {torch.split(",")[0]: python for torch, python, _ in rows("torch")} == TORCHES
+    assert {minor for minor, _ in rows("Kubernetes")} >= {*offered_minors()}
+
+
+def test_the_states_are_those_of_the_reports() -> None:
+    """All but that of what `make test` itself runs on; there is a place for each version that is kept."""
+    kept = tested_versions.read()
+    assert tested_versions.filled(PAGE.text, kept) == PAGE.text
+    places = set(some(re.findall(r"<!-- (\S+) (\S+) -->", PAGE.text)))
+    assert {(kind, version) for kind, versions in kept.items() for version in versions} <= places
+    assert every(f"<!-- torch {torch} -->" in PAGE.text for torch in [*TORCHES][:-1])
+
+
+MATRIX = {
+    "commit": "abc",
+    "counts": {
+        "torch 2.6.1, python 3.13: drained and continued": 1,
+        "torch 2.6.1, python 3.13: in memory, 2 to 3 to 1": 150000,
+        "torch 2.7.0, python 3.10: drained and continued": 1,
+        "python 3.14: elastipod-agent installed": 1,
+        "python 3.14: operator installed": 1,
+    },
+}
+CLUSTERS = {
+    "commit": "def",
+    "counts": {
+        **{f"kubernetes 1.35.4, kueue 0.16.1: tests/{tier}": 10 for tier in ("api", "chart", "e2e")},
+        "kubernetes 1.36.3, kueue 0.17.0: tests/api": 10,
+    },
+}
+
+
+def test_a_report_is_kept_and_half_of_one_is_not() -> None:
+    before = {"torch": {"2.5": {"python": "3.12", "commit": "old"}, "2.6": {"python": "3.13", "commit": "old"}}}
+    kept = tested_versions.with_reports(before, {"matrix": MATRIX, "kubernetes": CLUSTERS})
+    assert kept["torch"] == {
+        "2.5": {"python": "3.12", "commit": "old"},
+        "2.6": {"python": "3.13", "commit": "abc"},
+    }
+    assert kept["elastipod-agent"] == {"3.14": {"commit": "abc"}}
+    assert "elastipod" not in kept
+    text = "| <!-- kubernetes 1.35 --> x |\n| <!-- kubernetes 1.36 --> x |\n| <!-- kueue 0.16 --> x |"
+    assert tested_versions.filled(text, kept).splitlines() == [
+        "| <!-- kubernetes 1.35 --> 30 tests passed on 1.35.4 with Kueue 0.16.1, at def |",
+        "| <!-- kubernetes 1.36 --> untested |",
+        "| <!-- kueue 0.16 --> 30 tests passed on 0.16.1 with Kubernetes 1.35.4, at def |",
+    ]
 
 
 @pytest.mark.parametrize(("heading", "version"), [("Kubernetes", KUBERNETES_VERSION), ("Kueue", KUEUE_VERSION)])

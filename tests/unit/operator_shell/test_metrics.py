@@ -8,7 +8,8 @@ import sys
 import pytest
 from tests.patience import PATIENCE_S
 
-from elastipod_operator.metrics import FAILED_PARTS
+from elastipod_operator.core.record import Depth
+from elastipod_operator.metrics import EVICTION_CAUSES, FAILED_PARTS
 
 # In a process of its own: the metrics are one set for a process.
 EXPORTS = """
@@ -21,7 +22,8 @@ from elastipod_operator.job_metrics import JobMetrics
 JobMetrics(), JobMetrics()
 after = exported()
 lines = generate_latest().decode().splitlines()
-print(sum(line.startswith("elastipod_operator_errors_total{") and line.endswith("} 0.0") for line in lines))
+for name in ("operator_errors", "changes", "quota_evictions"):
+    print(sum(line.startswith(f"elastipod_{name}_total{{") and line.endswith("} 0.0") for line in lines))
 print("elastipod_goodput_ratio" in before, "elastipod_goodput_ratio" in after, "elastipod_jobs" in before, "elastipod_jobs" in after)
 print("elastipod_quota_evictions_overdue" in before, "elastipod_quota_evictions_overdue" in after)
 """
@@ -36,8 +38,10 @@ def said() -> list[list[str]]:
 
 
 def test_only_who_looks_after_jobs_exports_what_it_knows_of_them(said: list[list[str]]) -> None:
-    assert said[1:] == [["False", "True", "False", "True"], ["False", "True"]]
+    assert said[3:] == [["False", "True", "False", "True"], ["False", "True"]]
 
 
-def test_the_first_error_is_an_increase_to_prometheus(said: list[list[str]]) -> None:
-    assert said[0] == [str(len(FAILED_PARTS))]
+def test_the_first_of_what_panels_and_alerts_count_is_an_increase_to_prometheus(said: list[list[str]]) -> None:
+    kinds, shares = ("resize", "recovery"), ("base", "increment")
+    evictions = len(shares) * len([*EVICTION_CAUSES, "Other"])
+    assert said[:3] == [[str(len(FAILED_PARTS))], [str(len(kinds) * len(Depth))], [str(evictions)]]
