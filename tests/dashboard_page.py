@@ -118,7 +118,7 @@ def _plot(panel: Mapping[str, Any], series: Sequence[Series], span: Span, width:
         f"<li><i style='background:{COLORS[at % len(COLORS)]}'></i>{html.escape(one.name)}</li>"
         for at, one in enumerate(series)
     )
-    lines_of_legend = max(1, math.ceil(sum(len(one.name) * 6.2 + 28 for one in series) / width))
+    lines_of_legend = max(1, math.ceil(sum(len(one.name) * 6.6 + 30 for one in series) / (width - 60)))
     height = height - 34 - 13 * lines_of_legend
     custom = panel["fieldConfig"]["defaults"]["custom"]
     stacked = custom["stacking"]["mode"] == "normal"

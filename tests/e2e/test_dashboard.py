@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from tests.chromium import photograph
-from tests.commit_under_test import commit_under_test
 from tests.dashboard_page import WIDTH, Span, page, panels, series_of
 from tests.e2e.conftest import OPERATOR_NAMESPACE, ROOT
 from tests.long_runs import LongRun
@@ -97,7 +96,7 @@ def test_every_panel_has_data_of_a_real_run(tmp_path: Path, long_run: LongRun) -
         panels=len(drawn), series=sum(len(series) for _, series in drawn), seconds=round(span.end - span.start)
     )
 
-    origin = f"Data of one run of make demo at {commit_under_test()}, scraped by Prometheus; panels and queries of"
+    origin = f"Data of one run of make demo at {long_run.commit}, scraped by Prometheus; panels and queries of"
     text, height = page(
         "Elastipod", f"{origin} charts/elastipod/dashboards/elastipod.json, drawn without Grafana.", span, shown
     )
