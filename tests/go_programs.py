@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,13 @@ class ModuleOfTests(GoModule):
     @property
     def folder(self) -> Path:
         return FOLDER / self.name
+
+
+def program(name: str) -> Path:
+    """Give the one program of a folder with a main.go, built once."""
+    digest = hashlib.sha256((FOLDER / name / "main.go").read_bytes()).hexdigest()[:16]
+    module = ModuleOfTests(name, f"-s -w -X main.source={digest}", {name: f"elastipod.io/tests/{name}"})
+    return gobuild.build(module, [name]) / name
 
 
 @dataclass(frozen=True, slots=True)

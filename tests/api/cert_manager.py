@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import os
 import subprocess
 import threading
@@ -12,21 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.chart.foreign_kinds import CERT_MANAGER, definitions
-from tests.go_programs import FOLDER, ModuleOfTests
+from tests.go_programs import program
 from tests.patience import PATIENCE_S
 
-from elastipod_local import gobuild
 from elastipod_local.cluster import Cluster
 
-PROGRAM = "cert-manager"
 KINDS = ("certificates", "issuers", "clusterissuers", "certificaterequests")
-
-
-def program() -> Path:
-    """Give the controllers, built once."""
-    digest = hashlib.sha256((FOLDER / PROGRAM / "main.go").read_bytes()).hexdigest()[:16]
-    module = ModuleOfTests(PROGRAM, f"-s -w -X main.source={digest}", {PROGRAM: "elastipod.io/tests/cert-manager"})
-    return gobuild.build(module, [PROGRAM]) / PROGRAM
 
 
 @contextmanager
@@ -39,7 +29,9 @@ def cert_manager(cluster: Cluster, folder: Path) -> Iterator[Path]:
     log = folder / "cert-manager.log"
     with log.open("wb") as output:
         environment = {**os.environ, **cluster.environment()}
-        process = subprocess.Popen([program()], env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            [program("cert-manager")], env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
     try:
         yield log
         assert process.poll() is None, f"cert-manager ended by itself: {log.read_text()[-3000:]}"
