@@ -48,13 +48,17 @@ class Client:
                 raise Failed(f"agent on port {self.port} has no prepared workers: {seen['preparation']}")
             time.sleep(POLL_S)
 
-    def stop(self, generation: int, graceful_s: int | None, restart_mode: str = "") -> None:
+    def stop(
+        self, generation: int, graceful_s: int | None, restart_mode: str = "", *, leaves: bool | None = None
+    ) -> None:
         """POST /stop: a drain of so many seconds, or at once with None. Raises OSError and Failed."""
         how: dict[str, Any] = (
             {"is_graceful": False} if graceful_s is None else {"is_graceful": True, "timeout": graceful_s}
         )
         if restart_mode:
             how["restart_mode"] = restart_mode
+        if leaves is not None:
+            how["leaves"] = leaves
         self._call("POST", "/stop", how | self._fence(generation), CALL_TIMEOUT_S)
 
     def until(

@@ -72,8 +72,20 @@ class SmallOperator:
 
     def recover(self, members: Sequence[Client]) -> float:
         """After a loss: end what still runs on these, wait until they are READY, start them."""
-        self._stop(members, None, self._restart_mode)
+        self.end(members)
         return self.start(members)
+
+    def drain(self, staying: Sequence[Client], timeout_s: int) -> None:
+        """Drain all members, telling each whether its pod leaves, in the way that this operator restarts workers; until they are READY."""
+        self._all(
+            self.members,
+            lambda _, agent: agent.stop(self.generation, timeout_s, self._restart_mode, leaves=agent not in staying),
+        )
+        self._all(self.members, lambda _, agent: agent.until("ready", within_s=READY_WITHIN_S))
+
+    def end(self, members: Sequence[Client]) -> None:
+        """After a loss: end what still runs on these, until they are READY."""
+        self._stop(members, None, self._restart_mode)
 
     def stop(self) -> None:
         """End the workers of all members; they are READY afterwards."""

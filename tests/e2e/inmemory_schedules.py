@@ -37,13 +37,18 @@ class Schedule:
     faults: tuple[PlannedFault, ...]
 
 
+def place_of(seed: int) -> int:
+    """Give the place in KINDS_AT of the fault that a seed's schedule is for."""
+    return seed % len(KINDS_AT)
+
+
 def draw(seed: int) -> Schedule:
     """Draw a schedule. Seeds in a row go through all moments and kinds; the rest is left to chance."""
     rng = random.Random(seed)
     sizes = [rng.choices(range(2, MAX_SIZE + 1), weights=(8, 6, 4, 1, 1))[0] for _ in range(3)]
     changes = sorted(rng.sample(range(3, STEPS - 3), rng.randint(0, 2)))
     resizes = [Resize(at, size) for at, size in zip(changes, sizes[1:], strict=False)]
-    at, kind = KINDS_AT[seed % len(KINDS_AT)]
+    at, kind = KINDS_AT[place_of(seed)]
     faults = [_fault(rng, at, kind)]
     if at in BETWEEN_GENERATIONS and not resizes:
         faults.append(_fault(rng, Moment.BACKWARD, FaultKind.KILL))  # there is another generation then

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.inmemory_schedules import KINDS_AT, Played
+from tests.e2e.inmemory_schedules import KINDS_AT, Played, place_of
 
 LEAST_OF_EACH = 10
 LEAST_IN_MEMORY = 0.95
+Schedule = tuple[str, int]  # state and seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +89,6 @@ class Verdicts:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(verdict)) + "\n")
 
-    def is_settled(self, state: str, seed: int) -> bool:
-        """Whether a schedule was played and all held; what failed is played again."""
-        found = self._found.get((state, seed))
-        return found is not None and not found.problem
-
     def all(self) -> list[Verdict]:
         return list(self._found.values())
 
@@ -103,6 +99,27 @@ class Verdicts:
         """Give how often each fault happened, by moment and kind; all that are possible are in it."""
         happened = Counter(what for each in self.all() for what in each.happened)
         return {what: happened[what] for what in (f"{at} x {kind}" for at, kind in KINDS_AT)}
+
+    def next(self, under_way: Collection[Schedule], first: int) -> Schedule:
+        """Choose what to play next: each fourth of sharded state, with the fault that was seen least often so far.
+
+        Those under way count as seen, and so does a third of those that were to happen: one that never does must not be tried for ever.
+        first: the least seed. A schedule is given once.
+        """
+        known = {*self._found, *under_way}
+        planned = Counter(place_of(seed) for _, seed in known)
+        running = Counter(place_of(seed) for _, seed in under_way)
+        seen = [max(times + running[at], planned[at] // 3) for at, times in enumerate(self.table().values())]
+        rarest = min(range(len(seen)), key=seen.__getitem__)
+        state = "sharded" if len(known) % 4 == 3 else "replicated"
+        seed = first + (rarest - first) % len(KINDS_AT)
+        while (state, seed) in known:
+            seed += len(KINDS_AT)
+        return state, seed
+
+    def unsettled(self) -> list[Schedule]:
+        """Give the schedules that were played and did not hold; they are to be played again."""
+        return [schedule for schedule, each in self._found.items() if each.problem]
 
     def rare(self) -> list[int]:
         """Give the places in KINDS_AT of the faults that happened too seldom."""

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +23,7 @@ from tests.e2e import test_inmemory as replicated
 from tests.e2e import test_inmemory_sharded as sharded
 from tests.e2e.conftest import ROOT
 from tests.e2e.inmemory_job import WORKER
-from tests.e2e.inmemory_schedules import KINDS_AT
-from tests.e2e.inmemory_verdicts import LEAST_IN_MEMORY, Verdict, Verdicts
+from tests.e2e.inmemory_verdicts import LEAST_IN_MEMORY, Schedule, Verdict, Verdicts
 from tests.e2e.torch_fork_server import TorchForkServer
 from tests.long_runs import LongRun
 from tests.patience import PATIENCE_S
@@ -36,23 +35,6 @@ GOES_ON = os.environ.get("RESUME") == "1"
 SCHEDULE_LIMIT_S = 600.0  # a job that has not ended by then waits for ever, also beside other load
 ENOUGH = 500  # schedules with which every moment and kind can be asked for
 REPORTS = ROOT / ".run" / "long"
-Schedule = tuple[str, int]
-
-
-def schedules(first: int, total: int) -> Iterator[Schedule]:
-    """Give the schedules of a run, each fourth of sharded state. Seeds in a row go through all moments and kinds."""
-    for at in range(total):
-        if at % 4 == 3:
-            yield "sharded", first + total - total // 4 + at // 4
-        else:
-            yield "replicated", first + at - at // 4
-
-
-def more_of(rare: Iterable[int], first: int) -> list[Schedule]:
-    """Give further schedules, beginning at a seed, with the faults at these places of KINDS_AT."""
-    wanted = set(rare)
-    seeds = range(first, first + len(KINDS_AT))
-    return [("replicated", seed) for seed in seeds if seed % len(KINDS_AT) in wanted]
 
 
 def final_of_one_process(worker: Path, folder: Path) -> None:
@@ -80,19 +62,29 @@ class Run:
     def close(self) -> None:
         self._servers.close()
 
-    def play(self, wanted: Iterable[Schedule], until: float) -> bool:
-        """Play those that are not settled yet; False when the time was up before all were."""
-        left = [each for each in wanted if not self.verdicts.is_settled(*each)]
-        under_way: set[Future[Verdict]] = set()
+    def play(self, first: int, total: int, until: float) -> bool:
+        """Play this many, and more while a fault was seen too seldom, at most twice as many; False when the time was up before.
+
+        What failed in an earlier run is played again.
+        """
+        again = self.verdicts.unsettled()
+        under_way: dict[Future[Verdict], Schedule] = {}
+
+        def wanted() -> bool:
+            played = len(self.verdicts.all()) + len(under_way)
+            is_rare = total >= ENOUGH and played < 2 * total and bool(self.verdicts.rare())
+            return bool(again) or played < total or is_rare
+
         with ThreadPoolExecutor(AT_A_TIME) as threads:
-            while under_way or (left and time.monotonic() < until):
-                while left and len(under_way) < AT_A_TIME and time.monotonic() < until:
-                    under_way.add(threads.submit(self._verdict, *left.pop(0)))
-                done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
-                for each in done:
-                    self.verdicts.add(each.result())
+            while under_way or (wanted() and time.monotonic() < until):
+                while len(under_way) < AT_A_TIME and wanted() and time.monotonic() < until:
+                    each = again.pop() if again else self.verdicts.next(list(under_way.values()), first)
+                    under_way[threads.submit(self._verdict, *each)] = each
+                for done in wait(under_way, return_when=FIRST_COMPLETED).done:
+                    del under_way[done]
+                    self.verdicts.add(done.result())
                 self.report()
-        return not left
+        return not wanted()
 
     def report(self) -> None:
         self._long_run.count(**self.verdicts.counts())
@@ -135,11 +127,7 @@ def many(tmp_path: Path, long_run: LongRun) -> Iterator[Any]:
 @pytest.mark.timeout(6 * 3600)
 def test_many_schedules_end_as_if_nothing_had_happened(many: Run, seed: int) -> None:
     until = time.monotonic() + RUN_SECONDS
-    is_complete = many.play(schedules(seed, TOTAL), until)
-    first = seed + TOTAL
-    while is_complete and TOTAL >= ENOUGH and (rare := many.verdicts.rare()) and first < seed + 2 * TOTAL:
-        is_complete = many.play(more_of(rare, first), until)  # faults that did not come to happen: another came first
-        first += len(KINDS_AT)
+    is_complete = many.play(seed, TOTAL, until)
     found = many.verdicts
     assert not found.problems(), "\n".join(found.problems())
     assert is_complete, f"{len(found.all())} schedules were played in {RUN_SECONDS:g} s; RESUME=1 goes on"

@@ -135,10 +135,9 @@ def _add(generation: LoggedGeneration, record: dict[str, Any]) -> None:
     kind = record["kind"]
     if kind == "step":
         generation.steps.setdefault(int(record["step"]), []).append(LoggedStep(int(record["epoch"]), _ranges(record)))
-    elif kind == "saved":
-        generation.saved[int(record["step"])] = record.get("optimizer_norm")
-    elif kind == "loaded":
-        generation.loaded[int(record["step"])] = record.get("optimizer_norm")
+    elif kind in ("saved", "loaded"):
+        found, step, norm = getattr(generation, kind), int(record["step"]), record.get("optimizer_norm")
+        found[step] = found.get(step) if norm is None else norm  # not all ranks of a replicated state log it
     elif kind == "end":
         generation.ends[str(record["why"])] = int(record["step"])
     elif kind != "done":  # when a step was complete, and its loss; its samples count from its beginning on

@@ -21,15 +21,18 @@ def optimizer_norm(optimizer: torch.optim.Optimizer) -> float:
     from elastipod.collectives import sum_over_ranks
 
     sharded = replicated = 0.0
-    is_sharded = False
     for tensor in _moments(optimizer):
         copies = _copies(tensor)
         if copies is None:
             replicated += _square(tensor)
         else:
-            is_sharded = True
             sharded += _square(tensor.to_local()) / copies  # type: ignore[attr-defined]  # a DTensor
-    return math.sqrt(replicated + (sum_over_ranks(sharded) if is_sharded else 0.0))
+    return math.sqrt(replicated + (sum_over_ranks(sharded) if is_sharded(optimizer) else 0.0))
+
+
+def is_sharded(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether any of the moments is distributed over ranks."""
+    return any(_copies(tensor) is not None for tensor in _moments(optimizer))
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -39,7 +39,9 @@ def exits_with_memory(comm: Communicator, staging: Staging, save: Save) -> bool:
     save.memory_settled.wait()
     leaves = [each.leaves if each else None for each in notices]
     survives_drain = save.is_kept_in_memory and staging.survives_drain(save.staged.plan, leaves)
-    save.thread.join(drain.storage_wait_s([each.left_s for each in notices if each], survives_drain=survives_drain))
+    if wait_s := drain.storage_wait_s([each.left_s for each in notices if each], survives_drain=survives_drain):
+        save.go_on()
+        save.thread.join(wait_s)
     is_written, is_kept = comm.training_all_reduce(
         lambda: [not save.thread.is_alive(), save.is_kept_in_memory],
         lambda answers: [*map(all, zip(*answers, strict=True))],

@@ -165,7 +165,8 @@ class ImageSource:
         stream = torch.cuda.current_stream() if _uses_cuda() else None
         with ThreadPoolExecutor(self._num_copy_threads(), "elastipod-checkpoint-copy") as executor:
             # The threads end before the images are closed, whatever happens to the transfer.
-            copying = [executor.submit(self._copy, *each, bad, stream) for each in read_plan.local]
+            local = iter(read_plan.local)  # shared: each thread takes the next one
+            copying = [executor.submit(self._copy_all, local, bad, stream) for _ in range(self._num_copy_threads())]
             self._transfer(read_plan, requested, bad, comm)
 
         def all_bad() -> list[tuple[str, int]]:
@@ -192,14 +193,14 @@ class ImageSource:
         """Return this rank's share of the node's processors."""
         return max(1, min(_COPY_THREADS, len(os.sched_getaffinity(0)) // len(self._inventory.ranks_on(self._node))))
 
-    def _copy(self, saved_rank: int, number: int, target: LoadTarget, bad: set[tuple[str, int]], stream: Any) -> None:
-        """Copy one target from an image on this node. stream: the caller's CUDA stream, None without CUDA."""
+    def _copy_all(self, local: Iterable[tuple[int, int, LoadTarget]], bad: set[tuple[str, int]], stream: Any) -> None:
+        """Copy targets from images on this node. stream: the caller's CUDA stream, None without CUDA."""
         with torch.cuda.stream(stream):
-            chunk, opened = self._plan.chunks[number], self._opened[saved_rank]
-            if not copy_and_verify(
-                opened.image.chunk_bytes(chunk, opened.positions[number]), chunk, target, opened.sums[number]
-            ):
-                bad.add((self._node, saved_rank))
+            for saved_rank, number, target in local:
+                chunk, opened = self._plan.chunks[number], self._opened[saved_rank]
+                raw = opened.image.chunk_bytes(chunk, opened.positions[number])
+                if not copy_and_verify(raw, chunk, target, opened.sums[number]):
+                    bad.add((self._node, saved_rank))
 
     def _transfer(
         self,

@@ -47,10 +47,17 @@ class LoadPlan:
             raise ValueError(f"it also has {list_some(self.unexpected)}, which {whose} not")
         if problem := _describe_other_shape(flat, source.metadata):
             raise ValueError(problem)
-        self._items = self._planner.finish_plan(self._planner.create_local_plan()).items
+        # torch's plan of a plain state says that each tensor is its one chunk, and takes half of a load of such a state.
+        self._is_plain = all(
+            _is_one_chunk(each, source.metadata.state_dict_metadata.get(key)) for key, each in flat.items()
+        )
+        self._items = [] if self._is_plain else self._planner.finish_plan(self._planner.create_local_plan()).items
 
     def targets(self) -> dict[ChunkIndex, list[LoadTarget]]:
         """Return what is to be filled from each chunk; tensors are filled in place."""
+        if self._is_plain:
+            whole = {(key, (0,) * each.dim()): each.detach() for key, each in self._planner.state_dict.items()}
+            return {place: [LoadTarget(place[1], tuple(each.shape), each)] for place, each in whole.items()}
         wanted: dict[ChunkIndex, list[LoadTarget]] = {}
         for item in self._items:
             if item.type != LoadItemType.BYTE_IO:
@@ -109,6 +116,12 @@ class LoadTarget:
         """Fill from the bytes of `byte_range`."""
         rows = raw.view(getattr(torch, chunk.dtype)).view((*self.lengths[:1], *chunk.sizes[1:]))
         replace(self, starts=(*(0 for _ in self.starts[:1]), *self.starts[1:])).fill(rows)
+
+
+def _is_one_chunk(value: object, saved: object) -> bool:
+    """Return whether this is a plain tensor that was saved in one piece."""
+    is_plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+    return is_plain and isinstance(saved, TensorStorageMetadata) and len(saved.chunks) == 1
 
 
 def _describe_other_shape(flat: dict[str, Any], metadata: Metadata) -> str | None:

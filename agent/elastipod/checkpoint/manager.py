@@ -88,6 +88,7 @@ class CheckpointManager:
         self._save: Save | None = None
         self._has_tried_to_load = continues  # else newer checkpoints may be another run's
         self._unmap_threads: list[threading.Thread] = []  # they hold memory that the next save may need
+        self.writes_resumed = True  # what a load finds in memory only, though it was to be durable
 
     @property
     def generation(self) -> int:
@@ -141,9 +142,15 @@ class CheckpointManager:
             if not self._has_saved(step):
                 self._abandon_previous_in_short_drain()
                 live = LiveObjects.of(model, optimizer, scheduler, stateful, self._stage)
-                self._start(step, live, extra, sample_log, is_durable=True, with_norm=sample_log is not None)
-                if self._exits_with_memory():
-                    return self._run().memory_path()
+                save = self._start(step, live, extra, sample_log, is_durable=True)
+                try:
+                    if sample_log is not None:
+                        save.norm_of_moments = norm_of_moments(live)
+                    if self._exits_with_memory():
+                        save.go_on(to_storage=False)
+                        return self._run().memory_path()
+                finally:
+                    save.go_on()
             path = self.wait()
         assert path is not None
         return path
@@ -175,7 +182,7 @@ class CheckpointManager:
             return
         with drain.checkpoint_call():
             live = LiveObjects.of(model, optimizer, scheduler, stateful, self._stage)
-            self._start(step, live, extra, sample_log, is_durable=durable)
+            self._start(step, live, extra, sample_log, is_durable=durable).go_on()
 
     def wait(self) -> Path | str | None:
         """Wait for the save in progress and return its path, or None if it was kept in memory only.
@@ -291,13 +298,14 @@ class CheckpointManager:
             if self._save is not None:
                 self._save.thread.join()  # it uses the same connections
             resume, needs_durable_write = run.load(live, self._unmap_threads, step, strict=strict)
-            if resume is not None and needs_durable_write:
+            if resume is not None and needs_durable_write and self.writes_resumed:
                 self._write_resumed(resume, live)
             return resume
 
     def _has_saved(self, step: int) -> bool:
         """Return whether the last save is a durable one of this step, in progress or successful; the same on every rank."""
-        return self._save is not None and self._is_last_save(step) and self._run().succeeded(self._save)
+        save = self._save
+        return save is not None and not save.is_abandoned and self._is_last_save(step) and self._run().succeeded(save)
 
     def _is_last_save(self, step: int) -> bool:
         """Return whether the last save is a durable one of this step, whatever its outcome; the same on every rank."""
@@ -325,7 +333,7 @@ class CheckpointManager:
     def _write_resumed(self, resume: Resume, live: LiveObjects) -> None:
         """Start writing to durable storage what a drain had no time to write. Training continues meanwhile."""
         try:
-            self._start(resume.step, live, resume.extra, is_durable=True)
+            self._start(resume.step, live, resume.extra, is_durable=True).go_on()
         except FencedError:
             raise
         except CheckpointError as error:
@@ -339,8 +347,8 @@ class CheckpointManager:
         sample_log: SampleLog | None = None,
         *,
         is_durable: bool,
-        with_norm: bool = False,
-    ) -> None:
+    ) -> Save:
+        """Start a save, which writes to durable storage once `go_on` is called."""
         require_step(step)
         run = self._run()
         self._wait_for_previous()
@@ -352,10 +360,9 @@ class CheckpointManager:
             lambda: plain_values(extra or {}),
             has_log=sample_log is not None,
         )
-        # A collective where state is sharded, so not before all ranks are known to have a log.
-        norm = norm_of_moments(live) if with_norm else None
-        self._save = Save(staged, is_durable=is_durable, sample_log=sample_log, norm=norm)
+        self._save = Save(staged, is_durable=is_durable, sample_log=sample_log)
         run.saver.start(self._save)
+        return self._save
 
     def _wait_for_previous(self) -> None:
         """Wait for the last save. Its storage errors were logged and the next save retries; a fenced run ends here."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from elastipod.audit.moments import optimizer_norm
+from elastipod.audit.moments import is_sharded, optimizer_norm
 from elastipod.checkpoint.directory_store import DirectoryStore
 from elastipod.checkpoint.live_objects import LiveObjects
 from elastipod.checkpoint.store import CheckpointStore
 from elastipod.errors import CheckpointError
+from elastipod.rank_in_world import RankInWorld
 from elastipod.rank_ranges import format_ranks
 
 
@@ -62,6 +63,13 @@ def check_logs(have: Sequence[bool]) -> None:
         )
 
 
-def norm_of_moments(live: LiveObjects) -> float:
-    """Return the norm of all optimizers' moments, for the sample log. Collective when state is sharded."""
-    return math.hypot(*(optimizer_norm(each) for each in live.optimizers.values()))
+def norm_of_moments(live: LiveObjects) -> Callable[[], float | None]:
+    """Return what gives the norm of all optimizers' moments, for the sample log. Collective, now, when state is sharded.
+
+    Else it is computed when it is asked for, and by the first rank alone: the job would wait for each to read its whole state.
+    """
+    optimizers = live.optimizers.values()
+    if any(map(is_sharded, optimizers)):
+        found = math.hypot(*map(optimizer_norm, optimizers))
+        return lambda: found
+    return lambda: None if RankInWorld.current().rank else math.hypot(*map(optimizer_norm, optimizers))

@@ -6,6 +6,8 @@ import errno
 import logging
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,23 +34,29 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class Save:
     """One save in progress. ``path`` and ``error`` belong to its thread until that has ended.
 
-    is_kept_in_memory: whether all ranks have it in memory; valid once ``memory_settled``. is_abandoned: the process exits and
-    does not wait for it.
+    is_kept_in_memory: whether all ranks have it in memory; valid once ``memory_settled``. goes_on: to durable storage;
+    set once it is known whether the process exits with what is in memory. is_abandoned: the process exits and does not wait for it.
     """
 
-    def __init__(
-        self, staged: StagedState, *, is_durable: bool, sample_log: SampleLog | None, norm: float | None
-    ) -> None:
+    def __init__(self, staged: StagedState, *, is_durable: bool, sample_log: SampleLog | None) -> None:
         self.staged = staged
         self.is_durable = is_durable
         self.sample_log = sample_log
-        self.norm = norm
+        self.norm: float | None = None
+        self.norm_of_moments: Callable[[], float | None] = lambda: None
+        self.goes_on: Future[bool] = Future()
         self.thread = threading.Thread()
         self.path: Path | str | None = None
         self.error: CheckpointError | None = None
         self.is_kept_in_memory = False
         self.memory_settled = threading.Event()
         self.is_abandoned = False
+
+    def go_on(self, *, to_storage: bool = True) -> None:
+        """Let it write to durable storage, or end in memory; the first word counts. While the state is what was staged."""
+        if not self.goes_on.done():
+            self.norm = self.norm_of_moments() if to_storage else None
+            self.goes_on.set_result(to_storage)
 
     def check_abandoned(self) -> None:
         """Raise CheckpointError when the process no longer waits for this save."""
@@ -109,6 +117,8 @@ class Saver:
             self._comm.on_every_rank(save.sample_log.sync)
         self._keep_in_memory(save)
         save.memory_settled.set()
+        if not save.goes_on.result():
+            return
         if save.is_durable:
             draft = self._comm.broadcast(lambda: self._begin(target))
             if draft is not None:

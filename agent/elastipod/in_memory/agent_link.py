@@ -56,8 +56,8 @@ class Fate(StringEnum):
 
     STAYS = "stay"
     LEAVES = "leave"
+    # Its process is kept, as long as its pod stays; whether that does is not decided yet.
     KEPT = "kept"
-    """Its process is kept, as long as its pod stays; whether that does is not decided yet."""
     UNKNOWN = "unknown"
 
 

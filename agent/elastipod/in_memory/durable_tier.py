@@ -41,12 +41,16 @@ class _OtherMembers:
 class DurableTier:
     """Saves and loads all members in one directory. Its methods are collective, in one generation at a time."""
 
-    def __init__(self, directory: str | os.PathLike[str], members: Members, keep: int) -> None:
-        """Raises CheckpointError for a parameter that two optimizers train, ValueError for a name that a checkpoint cannot hold.
+    def __init__(
+        self, directory: str | os.PathLike[str], members: Members, keep: int, *, saves_often: bool = False
+    ) -> None:
+        """saves_often: a step that a drain left in memory need not be written, a newer one is soon.
+
+        Raises CheckpointError for a parameter that two optimizers train, ValueError for a name that a checkpoint cannot hold.
 
         Members that are built later are refused when they are.
         """
-        self._directory, self._keep = directory, keep
+        self._directory, self._keep, self._saves_often = directory, keep, saves_often
         self._manager: CheckpointManager | None = None
         self._live: dict[str, Any] = {}
         members.when_built(lambda: self._take(members))
@@ -89,9 +93,9 @@ class DurableTier:
         is_overdue = self._manager is not None and self._manager.is_saving(SAVE_WAIT_S)
         return WorldLost("the world changes, and its next checkpoint is of a newer step") if is_overdue else None
 
-    def optimizer_norm(self) -> float:
+    def optimizer_norm(self) -> float | None:
         """Give one number of the optimizers' state, as the sample log has it of every checkpoint."""
-        return norm_of_moments(LiveObjects.of(**self._live))
+        return norm_of_moments(LiveObjects.of(**self._live))()
 
     def close(self, error: BaseException | None) -> None:
         """End a generation. error: what ended it; then no save in progress is awaited."""
@@ -106,4 +110,5 @@ class DurableTier:
         """
         if self._manager is None:
             self._manager = CheckpointManager(self._directory, keep=self._keep, continues=continues)
+            self._manager.writes_resumed = not self._saves_often
         return self._manager

@@ -96,7 +96,8 @@ class State:
         else:
             raise ValueError("mesh and wrap exclude each other: with a mesh, build gives the model as it trains")
         self._apply = apply
-        durable = DurableTier(checkpoints, self._members, keep) if checkpoints is not None else None
+        often = checkpoint_every > 0
+        durable = DurableTier(checkpoints, self._members, keep, saves_often=often) if checkpoints is not None else None
         self._limit = PhaseLimit()
         self._memory = (
             MemoryState(self._members, self._limit, can_be_followed=apply is None)

@@ -44,10 +44,10 @@ class Preparation(StringEnum):
     """What a rank does with its own tensors before anything is transferred."""
 
     KEEP = "keep"
+    # Run the optimizer on the prepared gradients.
     COMPLETE = "complete"
-    """Run the optimizer on the prepared gradients."""
+    # Nothing: all that it needs comes from images or from other ranks.
     REPLACE = "replace"
-    """Nothing: all that it needs comes from images or from other ranks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,22 +15,22 @@ class IllegalMove(ElastipodError):
 class Phase(StringEnum):
     """What a rank is doing. A rank is in exactly one phase of exactly one generation."""
 
+    # Runs the script's step, up to the point where its gradients are reduced.
     TRAINING = "training"
-    """Runs the script's step, up to the point where its gradients are reduced."""
+    # Holds the good, reduced gradients of its next step, and waits until every rank does.
     PREPARED = "prepared"
-    """Holds the good, reduced gradients of its next step, and waits until every rank does."""
+    # Has stopped between two operations: no collective of its generation will be begun any more.
     QUIESCED = "quiesced"
-    """Has stopped between two operations: no collective of its generation will be begun any more."""
+    # Has destroyed its process groups and waits at the agent's barrier for the next generation.
     PARKED = "parked"
-    """Has destroyed its process groups and waits at the agent's barrier for the next generation."""
+    # Knows its new rank, and builds the process groups of the new generation.
     CONNECTING = "connecting"
-    """Knows its new rank, and builds the process groups of the new generation."""
+    # Exchanges offers, from which every rank computes the step to resume at.
     AGREEING = "agreeing"
-    """Exchanges offers, from which every rank computes the step to resume at."""
+    # Completes its step if it has to, and receives what it lacks.
     FILLING = "filling"
-    """Completes its step if it has to, and receives what it lacks."""
+    # Compares digests with the ranks that hold the same parts; when all agree, training goes on.
     VERIFYING = "verifying"
-    """Compares digests with the ranks that hold the same parts; when all agree, training goes on."""
 
 
 P = Phase
@@ -46,6 +46,7 @@ MOVES: dict[Phase, frozenset[Phase]] = {
     P.VERIFYING: frozenset({P.TRAINING, P.QUIESCED}),
 }
 
+# After this long in a phase the process ends itself, and its agent starts another: the next deeper kind of restart.
 LIMITS: dict[Phase, timedelta | None] = {
     P.TRAINING: None,  # the hang watch's limit, which is the user's
     P.PREPARED: None,  # the same: it waits for ranks that compute
@@ -56,7 +57,6 @@ LIMITS: dict[Phase, timedelta | None] = {
     P.FILLING: timedelta(seconds=60),  # without progress: a transfer that goes on may take longer
     P.VERIFYING: timedelta(seconds=30),
 }
-"""After this long in a phase the process ends itself, and its agent starts another: the next deeper kind of restart."""
 
 
 def move(phase: Phase, to: Phase) -> Phase:

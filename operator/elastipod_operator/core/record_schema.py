@@ -15,38 +15,38 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 class TimeRule(StrEnum):
     """How to correct a stored time that is in the future because of the clock of an earlier operator."""
 
+    # A past event: never later than now.
     PAST = "past"
-    """A past event: never later than now."""
+    # A deadline or the end of a wait: moves together with the time that `follows` names.
     FOLLOWS = "follows"
-    """A deadline or the end of a wait: moves together with the time that `follows` names."""
+    # The end of a back-off: never further away than the job's longest back-off.
     BACK_OFF = "back-off"
-    """The end of a back-off: never further away than the job's longest back-off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
     """How a field is stored: `field: Annotated[int, Stored("ceiling")] = 0`. A part's field without it is stored plainly."""
 
+    # Its key in the record's JSON object. The fields of a part need none: they form a list in their order.
     key: str = ""
-    """Its key in the record's JSON object. The fields of a part need none: they form a list in their order."""
+    # Its position in the list under `key`, if several fields share a key.
     index: int | None = None
-    """Its position in the list under `key`, if several fields share a key."""
+    # The key is always written; others are left out while all their fields have their defaults.
     is_required: bool = False
-    """The key is always written; others are left out while all their fields have their defaults."""
+    # Added to a list after the first release, so earlier records end before it.
     is_later: bool = False
-    """Added to a list after the first release, so earlier records end before it."""
+    # A part whose values are in the list itself. Only a named tuple may be followed by further fields.
     is_inline: bool = False
-    """A part whose values are in the list itself. Only a named tuple may be followed by further fields."""
+    # `record_codec` has special code for it.
     is_derived: bool = False
-    """`record_codec` has special code for it."""
+    # Longer texts are cut to this many characters.
     max_length: int | None = None
-    """Longer texts are cut to this many characters."""
+    # The maximum number of pods that are read.
     max_pods: int | None = None
-    """The maximum number of pods that are read."""
+    # Every time needs one.
     time_rule: TimeRule | None = None
-    """Every time needs one."""
+    # With TimeRule.FOLLOWS: the field whose time this one moves with.
     follows: str = ""
-    """With TimeRule.FOLLOWS: the field whose time this one moves with."""
 
 
 @dataclass(frozen=True, slots=True)

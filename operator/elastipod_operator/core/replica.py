@@ -34,17 +34,17 @@ class Replica:
     pod: ObservedPod
     agent: ObservedAgent
     health: Health
+    # Why it is disrupted, silent, lost or ended; NO_REASON while nothing is wrong.
     cause: AnyReason = NO_REASON
-    """Why it is disrupted, silent, lost or ended; NO_REASON while nothing is wrong."""
     detail: str = ""
+    # Its containers can never run again: its slot can be filled and its object can be deleted by force.
     cannot_run_again: bool = False
-    """Its containers can never run again: its slot can be filled and its object can be deleted by force."""
+    # It has ended, but its kubelet, which would confirm its deletion, is gone.
     is_kubelet_lost: bool = False
-    """It has ended, but its kubelet, which would confirm its deletion, is gone."""
+    # It is lost or its agent has ended, but its kubelet is alive and has not ended all of its containers yet.
     may_still_run: bool = False
-    """It is lost or its agent has ended, but its kubelet is alive and has not ended all of its containers yet."""
+    # For a silent pod: when it counts as lost if no other fact decides before.
     presumed_lost_at: datetime | None = None
-    """For a silent pod: when it counts as lost if no other fact decides before."""
 
     @property
     def id(self) -> PodId:
@@ -102,16 +102,16 @@ class Replicas:
 
     by_id: dict[PodId, Replica]
     newest: dict[Slot, Replica]
+    # Every agent is silent, apart from those on nodes that are not ready: the operator suspects its own connection and waits.
     all_silent: bool
-    """Every agent is silent, apart from those on nodes that are not ready: the operator suspects its own connection and waits."""
+    # When the next pod counts as lost unless its node returns or its agent answers; no event wakes the operator then.
     next_loss_at: datetime | None = None
-    """When the next pod counts as lost unless its node returns or its agent answers; no event wakes the operator then."""
+    # When the pods were assessed.
     now: datetime | None = None
-    """When the pods were assessed."""
+    # When capacity in the cluster last became free, as far as the operator can see.
     capacity_freed_at: datetime | None = None
-    """When capacity in the cluster last became free, as far as the operator can see."""
+    # Slots whose quota was lost: their pods are removed even if their agents do not answer.
     quota_lost: frozenset[Slot] = frozenset()
-    """Slots whose quota was lost: their pods are removed even if their agents do not answer."""
 
     def get(self, pod: PodId) -> Replica | None:
         return self.by_id.get(pod)

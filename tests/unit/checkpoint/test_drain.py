@@ -170,7 +170,7 @@ def test_a_short_drain_leaves_with_the_step_in_memory_and_who_comes_next_writes_
         assert not file.is_in_checkpoint(0)
         if is_early:
             assert str(path).startswith(str(tmp_path / "memory"))
-            assert not durable.exists()
+            assert not list((tmp_path / "disk").glob("*step-*")), "storage is not even begun"
     if is_early:
         again = Trainer(seed=2)
         with CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory") as successor:
@@ -181,6 +181,25 @@ def test_a_short_drain_leaves_with_the_step_in_memory_and_who_comes_next_writes_
         assert not durable.exists(), "what was given up does not appear"
     with CheckpointManager(tmp_path / "disk", memory=False) as last:
         assert Trainer(seed=3).load(last) == 1
+
+
+def test_what_a_drain_left_in_memory_is_not_written_where_newer_steps_soon_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer()
+    trainer.step(1)
+    with page(tmp_path, monkeypatch) as file:
+        manager = CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory")
+        assert manager.claim() == 1
+        file.set_event(EventLevel.DRAIN, time.time() + 100, leaves=False)
+        trainer.save(manager, 1)
+        file.set_event(EventLevel.NONE, 0.0)
+    with CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory") as successor:
+        successor.writes_resumed = False
+        assert trainer.load(successor) == 1
+        assert successor.wait() is None, "no save has begun"
+        trainer.save(successor, 2)
+    assert DirectoryStore(tmp_path / "disk").list_complete() == [CheckpointId(2, 2)]
 
 
 def test_what_is_being_written_is_given_up_for_the_newest_step_when_time_is_short(

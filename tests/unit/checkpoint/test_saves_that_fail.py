@@ -134,7 +134,7 @@ def test_old_checkpoints_that_stay_are_a_warning(
 
 def save_of(step: int = 7, *, is_kept: bool = False, thread: Any = None) -> Any:
     staged: Any = SimpleNamespace(id=CheckpointId(step, 1), plan="the plan")
-    save: Any = Save(staged, is_durable=True, sample_log=None, norm=None)
+    save: Any = Save(staged, is_durable=True, sample_log=None)
     save.is_kept_in_memory = is_kept
     save.memory_settled.set()
     save.thread = thread or SimpleNamespace(is_alive=lambda: True, join=lambda *_: None)
@@ -142,11 +142,20 @@ def save_of(step: int = 7, *, is_kept: bool = False, thread: Any = None) -> Any:
 
 
 def test_a_new_save_is_not_given_up_and_has_no_result() -> None:
-    save = Save(None, is_durable=False, sample_log=None, norm=2.5)  # type: ignore[arg-type]
+    save = Save(None, is_durable=False, sample_log=None)  # type: ignore[arg-type]
     assert (save.is_durable, save.norm, save.path, save.error, save.is_kept_in_memory, save.is_abandoned) == (
-        False, 2.5, None, None, False, False,
+        False, None, None, None, False, False,
     )  # fmt: skip
     assert not save.memory_settled.is_set()
+    save.norm_of_moments = iter([2.5]).__next__
+    save.go_on()
+    save.go_on()
+    save.go_on(to_storage=False)
+    assert (save.norm, save.goes_on.result()) == (2.5, True), "it is known once"
+    left = Save(None, is_durable=True, sample_log=None)  # type: ignore[arg-type]
+    left.go_on(to_storage=False)
+    left.go_on()
+    assert not left.goes_on.result()
     save.check_abandoned()
     save.is_abandoned = True
     with pytest.raises(CheckpointError) as raised:
@@ -229,9 +238,11 @@ def test_a_drain_leaves_without_storage_when_memory_has_the_step(
     waited: list[float] = []
     thread = SimpleNamespace(is_alive=lambda: not is_written, join=waited.append)
     staging = mock.Mock(**{"survives_drain.return_value": survives})
+    save = save_of(is_kept=is_kept, thread=thread)
     with caplog.at_level(logging.INFO):
-        assert exits_with_memory(Communicator(), staging, save_of(is_kept=is_kept, thread=thread)) is leaves
-    assert waited == [0.0 if is_kept and survives else 90.0]
+        assert exits_with_memory(Communicator(), staging, save) is leaves
+    waits = not (is_kept and survives)
+    assert (waited, save.goes_on.done()) == ([90.0] * waits, waits), "storage is not begun where nobody waits for it"
     assert staging.mock_calls == ([mock.call.survives_drain("the plan", [False])] if is_kept else [])
     assert (
         caplog.messages

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
+from elastipod.checkpoint import save_arguments
 from elastipod.in_memory import durable_tier
 from elastipod.in_memory.durable_tier import DurableTier
 from elastipod.in_memory.members import Members
@@ -51,11 +52,19 @@ def test_a_checkpoint_has_the_names_that_a_plain_script_gives(managers: Any) -> 
     manager.is_saving.return_value = False
     assert manager.load_latest.mock_calls == [mock.call(**live)]
     assert tier.load() is manager.load_latest.return_value
+    assert manager.writes_resumed
     tier.save(5, {"data": 1}, "a log", waits=True)  # type: ignore[arg-type]
     tier.save(6, {}, None, waits=False)
     assert manager.save.mock_calls == [mock.call(5, **live, extra={"data": 1}, sample_log="a log")]
     assert manager.save_async.mock_calls == [mock.call(6, **live, extra={}, sample_log=None)]
     assert managers.call_count == 1
+
+
+def test_a_step_that_a_drain_left_in_memory_is_not_written_where_newer_ones_soon_are(managers: Any) -> None:
+    tier = DurableTier("folder", Members(built()), 3, saves_often=True)
+    tier.load()
+    assert tier._manager is not None
+    assert not tier._manager.writes_resumed, "the world would wait for the copy"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +145,7 @@ def test_the_end_of_a_generation_is_told_its_reason_once(managers: Any, error: E
     assert managers.call_count == 2, "the next generation has its own"
 
 
-def test_the_norm_of_the_optimizers_is_that_of_all_their_moments() -> None:
+def test_the_norm_of_the_optimizers_is_that_of_all_their_moments(monkeypatch: pytest.MonkeyPatch) -> None:
     model, other = nn.Linear(2, 1), nn.Linear(1, 1)
     optimizers = [torch.optim.AdamW(each.parameters()) for each in (model, other)]
     tier = DurableTier(
@@ -146,6 +155,10 @@ def test_the_norm_of_the_optimizers_is_that_of_all_their_moments() -> None:
     optimizers[0].state[model.weight] = {"exp_avg": torch.tensor([[3.0, 0.0]]), "step": torch.tensor(9.0)}
     optimizers[1].state[other.bias] = {"exp_avg_sq": torch.tensor([4.0])}
     assert tier.optimizer_norm() == 5.0
+    monkeypatch.setattr(RankInWorld, "current", lambda: mock.Mock(rank=1))
+    assert tier.optimizer_norm() is None, "the first rank reads it for all"
+    monkeypatch.setattr(save_arguments, "is_sharded", lambda _: True)
+    assert tier.optimizer_norm() == 5.0, "each has a part"
 
 
 @pytest.mark.parametrize("completed", [4, None])

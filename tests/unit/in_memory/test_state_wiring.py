@@ -55,9 +55,12 @@ def test_a_state_of_defaults_keeps_nothing_on_storage_and_checks_changes(parts: 
 
 def test_two_checkpoints_are_kept_unless_another_number_is_wanted(parts: Any, tmp_path: Path) -> None:
     State(build, checkpoints=tmp_path)
-    State(build, checkpoints="s3://bucket/job", keep=7)
+    State(build, checkpoints="s3://bucket/job", keep=7, checkpoint_every=20)
     members = parts.Members.return_value
-    assert parts.DurableTier.mock_calls == [mock.call(tmp_path, members, 2), mock.call("s3://bucket/job", members, 7)]
+    assert parts.DurableTier.mock_calls == [
+        mock.call(tmp_path, members, 2, saves_often=False),
+        mock.call("s3://bucket/job", members, 7, saves_often=True),
+    ]
 
 
 def test_each_setting_reaches_the_part_that_it_is_for(parts: Any, tmp_path: Path) -> None:

@@ -1,0 +1,139 @@
+"""Where the pause of a change goes, part by part: real agents and workers of examples/lm as the demo runs them, without a cluster.
+
+python -m bench.restart [--repeat 5] [--sides process,memory,crash] [--page docs/design/in-memory.md]. Writes .run/bench/restart.json,
+and all that was noted into restart-spans.json; --page writes the table of the parts into a page, between its marks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+
+from bench.common.machine import busy_share, describe, wait_for_quiet
+from bench.common.processes import Failed, Processes
+from bench.common.report import Reach, Row, Spread, conclude, report, rounded, table, write_json
+from bench.common.samples import Samples
+from bench.pauses.lm_session import LmSession
+from bench.pauses.parts import CRASH, IN_MEMORY, NEW_PROCESSES, Mark, Pause, parts_of
+
+ROOT = Path(__file__).resolve().parents[1]
+RUN = ROOT / ".run" / "bench"
+MEMORY = Path("/dev/shm/elastipod-bench-restart")  # noqa: S108 a memory file system, as in a pod
+SIDES = {"process": "new processes", "memory": "in memory", "crash": "crash"}
+MARKS: dict[str, tuple[Mark | str, ...]] = {
+    "new processes, 2 -> 4": NEW_PROCESSES,
+    "new processes, 4 -> 2": NEW_PROCESSES,
+    "in memory, 2 -> 4": IN_MEMORY,
+    "in memory, 4 -> 2": IN_MEMORY,
+    "crash, 2 -> 2": CRASH,
+}
+REACH = {"new processes, 2 -> 4": 0.4, "new processes, 4 -> 2": 0.4, "crash, 2 -> 2": 0.3}
+NOISY = 0.05
+BEGIN, END = "<!-- bench restart: begin -->", "<!-- bench restart: end -->"
+
+
+def main() -> int:
+    """Give 0 when every row was measured and reached what it is to reach."""
+    options = _options()
+    load_1m, noise, samples = os.getloadavg()[0], [busy_share(2.0)], Samples()
+    found: list[Pause] = []
+    shutil.rmtree(RUN / "restart", ignore_errors=True)
+    for repetition in range(1, options.repeat + 1):
+        for side in options.sides:
+            print(f"restart {repetition}/{options.repeat}: {SIDES[side]}", flush=True)
+            noise.append(wait_for_quiet(NOISY, options.wait_for_quiet))
+            found += _run(RUN / "restart" / f"{repetition}-{side}", side, samples)
+    rows = _rows(samples, options.sides)
+    machine = f"{describe()}; before a run others used {median(noise):.1%} of it, at most {max(noise):.1%}"
+    name = "restart" if options.sides == list(SIDES) else "restart-part"
+    write_json(RUN / f"{name}.json", report(name, rows, machine=machine, load_1m=rounded(load_1m), versions={}))
+    write_json(RUN / f"{name}-spans.json", [asdict(each) for each in found])
+    print(f"\n{table(rows)}\n\n{machine}; {RUN / name}.json")
+    if options.page is not None:
+        _write_into(options.page, found, machine)
+    return conclude(rows)
+
+
+def _run(folder: Path, side: str, samples: Samples) -> list[Pause]:
+    folder.mkdir(parents=True)
+    shutil.rmtree(MEMORY, ignore_errors=True)
+    session = LmSession(folder, MEMORY)
+    with Processes() as processes:
+        try:
+            session.run(processes, side)
+        except Failed as error:
+            samples.fail("ours", side, str(error))
+            print(f"    FAILED: {error}", flush=True)
+        finally:
+            shutil.rmtree(MEMORY, ignore_errors=True)
+    for pause in session.found:
+        samples.add("ours", pause.kind, pause.pause_s)
+        for name, seconds in parts_of(pause, MARKS[pause.kind]):
+            samples.add(pause.kind, name, seconds)
+        print(f"    {pause.kind}: {pause.pause_s:.3f}", flush=True)
+    return session.found
+
+
+def _rows(samples: Samples, sides: Sequence[str]) -> list[Row]:
+    rows: list[Row] = []
+    for kind, marks in MARKS.items():
+        if not any(kind.startswith(SIDES[side]) for side in sides):
+            continue
+        reach = Reach.median(REACH[kind]) if kind in REACH else None
+        how = "examples/lm under real agents, beyond a usual step; without operator and cluster"
+        rows.append(Row(metric=f"pause, {kind}", unit="s", ours=samples.spread("ours", kind), reach=reach, how=how))
+        rows += [
+            Row(metric=f"{kind}: {name}", unit="s", ours=samples.spread(kind, name), how="a part of this pause")
+            for name in (mark if isinstance(mark, str) else mark.name for mark in marks)
+        ]
+    return rows
+
+
+def _write_into(page: Path, found: Sequence[Pause], machine: str) -> None:
+    """Replace what stands between the marks of a page. Raises ValueError when it has none."""
+    before, rest = page.read_text("utf-8").split(BEGIN)
+    _, after = rest.split(END)
+    page.write_text(f"{before}{BEGIN}\n{_markdown(found, machine)}\n{END}{after}", "utf-8")
+
+
+def _markdown(found: Sequence[Pause], machine: str) -> str:
+    """Give a table for each group of changes that have the same parts: milliseconds, medians."""
+    texts = [f"Medians in milliseconds. {machine}."]
+    for marks in (NEW_PROCESSES, IN_MEMORY, CRASH):
+        of_kind = {kind: [each for each in found if each.kind == kind] for kind in MARKS if MARKS[kind] is marks}
+        measured = {kind: pauses for kind, pauses in of_kind.items() if pauses}
+        if not measured:
+            continue
+        lines = [f"| part | {' | '.join(measured)} |", "|---" * (1 + len(measured)) + "|"]
+        parts = {kind: [dict(parts_of(each, marks)) for each in pauses] for kind, pauses in measured.items()}
+        for mark in marks:
+            name = mark if isinstance(mark, str) else mark.name
+            cells = [f"{1000 * median(each[name] for each in of):.0f}" for of in parts.values()]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+        whole = [
+            f"{1000 * spread.median:.0f} ({1000 * spread.min:.0f} to {1000 * spread.max:.0f}, n={len(pauses)})"
+            for pauses in measured.values()
+            for spread in [Spread.of([each.pause_s for each in pauses])]
+        ]
+        lines.append(f"| **pause** | {' | '.join(whole)} |")
+        texts.append("\n".join(lines))
+    return "\n\n".join(texts)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.restart", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--repeat", type=int, default=5, help="runs of every side (default: 5)")
+    parser.add_argument("--sides", type=lambda text: text.split(","), default=list(SIDES), help=f"of {','.join(SIDES)}")
+    parser.add_argument("--page", type=Path, help="a page with the marks between which the table is written")
+    parser.add_argument("--wait-for-quiet", type=float, default=30.0, help="maximum seconds to wait before each run")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
