@@ -34,13 +34,8 @@ def test_a_part_ends_with_the_last_process_and_the_parts_are_the_whole() -> None
         Span(4, 11.6, 11.7, "build"),  # after the first step
     ]
     found = parts_of(pause(*spans), MARKS)
-    assert found == [
-        ("copying", pytest.approx(0.2)),
-        (READY, pytest.approx(0.1)),
-        ("importing", pytest.approx(0.3)),
-        ("building", pytest.approx(0.3)),
-        ("the rest", pytest.approx(0.35)),
-    ]
+    assert [name for name, _ in found] == ["copying", READY, "importing", "building", "the rest"]
+    assert [seconds for _, seconds in found] == pytest.approx([0.2, 0.1, 0.3, 0.3, 0.35])
     assert sum(seconds for _, seconds in found) == pytest.approx(pause().pause_s)
 
 
