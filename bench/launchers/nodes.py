@@ -73,6 +73,9 @@ class AgentNodes:
             command = [str(self.launcher.python), "-m", "elastipod_agent", *arguments]
             env |= {"PYTHONPATH": str(REPOSITORY / "agent"), "KUBERNETES_SERVICE_HOST": "127.0.0.1"}
             env |= {"ELASTIPOD_JOB": "bench/agent", "ELASTIPOD_POD": f"node-{number}"}
+            env |= {
+                "ELASTIPOD_FAILURE_DOMAIN": f"node-{number}"
+            }  # else no copy of a shard is made: all share this host
         else:
             command = [str(self.launcher.python.with_name("hyperpodrun")), "--nproc-per-node=1", *arguments]
             env |= {"HYPERPOD_SIGNAL_COORDINATION": "distributed"}  # else each rank stops after a step of its own

@@ -7,7 +7,7 @@ import time
 from itertools import pairwise
 from statistics import median
 
-from bench.common.processes import Processes
+from bench.common.processes import Failed, Processes
 from bench.launchers import steplog
 from bench.launchers.nodes import AgentNodes
 from bench.launchers.session import Session
@@ -96,6 +96,9 @@ class CostSession(ResizeSession):
                 for node in two:
                     nodes.until_ready(node)
                 self._start(operator, [node.client for node in two])
+                for path in self.folder.glob("node-*.txt"):
+                    if "there are no copies" in (said := path.read_text("utf-8", "replace")):
+                        raise Failed(f"no copies are made: {said[-200:]}")
                 self._add_costs(self.job.world)
         finally:
             operator.close()
