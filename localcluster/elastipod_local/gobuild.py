@@ -13,9 +13,8 @@ from typing import Any
 
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.golang import go_environment, go_program
-from elastipod_local.host import Progress, quiet, run, tail_of
+from elastipod_local.host import Progress, ends_with_parent, quiet, run, tail_of
 from elastipod_local.paths import PACKAGE, cache_dir
-from elastipod_local.processes import ends_with_parent
 from elastipod_local.state import BUILD_WAIT_S, exclusive
 
 BUILD_DEADLINE_S = 3600

@@ -60,6 +60,11 @@ def find_program(name: str) -> Path | None:
     return Path(found) if found else None
 
 
+def ends_with_parent(command: Sequence[str | Path]) -> list[str]:
+    """Give the command made so that the kernel kills its process when ours dies, whatever ours dies of."""
+    return ["setpriv", "--pdeathsig", "KILL", "--", *map(str, command)]
+
+
 def run(
     command: Sequence[str | Path],
     *,
@@ -69,19 +74,26 @@ def run(
     check: bool = True,
     cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end and give its output as text.
+    """Run a program to its end, which is no later than ours, and give its output as text.
 
     Raises CommandError with the last lines that it wrote to stderr when it fails (unless check is False) or takes
     longer than timeout_s.
     """
     words = [str(word) for word in command]
+    environment = tool_environment(env)
+    if not shutil.which(words[0], path=environment["PATH"]):
+        raise LocalClusterError(f"the program {words[0]} was not found; is it installed?")
     shown = " ".join(words[:6]) + (" ..." if len(words) > 6 else "")
     try:
         done = subprocess.run(
-            words, input=input, text=True, capture_output=True, timeout=timeout_s, env=tool_environment(env), cwd=cwd
+            ends_with_parent(words),
+            input=input,
+            text=True,
+            capture_output=True,
+            timeout=timeout_s,
+            env=environment,
+            cwd=cwd,
         )
-    except FileNotFoundError as missing:
-        raise LocalClusterError(f"the program {words[0]} was not found; is it installed?") from missing
     except subprocess.TimeoutExpired as late:
         raise CommandError(f"`{shown}` did not end within {timeout_s:g} s", 124, "") from late
     if check and done.returncode != 0:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastipod_local.errors import LocalClusterError
-from elastipod_local.host import tool_environment
+from elastipod_local.host import ends_with_parent, tool_environment
 
 TAG = "ELASTIPOD_LOCAL_CLUSTER"
 
@@ -47,11 +47,6 @@ def _stat(pid: int) -> list[str] | None:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-
-
-def ends_with_parent(command: Sequence[str | Path]) -> list[str]:
-    """Give the command made so that the kernel kills its process when ours dies, whatever ours dies of."""
-    return ["setpriv", "--pdeathsig", "KILL", "--", *map(str, command)]
 
 
 def isolated(command: Sequence[str | Path]) -> list[str]:

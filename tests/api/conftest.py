@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kubernetes.aio import client, config
 from tests.api.kueue_objects import FAIR_KUEUE
 from tests.api.rights import audit_flags
 from tests.patience import PATIENCE_S
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  # xdist has no annotations
 
 from elastipod_local.cluster import Cluster
 from elastipod_local.host import wait_until
@@ -18,6 +21,20 @@ from elastipod_local.kueue_config import KueueOptions
 from elastipod_operator.kube.api import Api
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+USES_KUEUE = re.compile("(?:kueue_server|kueue_namespace|fair_jobs_server)[:,]")  # in the arguments of a test
+
+
+class FilesOfKueueTogether(LoadFileScheduling):  # type: ignore[misc]  # as above
+    """File after file, those that ask for Kueue as if they were one: only one of the processes starts its API servers."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "kueue" if USES_KUEUE.search((CHECKOUT / file).read_text("utf-8")) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Say which process runs which test, where files stay together."""
+    return FilesOfKueueTogether(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,7 @@ from tests.objects import list_objects
 from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
-from elastipod_local.host import wait_until
-from elastipod_local.processes import ends_with_parent
+from elastipod_local.host import ends_with_parent, wait_until
 
 LEASE = "elastipod-operator"
 REFUSED = "the operator cannot continue"

@@ -103,6 +103,7 @@ def test_kueue_has_the_rights_of_its_chart_and_needs_no_more(kueue_server: Clust
     assert "forbidden" not in log
 
 
+@pytest.mark.long("variants")
 def test_two_clusters_have_a_kueue_each(
     kueue_server: Cluster, fair_kueue_server: Cluster, kueue_namespace: str
 ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from tests.api.kueue_objects import API, apply, let_a_second_pass, workload
 from tests.objects import get_object, list_objects
 from tests.patience import PATIENCE_S
@@ -150,6 +151,7 @@ def _state(body: Body) -> str:
     return "evicted" if states.get("Evicted") == "True" else "admitted"
 
 
+@pytest.mark.long("churn")
 def test_the_model_of_the_simulator_says_what_kueue_does(kueue_server: Cluster, kueue_namespace: str) -> None:
     run = kueue_namespace.removeprefix("test-")[:4]
     stages = {

@@ -20,7 +20,7 @@ from tests.e2e.conftest import OPERATOR_NAMESPACE
 
 from elastipod_local.api import ApiServer
 from elastipod_local.cluster import Cluster
-from elastipod_local.processes import ends_with_parent
+from elastipod_local.host import ends_with_parent
 
 # What an operator says when the API server kept it waiting for too long.
 OTHERS_DOING = ("the lease was lost", "Request attempt")

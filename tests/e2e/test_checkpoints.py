@@ -34,6 +34,7 @@ def cases() -> Iterator[Cases]:
             "reshard",
             [["plain", 1], ["ddp", 2], ["fsdp", 4], ["hsdp", 4], ["ddp", 3], ["fsdp", 2]],
             id="sharded",
+            marks=pytest.mark.long("variants"),
         ),
         pytest.param("reshard", [["ddp", 2], ["plain", 1], ["ddp", 3]], id="replicated"),
         pytest.param("reshard, in teams", [["fsdp", 6], ["hsdp", 4], ["ddp", 5]], id="in teams"),
@@ -53,7 +54,10 @@ def test_one_state_goes_through_every_way_of_sharding(
         assert len(set(map(tuple, noises))) == size, "each rank has random numbers of its own"
 
 
-@pytest.mark.parametrize("in_memory", [False, True], ids=["durable", "memory"])
+@pytest.mark.parametrize(
+    "in_memory",
+    [pytest.param(False, id="durable", marks=pytest.mark.long("variants")), pytest.param(True, id="memory")],
+)
 def test_what_has_no_optimizer_state_yet_has_none_in_any_world(cases: Cases, tmp_path: Path, in_memory: bool) -> None:
     path = [["ddp", 2], ["ddp", 2], ["fsdp", 4], ["fsdp", 4], ["hsdp", 4]]
     path += [["ddp", 4]] if in_memory else [["plain", 1], ["fsdp", 3]]
@@ -70,7 +74,10 @@ def test_what_has_no_optimizer_state_yet_has_none_in_any_world(cases: Cases, tmp
                 assert saved == further, "training went on to the last bit"
 
 
-@pytest.mark.parametrize("in_memory", [False, True], ids=["durable", "memory"])
+@pytest.mark.parametrize(
+    "in_memory",
+    [pytest.param(False, id="durable"), pytest.param(True, id="memory", marks=pytest.mark.long("variants"))],
+)
 def test_several_models_and_optimizers_go_through_every_way_of_sharding(
     cases: Cases, tmp_path: Path, in_memory: bool
 ) -> None:
@@ -100,8 +107,10 @@ def test_ranks_that_hold_different_things_are_refused_when_they_save(cases: Case
     ("nodes", "tp", "in_memory"),
     [
         pytest.param(PIPELINES, 1, False, id="durable"),
-        pytest.param(PIPELINES, 1, True, id="memory"),
-        pytest.param([range(4), range(8), range(4)], 2, False, id="with tensor parallelism"),
+        pytest.param(PIPELINES, 1, True, id="memory", marks=pytest.mark.long("variants")),
+        pytest.param(
+            [range(4), range(8), range(4)], 2, False, id="with tensor parallelism", marks=pytest.mark.long("variants")
+        ),
     ],
 )
 def test_a_pipeline_goes_on_with_more_and_fewer_replicas_of_each_stage(
@@ -138,7 +147,7 @@ def test_stages_of_the_same_names_are_refused_and_layers_may_move_between_stages
     assert moved == "loaded 1"
 
 
-@pytest.mark.parametrize("case", ["memory", "memory, in teams"])
+@pytest.mark.parametrize("case", [pytest.param("memory", marks=pytest.mark.long("variants")), "memory, in teams"])
 def test_memory_of_nodes_outlives_processes_and_one_node(cases: Cases, tmp_path: Path, case: str) -> None:
     told = cases.run(case, tmp_path)
     fresh = ["memory", 4, told["saved"]]
@@ -156,7 +165,7 @@ def test_replicated_state_is_kept_once_per_node_and_sent_to_newcomers(cases: Cas
     assert told["grown to four"] == [["memory", 3, digest]] * 4
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long("variants")), 3])
 def test_a_flipped_bit_of_one_replica_does_not_live_on(cases: Cases, tmp_path: Path, size: int) -> None:
     told = cases.run("flipped", tmp_path, size)
     wanted = ["memory", 4, told["saved"][1]] if size == 3 else ["memory", 2, told["saved"][0]]
@@ -193,7 +202,9 @@ def test_what_fails_on_one_rank_is_raised_on_all_and_the_world_goes_on(cases: Ca
     assert there == "[6, 5]"
 
 
-@pytest.mark.parametrize("case", ["lost ranks", "lost ranks, in teams"])
+@pytest.mark.parametrize(
+    "case", [pytest.param("lost ranks", marks=pytest.mark.long("variants")), "lost ranks, in teams"]
+)
 def test_a_rank_that_is_lost_in_a_save_costs_that_save_and_nothing_else(
     cases: Cases, tmp_path: Path, case: str
 ) -> None:

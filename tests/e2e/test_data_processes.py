@@ -49,6 +49,7 @@ def losses_of(fork_server: TorchForkServer, folder: Path, mode: str, fate: list[
         job.run.close()
 
 
+@pytest.mark.long("data")
 def test_ddp_fsdp2_and_hsdp_give_the_gradient_of_one_process(
     fork_server: TorchForkServer, tmp_path: Path, seed: int
 ) -> None:
@@ -78,6 +79,7 @@ def test_resizes_and_crashes_leave_every_bit_of_the_loss_as_it_was(
     assert undisturbed[STEPS] < undisturbed[1] - 1, "it learns, so that equal losses say something"
 
 
+@pytest.mark.long("data")
 def test_resizes_under_ddp_change_the_loss_by_rounding_only(
     fork_server: TorchForkServer, undisturbed: dict[int, float], tmp_path: Path
 ) -> None:

@@ -181,6 +181,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long("variants")
 def test_forked_workers_train_as_executed_ones_do(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING, "utf-8")
     with run_warm(tmp_path, "--nproc-per-node=2", "train.py", is_warm=False) as run:

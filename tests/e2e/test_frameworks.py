@@ -108,11 +108,7 @@ VARIANT = pytest.mark.long("variants")
 
 @pytest.mark.parametrize(
     "script",
-    [
-        # LoRA DPO has what is special about adapters and about TRL.
-        pytest.param(script, id=name, marks=[] if name in ("tokens", "LoRA DPO") else [VARIANT])
-        for name, script in TRAINERS.items()
-    ],
+    [pytest.param(script, id=name, marks=[] if name == "tokens" else [VARIANT]) for name, script in TRAINERS.items()],
 )
 def test_the_trainer_resizes(make_run: MakeRun, script: tuple[str, ...]) -> None:
     name, *options = script
@@ -156,7 +152,7 @@ def test_a_torn_checkpoint_is_not_resumed_from(make_run: MakeRun) -> None:
     assert report.steps_repeated[2] >= 4
 
 
-@pytest.mark.parametrize("example", ["accelerate", "lightning"])
+@pytest.mark.parametrize("example", [pytest.param("accelerate", marks=VARIANT), "lightning"])
 def test_a_loop_of_accelerate_or_lightning_resizes(make_run: MakeRun, example: str) -> None:
     script = f"examples/{example}/train.py"
     undisturbed = make_run(script, *JOB)
@@ -169,11 +165,12 @@ def test_a_loop_of_accelerate_or_lightning_resizes(make_run: MakeRun, example: s
     check_losses(run.losses(), undisturbed.losses())
 
 
+@VARIANT
 @pytest.mark.parametrize(
     "options",
     [
         pytest.param((f"--steps={STEPS}",), id="of unknown length"),
-        pytest.param(("--count", f"--epochs={EPOCHS}"), id="counted", marks=VARIANT),
+        pytest.param(("--count", f"--epochs={EPOCHS}"), id="counted"),
     ],
 )
 def test_a_stream_resizes(make_run: MakeRun, tmp_path: Path, options: tuple[str, ...]) -> None:
@@ -194,7 +191,11 @@ LEAVES = ("--leave-after", *map(str, DRAINS))
 
 
 @pytest.mark.parametrize(
-    "script", [("tests/e2e/trainer_worker.py", "mean", "--dropout=0.2"), ("tests/e2e/lightning_worker.py",)]
+    "script",
+    [
+        ("tests/e2e/trainer_worker.py", "mean", "--dropout=0.2"),
+        pytest.param(("tests/e2e/lightning_worker.py",), marks=VARIANT),
+    ],
 )
 def test_drains_around_the_end_of_an_epoch_leave_no_trace_not_even_in_random_numbers(
     make_run: MakeRun, script: tuple[str, ...]

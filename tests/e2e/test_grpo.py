@@ -26,6 +26,7 @@ def fork_server() -> Iterator[TorchForkServer]:
     server.close()
 
 
+@pytest.mark.long("variants")
 def test_trainers_resize_between_phases_and_helpers_come_and_go(fork_server: TorchForkServer, tmp_path: Path) -> None:
     exchange = tmp_path / "exchange"
     alone = TrainingRun(fork_server, tmp_path / "alone", SCRIPT, ["--epochs=2", f"--exchange-dir={tmp_path / 'none'}"])

@@ -47,6 +47,7 @@ def states_since_start(hyp: Hyp, name: str) -> list[str]:
     return states[1:] if states[0] == "Unknown" else states
 
 
+@pytest.mark.long("hyp")
 def test_hyp_from_create_to_delete(job: JobRun, cluster: Cluster, hyp: Hyp) -> None:
     of_job = ("hyp-pytorch-job", "--job-name", job.name)
     assert f"Successfully submitted HyperPodPytorchJob '{job.name}'" in create(hyp, job.name)

@@ -119,7 +119,15 @@ def test_a_mistake_of_a_change_is_seen_before_it_counts(play: Any, mutant: str, 
     assert job.report.exact, told
 
 
-@pytest.mark.parametrize("launcher", [(), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")])
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        (),
+        pytest.param(
+            ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"), marks=pytest.mark.long("variants")
+        ),
+    ],
+)
 def test_the_example_runs_without_an_agent(launcher: tuple[str, ...], tmp_path: Path) -> None:
     script = SCRIPTS / "in_memory" / "train.py"
     folders = [f"--checkpoint-dir={tmp_path / 'checkpoints'}", f"--sample-log-dir={tmp_path / 'samples'}"]

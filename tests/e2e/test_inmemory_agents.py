@@ -60,7 +60,13 @@ def agents(run_agent: RunAgent, tmp_path: Path) -> Any:
     return make
 
 
-@pytest.mark.parametrize("arguments", [(), ("--inprocess-restart",)], ids=["plain", "in-process restart"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param((), id="plain"),
+        pytest.param(("--inprocess-restart",), id="in-process restart", marks=pytest.mark.long("variants")),
+    ],
+)
 def test_a_killed_worker_is_replaced_and_a_resize_keeps_processes(
     arguments: tuple[str, ...], agents: Any, tmp_path: Path
 ) -> None:

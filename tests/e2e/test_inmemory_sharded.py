@@ -91,7 +91,13 @@ def assert_as_if_nothing_happened(job: Played, undisturbed: dict[str, str]) -> N
     assert whole_state(job.folder) == undisturbed, job.told()
 
 
-@pytest.mark.parametrize(("mesh", "sizes"), [({"shard": -1}, (2, 5, 3)), (HSDP, (2, 4, 2))], ids=["FSDP2", "HSDP"])
+@pytest.mark.parametrize(
+    ("mesh", "sizes"),
+    [
+        pytest.param({"shard": -1}, (2, 5, 3), id="FSDP2"),
+        pytest.param(HSDP, (2, 4, 2), id="HSDP", marks=pytest.mark.long("variants")),
+    ],
+)
 def test_planned_changes_keep_processes_and_repeat_no_step(
     play: Any, undisturbed: dict[str, str], mesh: dict[str, int], sizes: tuple[int, int, int]
 ) -> None:

@@ -268,9 +268,21 @@ def test_a_second_cluster_lives_beside_and_leaves_nothing(cluster: Cluster, tmp_
 @pytest.mark.parametrize(
     ("moment", "signum", "returncode"),
     [
-        pytest.param("starting the control plane", signal.SIGKILL, -signal.SIGKILL, id="killed early"),
+        pytest.param(
+            "starting the control plane",
+            signal.SIGKILL,
+            -signal.SIGKILL,
+            id="killed early",
+            marks=pytest.mark.long("variants"),
+        ),
         pytest.param("starting node-1", signal.SIGKILL, -signal.SIGKILL, id="killed while nodes are made"),
-        pytest.param("waiting for the nodes", signal.SIGKILL, -signal.SIGKILL, id="killed late"),
+        pytest.param(
+            "waiting for the nodes",
+            signal.SIGKILL,
+            -signal.SIGKILL,
+            id="killed late",
+            marks=pytest.mark.long("variants"),
+        ),
         pytest.param("starting node-1", signal.SIGINT, 130, id="ctrl-c while nodes are made"),
     ],
 )

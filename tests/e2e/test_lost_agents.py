@@ -105,6 +105,7 @@ def test_an_agent_that_ends_while_its_pod_lives(
     )
 
 
+@pytest.mark.long("power-loss")
 def test_the_only_replica_on_a_node_that_loses_power(cluster: Cluster) -> None:
     """Its node being not ready decides, long before Kubernetes would drive the pod away (after five minutes)."""
     job = begun(cluster, "lone-replica", AGENT, 1)

@@ -63,7 +63,7 @@ def memory_group() -> Iterator[Path]:
     ("room_mib", "images", "warnings"),
     [
         pytest.param(STATE_MIB * 3 // 2, 0, 1, id="too little for two images"),
-        pytest.param(STATE_MIB * 4, 2, 0, id="enough"),
+        pytest.param(STATE_MIB * 4, 2, 0, id="enough", marks=pytest.mark.long("variants")),
     ],
 )
 def test_images_do_not_pass_the_containers_limit(tmp_path: Path, room_mib: int, images: int, warnings: int) -> None:

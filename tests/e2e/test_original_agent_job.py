@@ -120,6 +120,7 @@ def write_whole(path: Path, text: str) -> None:
     new.replace(path)
 
 
+@pytest.mark.long("differential")
 def test_a_job_with_the_original_agent(job: JobRun, cluster: Cluster, scripts: None) -> None:
     job.spec = manifest_spec(job.name, replicas=2)
     assert "created" in job.apply_again()

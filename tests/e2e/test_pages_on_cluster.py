@@ -65,6 +65,7 @@ def shell_blocks_of_clean_up() -> str:
     return script
 
 
+@pytest.mark.long("pages")
 def test_the_tutorials_job_runs_its_script(cluster: Cluster, tmp_path: Path) -> None:
     tutorial = page("docs/tutorial.md")
     _, after = tutorial.blocks("python")

@@ -24,6 +24,7 @@ def fork_server() -> Iterator[TorchForkServer]:
     server.close()
 
 
+@pytest.mark.long("variants")
 def test_a_pipeline_goes_on_with_other_numbers_of_replicas(fork_server: TorchForkServer, tmp_path: Path) -> None:
     runs = [TrainingRun(fork_server, tmp_path / name, SCRIPT, ["--epochs=3"]) for name in ("undisturbed", "resized")]
     undisturbed, resized = runs

@@ -115,7 +115,7 @@ def check_end(job: Job, undisturbed: dict[str, str], *, stay: tuple[int, int]) -
 
 @pytest.mark.parametrize(
     "mesh",
-    [pytest.param({"shard": -1}, id="FSDP2", marks=pytest.mark.long("variants")), pytest.param(HSDP, id="HSDP")],
+    [pytest.param({"shard": -1}, id="FSDP2"), pytest.param(HSDP, id="HSDP", marks=pytest.mark.long("variants"))],
 )
 def test_a_lower_size_takes_the_last_two_after_they_have_given_their_shards_away(
     mesh: dict[str, int],

@@ -61,7 +61,7 @@ def undisturbed(make_run: MakeRun) -> dict[int, float]:
     [
         pytest.param((WITH_STATE,), id="State"),
         pytest.param((LOWER_LEVEL, "--parallel=ddp"), id="ddp", marks=pytest.mark.long("variants")),
-        pytest.param((LOWER_LEVEL, "--parallel=fsdp2"), id="fsdp2"),
+        pytest.param((LOWER_LEVEL, "--parallel=fsdp2"), id="fsdp2", marks=pytest.mark.long("variants")),
     ],
 )
 def test_resizes_and_a_crash_leave_no_trace_in_the_training(
