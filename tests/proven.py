@@ -1,13 +1,12 @@
 """Write docs/reference/proven.md: what is proven, and how much, from the reports of runs. No figure in it is typed by hand.
 
-Usage: python -m tests.proven. `make proven` calls it, and fills the page of tested versions too. It reads what whole tiers
-(`make test`) and long runs (`make test-long`) left below .run, and counts lines of code and tests in the checkout. What has
-no report is named as such.
+Usage: python -m tests.proven. `make proven` calls it, and writes the pages of benchmarks and of tested versions too. It reads
+what whole tiers (`make test`), long runs (`make test-long`) and benchmarks (`make bench`) left below .run, keeps the newest
+report of each (`kept_reports.py`), and counts lines of code and tests in the checkout. What has no report is named as such.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -18,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests import tested_versions
+from tests import benchmark_page, kept_reports, tested_versions
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference" / "proven.md"
+BENCHMARKS = ROOT / "docs" / "reference" / "benchmarks.md"
 TIERS = ("unit", "sim", "api", "e2e", "chart")
 LONG_RUN = re.compile(r'mark\.long\("([a-z-]+)"\)')
 TEST = re.compile(r"^(?:async )?def test_", re.MULTILINE)
@@ -38,22 +38,30 @@ class Evidence:
     tiers: Mapping[str, Mapping[str, Any]]
     long_runs: Mapping[str, Mapping[str, Any]]
     known_long_runs: Sequence[str]
+    benchmarks: Mapping[str, Mapping[str, Any]]
+    known_benchmarks: Sequence[str]
     functions: Mapping[str, int]
     lines: Mapping[str, int]
     where: str
 
 
 def read_evidence(root: Path = ROOT) -> Evidence:
-    """Read the reports below .run, and count tests and lines of the files that git tracks."""
+    """Read the reports below .run and those that are kept, and count tests and lines of the files that git tracks."""
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=root, check=True, capture_output=True, text=True).stdout
     texts = {name: (root / name).read_text() for name in listed.split() if (root / name).is_file()}
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, check=True, capture_output=True, text=True)
     parts = ("operator", "agent", "localcluster", "tests", "bench", "examples")
     tests = [text for name, text in texts.items() if name.startswith("tests/")]
+    runs = sorted({name for text in tests for name in LONG_RUN.findall(text)})
+    benchmarks = sorted(path.stem for path in (root / "bench").glob("*.py"))
+    names = {"tests": frozenset(TIERS), "long": frozenset(runs), "bench": frozenset(benchmarks)}
+    reports = kept_reports.with_those_below(root / ".run", kept_reports.read(root), names)
     return Evidence(
-        tiers=_reports(root / ".run" / "tests"),
-        long_runs=_reports(root / ".run" / "long"),
-        known_long_runs=sorted({name for text in tests for name in LONG_RUN.findall(text)}),
+        tiers=reports["tests"],
+        long_runs=reports["long"],
+        known_long_runs=runs,
+        benchmarks=reports["bench"],
+        known_benchmarks=benchmarks,
         functions={
             tier: sum(len(TEST.findall(text)) for name, text in texts.items() if name.startswith(f"tests/{tier}/"))
             for tier in TIERS
@@ -63,10 +71,6 @@ def read_evidence(root: Path = ROOT) -> Evidence:
         },
         where=f"commit {head.stdout.strip()}, {os.cpu_count()} CPUs, {platform.machine()}, Python {platform.python_version()}",
     )
-
-
-def _reports(folder: Path) -> dict[str, dict[str, Any]]:
-    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
 def page(evidence: Evidence) -> str:
@@ -116,10 +120,12 @@ def _figure(count: float) -> str:
 
 
 def main() -> int:
-    """Write the page."""
+    """Keep the reports and write the pages."""
     PAGE.parent.mkdir(exist_ok=True)
     evidence = read_evidence()
+    kept_reports.write({"tests": evidence.tiers, "long": evidence.long_runs, "bench": evidence.benchmarks})
     PAGE.write_text(page(evidence))
+    BENCHMARKS.write_text(benchmark_page.page(evidence.known_benchmarks, evidence.benchmarks))
     tested_versions.main(evidence.long_runs)
     print(f"{PAGE.relative_to(ROOT)} is written")
     return 0

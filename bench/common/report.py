@@ -10,6 +10,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from tests.commit_under_test import commit_under_test
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -131,6 +133,7 @@ def report(
     """Give the content of a report file."""
     return {
         "name": name,
+        "commit": commit_under_test(),
         "machine": machine,
         "load_1m": load_1m,
         "versions": dict(versions),

@@ -78,7 +78,7 @@ def test_the_file_has_the_agreed_format(tmp_path: Path) -> None:
     rows = [row(Spread(0.12344, 2 / 3, 3), EIGHT, Reach.ratio(20)), row(FOUR, None)]
     write_json(path, report("agent", rows, machine="2 cores", load_1m=0.25, versions={"torch": "2.11.0"}))
     written = json.loads(path.read_text())
-    assert [*written] == ["name", "machine", "load_1m", "versions", "rows"]
+    assert [*written] == ["name", "commit", "machine", "load_1m", "versions", "rows"]
     assert written["rows"][0] == {
         "metric": "gap",
         "unit": "s",

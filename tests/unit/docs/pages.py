@@ -13,6 +13,7 @@ GENERATED = frozenset(
         "docs/api-reference.md",
         "docs/design/fields.md",
         "docs/reference/reasons.md",
+        "docs/reference/benchmarks.md",
         "docs/reference/proven.md",
         "docs/reference/python.md",
     }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests import tiers
-from tests.proven import TIERS, Evidence, page, read_evidence
+from tests import benchmark_page, kept_reports, tiers
+from tests.nonempty import every
+from tests.proven import PAGE, TIERS, Evidence, page, read_evidence
 
 
 def evidence(**more: object) -> Evidence:
@@ -29,6 +31,8 @@ def evidence(**more: object) -> Evidence:
             }
         },
         "known_long_runs": ["churn", "sim"],
+        "benchmarks": {},
+        "known_benchmarks": [],
         "functions": dict.fromkeys(TIERS, 12),
         "lines": {"operator": 12345},
         "where": "commit abc, 2 CPUs",
@@ -53,6 +57,48 @@ def test_the_checkout_is_counted() -> None:
     found = read_evidence()
     assert found.functions["unit"] > 1000
     assert "mutation" in found.known_long_runs
+
+
+def test_a_report_stays_until_a_newer_one_of_its_name_comes(tmp_path: Path) -> None:
+    """A machine that has run nothing else yet takes no other figure off the page."""
+    old = {"result": "passed", "seed": 1, "commit": "old", "counts": {}}
+    kept = {"tests": {}, "long": {"sim": old, "storm": old, "gone": old}, "bench": {}}
+    (tmp_path / "long").mkdir()
+    new = {**old, "commit": "new", "tests": {"test_one": {"outcome": "passed", "seconds": 1.5}}}
+    (tmp_path / "long" / "storm.json").write_text(json.dumps(new))
+    names = {"tests": frozenset(TIERS), "long": frozenset(("sim", "storm")), "bench": frozenset(("agent",))}
+    found = kept_reports.with_those_below(tmp_path, kept, names)
+    assert {name: report["commit"] for name, report in found["long"].items()} == {"sim": "old", "storm": "new"}
+    assert [*found["long"]["storm"]] == [*old], "single tests are not kept"
+
+
+def test_only_whole_benchmarks_are_kept(tmp_path: Path) -> None:
+    report = {"name": "agent", "commit": "abc", "machine": "2 cores", "load_1m": 0.1, "versions": {}, "rows": []}
+    (tmp_path / "bench").mkdir()
+    for name in ("agent", "agent-part"):
+        (tmp_path / "bench" / f"{name}.json").write_text(json.dumps(report))
+    (tmp_path / "bench" / "agent-runs.json").write_text("[]")
+    names = {"tests": frozenset(TIERS), "long": frozenset(("sim",)), "bench": frozenset(("agent",))}
+    assert [*kept_reports.with_those_below(tmp_path, {}, names)["bench"]] == ["agent"]
+
+
+def test_benchmarks_are_shown_with_their_peer_and_what_was_missed() -> None:
+    spread = {"min": 0.1, "median": 0.25, "max": 0.5}
+    row = {"metric": "crash", "unit": "s", "ours": spread, "peer": "torchrun", "theirs": {**spread, "median": 1.5}}
+    missed = {"metric": "hang", "unit": "s", "ours": None, "peer": None, "theirs": None}
+    rows = [{**row, "ratio": 6.0, "reach": 5, "met": True}, {**missed, "ratio": None, "reach": 1.0, "met": False}]
+    report = {"commit": "abc", "machine": "a processor, 2 cores", "load_1m": 0.1, "versions": {"torch": "2.15"}}
+    text = benchmark_page.page(["agent", "data"], {"agent": {**report, "rows": rows}})
+    assert "at commit abc, on a processor, 2 cores, torch 2.15." in text
+    assert "| crash [s] | 0.25 (0.1 to 0.5) | torchrun | 1.5 (0.1 to 0.5) | 6 | 5 | met |" in text
+    assert "| hang [s] | none |  |  |  | 1 | missed |" in text
+    assert "## data\n\nNo report." in text
+
+
+def test_the_pages_show_what_is_kept() -> None:
+    kept = kept_reports.read()
+    assert [*kept] == ["tests", "long", "bench"]
+    assert every(f"| {name} | {report['result']} |" in PAGE.read_text() for name, report in kept["long"].items())
 
 
 @pytest.mark.parametrize(
