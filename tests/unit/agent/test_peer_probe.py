@@ -24,7 +24,13 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def serving(serve: Serve) -> AsyncIterator[ProbeTarget]:
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async def serve_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        finally:  # also when the test ends first: a connection that is left open fails a later test, whichever it is
+            writer.close()
+
+    server = await asyncio.start_server(serve_and_close, "127.0.0.1", 0)
     try:
         yield ProbeTarget("127.0.0.1", server.sockets[0].getsockname()[1])
     finally:
@@ -35,14 +41,12 @@ def answering(head: bytes) -> Serve:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(head)
-        writer.close()
 
     return serve
 
 
 async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.read()
-    writer.close()
 
 
 @pytest.mark.parametrize(
