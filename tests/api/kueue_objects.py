@@ -86,6 +86,12 @@ def apply(cluster: Cluster, *objects: dict[str, Any]) -> None:
     cluster.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))
 
 
+def is_converted_by_kueue(cluster: Cluster) -> bool:
+    """Tell whether Workloads can be read and deleted only while Kueue is there: 0.15 stores them in an older version."""
+    path = "jsonpath={.spec.versions[?(@.storage==true)].name}"
+    return cluster.kubectl("get", "crd", "workloads.kueue.x-k8s.io", "-o", path) != API.rpartition("/")[2]
+
+
 def condition(cluster: Cluster, namespace: str, kind: str, name: str, condition_type: str) -> dict[str, Any]:
     """Give a condition of an object, empty while it has none of the type."""
     body = get_object(cluster, f"{kind.lower()}s", name, namespace)

@@ -36,7 +36,15 @@ def test_it_runs_on_other_versions(minor: str, tmp_path: Path, long_run: LongRun
     for folder, names in FILES.items():
         report = tmp_path / f"{Path(folder).name}.xml"
         files = [f"{folder}/test_{name}.py" for name in names]
-        options = ("-q", "-p", "no:cacheprovider", f"--kubernetes={minor}", f"--junitxml={report}")
+        options = (
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"--kubernetes={minor}",
+            f"--junitxml={report}",
+            "-o",
+            "junit_family=xunit1",
+        )
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, *files],
             cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S,

@@ -14,7 +14,7 @@ from tests.api.churn_queues import watched_paths
 from tests.api.compat_lives import operator
 from tests.api.compat_nodes import PlayedNodes
 from tests.api.etcd_history import Client, Recorder
-from tests.api.kueue_objects import apply, queues
+from tests.api.kueue_objects import apply, is_converted_by_kueue, queues
 from tests.api.queue_jobs import QUICK, Team, conditions
 from tests.api.quota_checker import JOB, POD, WORKLOAD, check
 from tests.patience import PATIENCE_S
@@ -129,14 +129,18 @@ def test_a_job_that_is_deleted_in_the_foreground_goes_after_its_pods(
     assert '"level": "error"' not in running.read_text(encoding="utf-8")
 
 
-def test_a_deleted_job_says_that_it_waits_for_kueue(team: Team) -> None:
+def test_a_deleted_job_goes_without_kueue_or_says_that_it_waits_for_it(team: Team) -> None:
     train_and_wait(team)
+    waits = is_converted_by_kueue(team.cluster)
     team.cluster.kill_role(KUEUE)
     try:
         delete(team)
         team.until(lambda: not team.pods("leaves"), "the pods to be gone", "leaves")
-        why = "the job's quota could not be returned: "
-        team.until(lambda: team.warning("leaves").startswith(why), "the reason why it stays", "leaves")
+        if waits:
+            why = "the job's quota could not be returned: "
+            team.until(lambda: team.warning("leaves").startswith(why), "the reason why it stays", "leaves")
+        else:
+            wait_until(lambda: not names(team, "hpjob"), deadline_s=PATIENCE_S, what="the job to be gone", every_s=0.2)
     finally:
         team.cluster.start_role(KUEUE)
     is_all_gone = lambda: not (names(team, "hpjob") or names(team, WORKLOADS))  # noqa: E731
