@@ -17,7 +17,7 @@ from elastipod_local.versions import KUBERNETES_VERSION, KUEUE_VERSION
 PAGE = page("docs/reference/versions.md")
 # A promise of a version, and what has to follow it at once.
 PROMISE = re.compile(r"\b(Kubernetes|Kueue)\b[^\n.]*?(?:\]\(\S+\)[^\n.]*?)?(?<!install Kueue )\b\d\.\d+ or newer(.*)")
-MARK = re.compile(r"[ ,(\[]+tested with (\d\.\d+) only")
+MARK = re.compile(r"[ ,(\[]+tested with (\d\.\d+ only|\d\.\d+(?:, \d\.\d+)* and \d\.\d+)")
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -86,7 +86,19 @@ def minor_of(version: str) -> str:
     return version.lstrip("v").rsplit(".", 1)[0]
 
 
-TESTED = {"Kubernetes": minor_of(KUBERNETES_VERSION), "Kueue": minor_of(KUEUE_VERSION)}
+def in_words(local: str, kept: dict[str, dict[str, object]]) -> str:
+    """Say which minor versions are tested: that of the local cluster, and those of which a report is kept."""
+    *others, last = sorted({minor_of(local), *kept}, key=lambda minor: int(minor.split(".")[1]))
+    return f"{', '.join(others)} and {last}" if others else f"{last} only"
+
+
+def words_of_reports() -> dict[str, str]:
+    kept = tested_versions.read()
+    local = {"Kubernetes": KUBERNETES_VERSION, "Kueue": KUEUE_VERSION}
+    return {name: in_words(version, kept.get(name.lower(), {})) for name, version in local.items()}
+
+
+TESTED = words_of_reports()
 
 
 def unmarked(text: str) -> list[str]:
@@ -97,6 +109,13 @@ def unmarked(text: str) -> list[str]:
         if mark is None or mark[1] != TESTED[promise[1]]:
             found.append(promise[0])
     return found
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"), [((), "1.34 only"), (("1.35",), "1.34 and 1.35"), (("1.36", "1.33"), "1.33, 1.34 and 1.36")]
+)
+def test_versions_in_words(kept: tuple[str, ...], words: str) -> None:
+    assert in_words("v1.34.2", {minor: {} for minor in kept}) == words
 
 
 def test_every_promise_of_a_version_says_which_one_is_tested() -> None:
