@@ -21,7 +21,7 @@ class TeardownLimit:
     """A plugin. limit_s: for all fixtures of a test together; once that is over, for what is left of them again."""
 
     def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
+        self.limit_s = limit_s
         # The process writes there whatever pytest captures; a copy, because capturing replaces the descriptor.
         self._stderr = os.dup(2)
 
@@ -31,15 +31,15 @@ class TeardownLimit:
             return (yield)
 
         def fail(number: int, frame: FrameType | None) -> None:
-            self._say(f"the teardown of {item.nodeid} has not ended within {self._limit_s:g} s")
+            self._say(f"the teardown of {item.nodeid} has not ended within {self.limit_s:g} s")
             faulthandler.cancel_dump_traceback_later()
-            faulthandler.dump_traceback_later(self._limit_s, exit=True, file=self._stderr)
-            pytest.fail(f"the teardown of {item.nodeid} has not ended within {self._limit_s:g} s")
+            faulthandler.dump_traceback_later(self.limit_s, exit=True, file=self._stderr)
+            pytest.fail(f"the teardown of {item.nodeid} has not ended within {self.limit_s:g} s")
 
         before = signal.signal(signal.SIGALRM, fail)
-        signal.setitimer(signal.ITIMER_REAL, self._limit_s)
+        signal.setitimer(signal.ITIMER_REAL, self.limit_s)
         # Ends the process even if its main thread never runs Python again.
-        faulthandler.dump_traceback_later(2 * self._limit_s, exit=True, file=self._stderr)
+        faulthandler.dump_traceback_later(2 * self.limit_s, exit=True, file=self._stderr)
         try:
             return (yield)
         finally:

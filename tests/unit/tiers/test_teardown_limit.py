@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, TEARDOWN_S
+from tests.teardown_limit import TeardownLimit
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFTEST = """
@@ -86,3 +87,8 @@ def test_one_that_does_not_end_at_all_ends_the_process_with_the_name_of_its_test
     assert "in hangs" in said, "the stack of where it hangs"
     if options:
         assert "test_late" in said.split("short test summary")[-1], "the session goes on and names the test"
+
+
+def test_every_run_has_the_limit(pytestconfig: pytest.Config) -> None:
+    (limit,) = [one for one in pytestconfig.pluginmanager.get_plugins() if isinstance(one, TeardownLimit)]
+    assert limit.limit_s == TEARDOWN_S
