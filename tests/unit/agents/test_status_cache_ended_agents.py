@@ -49,6 +49,22 @@ async def test_what_an_agent_said_last_stays_known_after_its_end(statuses: Agent
     assert statuses.fact(POD).state is None
 
 
+async def test_an_agent_that_has_ended_is_not_listened_to_any_more(statuses: AgentStatusCache) -> None:
+    """Its address may be that of another job's pod by now, and its answers that one's."""
+    agent, other = FakeAgent(), "another pod"
+    agent.say(status="completed", generation=3)
+    async with serving(agent):
+        await answered(statuses, agent)
+        statuses.watch(other, agent.address)
+        await until(lambda: statuses.fact(other).state is AgentState.COMPLETED)
+        statuses.stop_polling(POD)
+        for state in (AgentState.READY, AgentState.RUNNING):
+            agent.say(status=state.value)
+            await until(lambda wanted=state: statuses.fact(other).state is wanted)  # type: ignore[misc]
+        assert statuses.fact(POD).state is AgentState.COMPLETED
+        statuses.forget(other)
+
+
 async def test_who_was_never_asked_can_retire_too(statuses: AgentStatusCache) -> None:
     statuses.stop_polling("never watched")
     assert statuses.fact("never watched").state is None
