@@ -120,3 +120,41 @@ def test_a_step_is_repeated_with_the_options_that_have_changed() -> None:
     assert [each.grad for each in one.parameters] == [None, None]
     one.step(None, {0: torch.tensor([[0.0, 8.0]])})
     assert one.parameters[0].tolist() == (before - 0.125 * torch.tensor([[1.0, 10.0]])).tolist()
+
+
+class Trained:
+    """A training of which one optimizer has two groups, with a frozen parameter and one that never has a gradient."""
+
+    def __init__(self, lr: float, decay: float) -> None:
+        torch.manual_seed(1)
+        self.model = nn.ModuleDict(
+            {name: nn.Linear(2, 1, bias=False) for name in ("first", "second", "frozen", "unused")}
+        )
+        self.model["frozen"].requires_grad_(False)
+        first, second, _, unused = self.model.parameters()
+        groups: list[dict[str, Any]] = [
+            {"params": [first], "lr": 0.5},
+            {"params": [second, unused], "lr": lr, "weight_decay": decay},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+        self.state = FollowedState(Members((self.model, self.optimizer)))
+
+    def values(self) -> list[list[float]]:
+        return [each.flatten().tolist() for each in self.state.parameters]
+
+
+def test_each_group_of_an_optimizer_has_its_own_options_and_what_has_no_gradient_stays() -> None:
+    lead, follower = Trained(0.25, 0.5), Trained(1.0, 0.0)
+    before = lead.values()
+    given = {0: torch.tensor([[1.0, 2.0]]), 1: torch.tensor([[4.0, 8.0]])}
+    for slot, gradient in given.items():
+        lead.state.parameters[slot].grad = gradient.clone()
+    lead.optimizer.step()
+    follower.state.step(lead.state.options(), given)
+    assert [group["lr"] for group in follower.optimizer.param_groups] == [0.5, 0.25]
+    assert [group["weight_decay"] for group in follower.optimizer.param_groups] == [0.0, 0.5]
+    assert follower.values() == lead.values()
+    assert [new == old for new, old in zip(follower.values(), before, strict=True)] == [False, False, True, True]
+    for slot, names in enumerate((["step", "exp_avg", "exp_avg_sq"], ["step", "exp_avg", "exp_avg_sq"], [], [])):
+        (_, shapes), _ = follower.state.copied(slot)
+        assert [name for number, name, *_ in shapes if number != PARAMETER] == names

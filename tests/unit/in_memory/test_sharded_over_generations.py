@@ -28,13 +28,41 @@ LEAVES_AT = 4
 InStep = Callable[[State, int], None]
 
 
-def build(mesh: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Make a model of which no tensor can be divided evenly by the worlds of these tests."""
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
-    for module in (model[0], model[2], model):
+class Net(nn.Module):
+    """A model of which no tensor can be divided evenly by the worlds of these tests, with a frozen layer and an unused one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 5)
+        self.frozen = nn.Linear(5, 5, bias=False).requires_grad_(False)
+        self.last = nn.Linear(5, 1)
+        self.unused = nn.Linear(2, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(torch.tanh(self.frozen(self.first(inputs))))
+        return found
+
+
+def build(mesh: Any) -> dict[str, object]:
+    """Make a training with two optimizers, one of which has two groups.
+
+    After the first generation all weights and options are other ones: the right ones come from the state in memory alone.
+    """
+    generation = int(os.environ.get("ELASTIPOD_GENERATION", "1"))
+    torch.manual_seed(generation)
+    model = Net()
+    for module in (model.first, model.frozen, model.last, model.unused, model):
         fully_shard(module, mesh=mesh)
-    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+    biases = [model.first.bias, model.last.bias]
+    groups: list[dict[str, Any]] = [
+        {"params": [model.first.weight, *model.unused.parameters()], "weight_decay": 0.1 * generation},
+        {"params": biases, "weight_decay": 0.0, "lr": 0.05 * generation},
+    ]
+    return {
+        "model": model,
+        "optimizer": torch.optim.AdamW(groups, lr=0.1),
+        "other": torch.optim.SGD([model.last.weight], lr=0.01 * generation, momentum=0.9),
+    }
 
 
 def train(folder: Path, in_step: InStep, reduced: InStep, **options: Any) -> list[Any]:
@@ -64,7 +92,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The weights of a single process."""
     folder = tmp_path_factory.mktemp("undisturbed")
     ((_, weights),) = run_ranks(1, lambda _: train(folder, nothing, nothing))
-    assert len(weights) == 3 * 5 + 5 + 5 + 1
+    assert len(weights) == 3 * 5 + 5 + 5 * 5 + 5 + 1 + 2 * 3 + 3
     found: list[float] = weights
     return found
 
