@@ -30,6 +30,7 @@ from elastipod_agent.server.http_messages import Head, RequestRefused
 from elastipod_operator.core.names import LABEL_JOB, LABEL_UID
 from elastipod_operator.kube.job_keys import JobKeys, key_secret_of, read_install_keys
 
+CRASH = "ValueError: the benchmark did it"
 BACKLOG = 4096
 HEAD_LIMIT = 16 * 1024
 
@@ -130,7 +131,7 @@ class Fleet:
         """Let workers of a job fail; gives how many did."""
         done = 0
         for pod in self.by_job.get(job, {}).values():
-            if done < count and pod.agent is not None and pod.agent.crash():
+            if done < count and pod.agent is not None and pod.agent.crash(CRASH):
                 pod_changed(pod)
                 done += 1
         return done
@@ -253,7 +254,7 @@ class Connection(asyncio.Protocol):
         if method == "POST":
             asked = json.loads(body) if body else {}
             code = agent.call(path, asked)
-            self._send(code, agent.status())
+            self._send(code, agent.answer())
             if path == "/start" and code == 200 and not asked.get("spare"):
                 self._note_start(asked)
             assert self._pod is not None
@@ -261,7 +262,7 @@ class Connection(asyncio.Protocol):
             return
         fields = dict(part.partition("=")[::2] for part in query.split("&") if part)
         if fields.get("after") != str(agent.version):
-            self._send(200, agent.status())
+            self._send(200, agent.answer())
             return
         self._after = fields["after"]
         self._timer = asyncio.get_running_loop().call_later(float(fields.get("wait", "0")), self._answer)
@@ -284,7 +285,7 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._send(200, self._agent.status())
+        self._send(200, self._agent.answer())
 
     def _send(self, code: int, body: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         proven = {**headers, **self._admission.answer_headers(code, body)}

@@ -17,6 +17,7 @@ from tests.api.churn_queues import CLASSES, QUEUES, _jobs_path
 from tests.api.compat_nodes import PlayedNodes
 from tests.api.etcd_history import Change, Client, Recorder
 from tests.api.jobs import job
+from tests.api.played_agent import NO_DATA
 from tests.api.quota_checker import JOB, POD, WORKLOAD
 from tests.api.quota_objects import holds_quota, lives
 from tests.patience import PATIENCE_S
@@ -96,7 +97,7 @@ class ChurnNodes(PlayedNodes):
                 if agent.state is AgentState.RUNNING and self._job_of(agent.pod) == job_name
             }
             if at_work:
-                at_work[choose(sorted(at_work))]._crash()
+                at_work[choose(sorted(at_work))].crash(NO_DATA)
             return bool(at_work)
 
         return self._call(hit())

@@ -36,7 +36,7 @@ SIZES = Sizes(starts=(64, 1000, 4000), restart=1000, jobs=100, pods=1000, repeat
 
 
 def said(agent: FakeAgent) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(agent.status())
+    value: dict[str, Any] = json.loads(agent.answer())
     return value
 
 
@@ -50,7 +50,7 @@ def test_a_fake_agent_lives_as_the_contract_says() -> None:
     assert agent.call("/start", {"generation": 2, "rank": 0}) == 200
     assert agent.call("/start", {"generation": 1, "rank": 0}) == 409
     assert agent.version == version
-    assert agent.crash()
+    assert agent.crash("it broke")
     assert said(agent)["failure"]["exitcode"] == 1
     assert agent.call("/stop", {"generation": 2, "is_graceful": False}) == 200
     assert agent.call("/start", {"generation": 3, "rank": 0}) == 200
@@ -58,7 +58,7 @@ def test_a_fake_agent_lives_as_the_contract_says() -> None:
     assert (said(agent)["status"], said(agent)["drained"], said(agent)["reason"]) == ("ready", True, "Drained")
     assert agent.call("/shutdown", {}) == 200
     assert said(agent)["status"] == "shutdown"
-    assert not agent.crash()
+    assert not agent.crash("it broke")
 
 
 def pod(uid: str, address: str = "", job: str = "one") -> dict[str, Any]:
