@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import multiprocessing
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +30,7 @@ from tests.sim.scripted_schedules import ENDING_TURNS, SCHEDULES, TURNS
 from tests.sim.simulation import Simulation
 
 LONG_RUN_S = 240.0
+SEEDS_OF_A_PROCESS = 10
 KEEPING_SCHEDULES = 20
 PREPARING = (None, Preparing.SUCCEEDS, Preparing.FAILS, Preparing.DIES)
 MAX_STORIES = 3
@@ -41,25 +45,29 @@ ALL_TURNS = TURNS | QUEUE_TURNS | ENDING_TURNS | NEIGHBOUR_TURNS
 SAMPLED = 3
 
 
-def _run_all(seeds: Iterable[int]) -> Counter[str]:
-    """Run the schedules; give what was met in them. Fails with the schedules that failed."""
-    schedules: list[str] = []
+def _play(seeds: Iterable[int]) -> tuple[list[str], Counter[str]]:
+    """Run the schedules; give those that failed, explained, and what was met in all of them."""
+    failed: list[str] = []
     met: Counter[str] = Counter()
     for seed in seeds:
         schedule = draw(seed)
         if failure_of(schedule, met) is not None:
-            schedules.append(f"{explain(schedule)}\n\nrun it again: make sim SEED={seed}")
-            if len(schedules) == MAX_STORIES:
+            failed.append(f"{explain(schedule)}\n\nrun it again: make sim SEED={seed}")
+            if len(failed) == MAX_STORIES:
                 break
-    if schedules:
-        pytest.fail("\n\n----\n\n".join(schedules), pytrace=False)
-    return met
+    return failed, met
+
+
+def _fail_with(failed: list[str]) -> None:
+    if failed:
+        pytest.fail("\n\n----\n\n".join(failed), pytrace=False)
 
 
 def test_every_schedule_keeps_the_invariants_and_ends_well(
     seeds: range, shared_folder: Path, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    met = _run_all(seeds)
+    failed, met = _play(seeds)
+    _fail_with(failed)
     if len(seeds) == 1:
         with capsys.disabled():
             print("\n" + Simulation(draw(seeds[0])).run().told())
@@ -185,14 +193,28 @@ def test_the_operator_may_die_between_any_two_calls(turn: str) -> None:
 
 @pytest.mark.long("sim")
 def test_thousands_of_schedules_keep_the_invariants(seed: int, long_run: LongRun) -> None:
-    until = time.monotonic() + LONG_RUN_S
-    tried = itertools.takewhile(lambda _: time.monotonic() < until, itertools.count(seed))
-    count = 0
+    """On all processors: each plays some seeds in a row, and then the next ones that nobody has played."""
+    until, num_processes = time.monotonic() + LONG_RUN_S, len(os.sched_getaffinity(0))
+    begins, count = itertools.count(seed, SEEDS_OF_A_PROCESS), 0
     met: Counter[str] = Counter()
-    for count, one in enumerate(tried, 1):
-        met += _run_all([one])
-        long_run.count(schedules=count, last_seed=one, faults=sum(met[name] for name in ALL_FAULTS))
+    failed: list[str] = []
+    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("fork")) as pool:
+
+        def next_ones() -> Future[tuple[list[str], Counter[str]]]:
+            first = next(begins)
+            return pool.submit(_play, range(first, first + SEEDS_OF_A_PROCESS))
+
+        under_way = {next_ones() for _ in range(num_processes)}
+        while under_way:
+            ended, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            for one in ended:
+                stories, found = one.result()
+                failed, met, count = failed + stories, met + found, count + SEEDS_OF_A_PROCESS
+                if time.monotonic() < until and not failed:
+                    under_way.add(next_ones())
+            long_run.count(schedules=count, last_seed=seed + count - 1, faults=sum(met[name] for name in ALL_FAULTS))
     long_run.detail(met=dict(sorted(met.items())))
+    _fail_with(failed[:MAX_STORIES])
     assert count
 
 
