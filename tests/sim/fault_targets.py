@@ -33,7 +33,7 @@ BLINDNESS = {
 }
 # What may keep a pod from being drained before it is killed.
 DELAYS = HINDRANCES | {"freeze_node", "cut_node", "part_nodes", "kill_node", "lose_rack", "delete_node"}
-# After these, writes of an operator that stood still may come late, and invariants about who may write do not hold.
+# During these, and for a while after them, writes may come late, and invariants about who may write do not hold.
 LATE_WRITERS = frozenset({"operator_stands_still", "second_operator"})
 # What happens to operators, and so to all of their jobs.
 OF_OPERATORS = frozenset(
@@ -67,8 +67,10 @@ UNFENCED = {
 # From one fault to the next that is not disturbed by it, and from a crash to the training after it.
 CALM_S, RECOVERED_S = 60.0, 35.0
 STARTED_S = 100.0  # a minute in which a start is not taken, and what it takes to replace the pod
-# A power loss shows at last when its node is found not ready; a slow watch adds to it.
-AFTERMATH_S = 600.0
+# A power loss shows at last when its node is found not ready, after 40 s; a slow watch adds to it.
+AFTERMATH_S = 120.0
+# From the end of an operator that writes late to when none of its writes is on its way any more.
+FENCED_AGAIN_S = 60.0
 
 Fault = Callable[["Simulation", "Event"], str]
 """Does it; gives what happened in words, nothing when it hit nobody."""

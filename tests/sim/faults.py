@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tests.sim import control_faults, network_faults, node_faults, pod_faults, user_edits
 from tests.sim.events import Event
-from tests.sim.fault_targets import DELAYS, LATE_WRITERS, QUOTA_HINDRANCES, Fault
+from tests.sim.fault_targets import DELAYS, FENCED_AGAIN_S, LATE_WRITERS, QUOTA_HINDRANCES, Fault
 from tests.sim.network_faults import KEY_FAULTS
 from tests.sim.queue_faults import QUEUE_FAULTS
 from tests.sim.storage import STORAGE_TROUBLES
@@ -39,13 +39,23 @@ def draw_of_keys(rng: Random, until: float) -> Event:
 def note(sim: Simulation, event: Event) -> None:
     """Remember what an event excuses."""
     sim.cluster.may_be_late |= event.what in DELAYS
-    is_fenced = event.what not in LATE_WRITERS
-    sim.cluster.is_fenced &= is_fenced
-    sim.checker.is_fenced &= is_fenced
+    if event.what in LATE_WRITERS:
+        _excuse_writers(sim, event.seconds + FENCED_AGAIN_S)
+    if sim.server is not None and event.what in QUOTA_HINDRANCES:
+        sim.server.watch.hinder(event.seconds)
+
+
+def _excuse_writers(sim: Simulation, seconds: float) -> None:
+    """Let no invariant about who may write hold for so long."""
+    sim.unfenced_until = max(sim.unfenced_until, sim.kernel.now + seconds)
     if sim.server is not None:
-        sim.server.watch.is_fenced &= is_fenced
-        if event.what in QUOTA_HINDRANCES:
-            sim.server.watch.hinder(event.seconds)
+        sim.server.watch.unfenced_until = max(sim.server.watch.unfenced_until, sim.unfenced_until)
+
+    def look() -> None:
+        sim.cluster.is_fenced = sim.checker.is_fenced = sim.kernel.now >= sim.unfenced_until
+
+    look()
+    sim.kernel.at(sim.unfenced_until, look)
 
 
 def inject(sim: Simulation, event: Event) -> None:

@@ -90,8 +90,11 @@ def agent_hangs(sim: Simulation, event: Event) -> str:
     if pod is None or pod.agent is None:
         return ""
     pod.agent.hangs_until = sim.kernel.now + event.seconds
-    if any(other.what == "evaluate" for other in sim.schedule.events):
-        touch(sim, pod, event)  # neither others nor steps tell that it is alive
+    is_alone = len(sim.checker.record.members) <= 1
+    if is_alone or any(other.what == "evaluate" for other in sim.schedule.events):
+        touch(
+            sim, pod, event
+        )  # neither others nor steps tell that it is alive; a pod that waits may say that it is not reached
     sim.checker.hidden(pod.name, pod.agent.hangs_until + AFTERMATH_S)
     return f"{pod.name} for {event.seconds:g} s"
 

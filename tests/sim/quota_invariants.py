@@ -32,8 +32,8 @@ class QuotaInvariantChecker:
     def __init__(self, server: KueueServer) -> None:
         self._server = server
         self.met: Counter[str] = Counter()
-        self.is_fenced = True
-        """Whether no operator acts on what it saw before others went on."""
+        self.unfenced_until = 0.0
+        """Until when an operator may act on what it saw before others went on."""
         self.hindered_until = 0.0
         """Until when faults, and what follows from them, keep operators from giving quota back in time."""
         self.num_looks = self.num_excused = 0
@@ -42,6 +42,11 @@ class QuotaInvariantChecker:
         """UIDs of Workloads that somebody else took away or made free."""
         self._waits: dict[tuple[str, bool], float] = {}
         """Since when each is to be given back, while it has pods, or has none any more."""
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether no operator acts on what it saw before others went on."""
+        return self._server.kernel.now >= self.unfenced_until
 
     @property
     def is_hindered(self) -> bool:

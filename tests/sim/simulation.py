@@ -34,6 +34,8 @@ class Simulation(JobInSimulation):
 
     def __post_init__(self) -> None:
         self.rivals: list[Simulation] = []
+        self.unfenced_until = 0.0
+        """Until when an operator may act on what it saw before others went on."""
         super().__post_init__()
 
     def _invite(self) -> None:
