@@ -92,7 +92,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The weights of a single process."""
     folder = tmp_path_factory.mktemp("undisturbed")
     ((_, weights),) = run_ranks(1, lambda _: train(folder, nothing, nothing))
-    assert len(weights) == 3 * 5 + 5 + 5 * 5 + 5 + 1 + 2 * 3 + 3
+    torch.manual_seed(1)
+    built = Net()
+    assert len(weights) == sum(each.numel() for each in built.parameters())
+    assert weights[-9:] == torch.cat([each.detach().flatten() for each in built.unused.parameters()]).tolist()
+    assert weights[20:45] == built.frozen.weight.flatten().tolist()
     found: list[float] = weights
     return found
 
