@@ -10,7 +10,7 @@ from tests.sim.events import Event
 from tests.sim.fault_targets import AFTERMATH_S, FENCED_AGAIN_S
 from tests.sim.quota_invariants import BACK_S, QuotaInvariantChecker
 from tests.sim.random_schedules import CHAOS_S
-from tests.sim.scripted_schedules import SCHEDULES
+from tests.sim.scripted_queue_schedules import QUEUE_SCHEDULES
 from tests.sim.simulation import Simulation
 
 
@@ -30,15 +30,16 @@ def test_a_fault_that_keeps_operators_from_giving_quota_back_excuses_them_for_it
 
 
 def test_writers_are_excused_while_two_operators_act_and_for_a_minute() -> None:
-    sim = Simulation(SCHEDULES["nothing happens"])
+    sim = Simulation(QUEUE_SCHEDULES["increments give way to a gang and come back"])
+    assert sim.server is not None
     faults.note(sim, Event(0.0, "second_operator", 0, 20.0))
     sim.kernel.run(5.0)
     faults.note(sim, Event(5.0, "operator_stands_still", 0, 3.0))  # it ends sooner
     seen = []
     for until in (5.0, 19.0 + FENCED_AGAIN_S, 21.0 + FENCED_AGAIN_S):
         sim.kernel.run(until)
-        seen.append((sim.cluster.is_fenced, sim.checker.is_fenced))
-    assert seen == [(False, False), (False, False), (True, True)]
+        seen.append((sim.cluster.is_fenced, sim.checker.is_fenced, sim.server.watch.is_fenced))
+    assert seen == [(False,) * 3, (False,) * 3, (True,) * 3]
 
 
 def test_the_longest_aftermath_of_the_first_fault_ends_before_all_faults_are_over() -> None:
