@@ -232,6 +232,30 @@ async def test_after_calls_to_agents_the_job_is_looked_at_again_soon(
     assert [command.path for command in sent] == (["/start"] if has_calls else [])
 
 
+async def test_the_record_is_written_before_any_agent_is_called_or_pod_supplied(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever takes over after a death in between must find what was begun."""
+    done, steps = list[str](), shell.reconciler._reconcile
+
+    def note(what: str) -> Callable[..., Any]:
+        async def step(*_: object, **__: object) -> None:
+            await asyncio.sleep(0.01)
+            done.append(what)
+
+        return step
+
+    for name in ("_write_record", "_report", "_supply"):
+        monkeypatch.setattr(steps, name, note(name))
+    monkeypatch.setattr(shell.reconciler._agents, "send", note("calls"))
+    monkeypatch.setattr(reconcile_pass, "plan", lambda observed: decided(StartWorkers(pod(0).name, 0)))
+    shell.server.put(shell.server.jobs, job_body())
+    held = Job(shell.server.jobs["job"], job(RECORD), 10, pods={pod(0).uid: pod(0)}, listed=True)
+    await steps.run(held, job_task_of(shell.reconciler))
+    assert done[0] == "_write_record"
+    assert sorted(done[1:]) == ["_report", "_supply", "calls"], "these go on at the same time"
+
+
 def test_a_command_of_another_generation_is_another_command() -> None:
     """The sender sends equal commands once while they take effect; see test_commands.py."""
 
