@@ -193,14 +193,18 @@ def test_who_cannot_renew_ends_when_its_time_since_the_last_good_request_is_over
 @pytest.mark.parametrize("there_s", [0.0, 0.4, 0.9])
 @pytest.mark.parametrize("back_s", [0.0, 0.4, 0.9])
 @pytest.mark.parametrize("after_s", [0.0, 1.0, 2.0, 3.3, 5.1, 7.7])
+@pytest.mark.parametrize("later_s", [0.0, 0.3, 1.0, 1.7], ids="standby {} s later".format)
 def test_two_never_hold_it_however_slow_the_api_server_is(
-    monkeypatch: pytest.MonkeyPatch, there_s: float, back_s: float, after_s: float
+    monkeypatch: pytest.MonkeyPatch, there_s: float, back_s: float, after_s: float, later_s: float
 ) -> None:
+    """later_s: where between two renewals the standby looks at the lease."""
+
     async def scenario(server: LeaseServer) -> None:
         mine = server.lease_of("a")
         await mine.acquire()
         server.takes_s = (there_s, back_s)
         holding = asyncio.create_task(mine.hold())
+        await asyncio.sleep(later_s)
         standby = asyncio.create_task(server.lease_of("b").acquire())
         ends: dict[str, float] = {}
         holding.add_done_callback(lambda _: ends.setdefault("holder", now()))
