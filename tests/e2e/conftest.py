@@ -12,6 +12,8 @@ from tests.agent_client import until
 from tests.e2e.agent_process import AgentProcess, until_gone
 from tests.e2e.agent_scripts import RunAgent
 from tests.e2e.job_run import JobRun
+from tests.e2e.torch_fork_server import TorchForkServer
+from tests.e2e.training_run import worker_environment
 
 from elastipod_local.cluster import Cluster
 from elastipod_local.state import NodeOptions
@@ -39,6 +41,15 @@ def job(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[JobRun]:
     run = JobRun(cluster, name)
     yield run
     run.delete()
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[TorchForkServer]:
+    """The process that workers without an agent are forked from: loading torch takes longer than most of them live."""
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # each lost connection is told with a long trace otherwise
+    server = TorchForkServer({**worker_environment(), **quiet})
+    yield server
+    server.close()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.torch_fork_server import TorchForkServer
-from tests.e2e.training_run import REPOSITORY, TrainingRun, worker_environment
+from tests.e2e.training_run import REPOSITORY, TrainingRun
 
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
@@ -19,16 +19,14 @@ SLOWLY = "--min-step-time=0.2"  # leaves time to act between two steps
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Iterator[dict[str, TrainingRun]]:
-    server = TorchForkServer(worker_environment())
+def runs(fork_server: TorchForkServer, tmp_path: Path) -> Iterator[dict[str, TrainingRun]]:
     made = {
-        name: TrainingRun(server, tmp_path / name, SCRIPT, [f"--epochs={EPOCHS}", f"--cp={cp}"])
+        name: TrainingRun(fork_server, tmp_path / name, SCRIPT, [f"--epochs={EPOCHS}", f"--cp={cp}"])
         for name, cp in {"alone": 1, "undisturbed": 2, "resized": 2}.items()
     }
     yield made
     for run in made.values():
         run.close()
-    server.close()
 
 
 @pytest.mark.long("variants")

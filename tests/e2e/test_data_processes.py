@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.e2e.data_run import STEPS, DataRun, Stay, stays
 from tests.e2e.torch_fork_server import TorchForkServer
-from tests.e2e.training_run import REPOSITORY, TrainingRun, worker_environment
+from tests.e2e.training_run import REPOSITORY, TrainingRun
 from tests.long_runs import LongRun
 
 from elastipod.audit.log_reader import read_logs
@@ -19,13 +18,6 @@ CASES = 6
 SEED = 2  # of a fate with crashes
 LOSS_TOLERANCE = 1e-4
 LONG_RUNS = 12
-
-
-@pytest.fixture(scope="module")
-def fork_server() -> Iterator[TorchForkServer]:
-    made = TorchForkServer(worker_environment())
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,6 @@ from elastipod.audit.report import audit
 SCRIPT = REPOSITORY / "examples" / "grpo" / "train.py"
 TOTAL_STEPS = 26  # 2 epochs of 200 prompts, 16 in a step; the last step of an epoch has 8
 LOSS_TOLERANCE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def fork_server() -> Iterator[TorchForkServer]:
-    server = TorchForkServer(worker_environment())
-    yield server
-    server.close()
 
 
 @pytest.mark.long("variants")

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,6 @@ SCRIPTS = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[TorchForkServer]:
-    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # each lost connection is told with a long trace otherwise
-    server = TorchForkServer({**os.environ, "OMP_NUM_THREADS": "1", **quiet})
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of the weights that a single process ends with, which nothing disturbs."""
     folder = tmp_path_factory.mktemp("undisturbed")
@@ -47,11 +38,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def play(tmp_path: Path, servers: TorchForkServer) -> Any:
+def play(tmp_path: Path, fork_server: TorchForkServer) -> Any:
     """Play a job to its end."""
 
     def run(**job: Any) -> Played:
-        return Played(tmp_path, InMemoryJob(tmp_path, servers, **job).run(LIMIT_S))
+        return Played(tmp_path, InMemoryJob(tmp_path, fork_server, **job).run(LIMIT_S))
 
     return run
 
@@ -159,13 +150,15 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_lives_through_resizes_and_a_crash(example: str, tmp_path: Path, servers: TorchForkServer) -> None:
+def test_an_example_lives_through_resizes_and_a_crash(
+    example: str, tmp_path: Path, fork_server: TorchForkServer
+) -> None:
     def train(name: str, **changes: Any) -> tuple[Ended, dict[int, float], str]:
         folder = tmp_path / name
         folder.mkdir()
         command = [str(SCRIPTS / example / "train.py"), *EXAMPLES[example]]
         command += [f"--checkpoint-dir={folder / 'checkpoints'}", f"--sample-log-dir={folder / 'samples'}"]
-        ended = InMemoryJob(folder, servers, size=2, command=command, **changes).run(LIMIT_S)
+        ended = InMemoryJob(folder, fork_server, size=2, command=command, **changes).run(LIMIT_S)
         told = "\n".join([*ended.log, *(path.read_text() for path in sorted(folder.glob("output-*")))])
         assert ended.is_complete, told
         report = audit(read_logs(folder / "samples"))
@@ -193,11 +186,13 @@ def losses_of(folder: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in lines if line["kind"] == "done"}
 
 
-def play_schedule(seed: int, folder: Path, servers: TorchForkServer, limit_s: float = LIMIT_S) -> Played:
+def play_schedule(seed: int, folder: Path, fork_server: TorchForkServer, limit_s: float = LIMIT_S) -> Played:
     """Play what a seed says. Fails when the job does not end."""
     folder.mkdir()
     schedule = draw(seed)
-    job = InMemoryJob(folder, servers, size=schedule.size, resizes=schedule.resizes, faults=schedule.faults, hang_s=2.0)
+    job = InMemoryJob(
+        folder, fork_server, size=schedule.size, resizes=schedule.resizes, faults=schedule.faults, hang_s=2.0
+    )
     return Played(folder, job.run(limit_s), f"seed {seed}: {schedule}")
 
 
@@ -211,9 +206,9 @@ def check_played(played: Played, expected: str) -> None:
 
 @pytest.mark.parametrize("part", range(2))
 def test_whatever_happens_the_job_ends_as_if_nothing_had(
-    part: int, tmp_path: Path, servers: TorchForkServer, undisturbed: str
+    part: int, tmp_path: Path, fork_server: TorchForkServer, undisturbed: str
 ) -> None:
-    played = [play_schedule(seed, tmp_path / str(seed), servers) for seed in range(5 * part, 5 * part + 5)]
+    played = [play_schedule(seed, tmp_path / str(seed), fork_server) for seed in range(5 * part, 5 * part + 5)]
     for each in some(played):
         check_played(each, undisturbed)
     assert any(each.is_in_memory for each in played)

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,6 @@ HSDP = {"replicate": -1, "shard": 2}
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[TorchForkServer]:
-    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # each lost connection is told with a long trace otherwise
-    server = TorchForkServer({**os.environ, "OMP_NUM_THREADS": "1", **quiet})
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The digests of what a single process ends with, which nothing disturbs."""
     folder = tmp_path_factory.mktemp("undisturbed")
@@ -48,11 +39,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture
-def play(tmp_path: Path, servers: TorchForkServer) -> Any:
+def play(tmp_path: Path, fork_server: TorchForkServer) -> Any:
     """Play a job to its end."""
 
     def run(**job: Any) -> Played:
-        played = InMemoryJob(tmp_path, servers, worker=SHARDED_WORKER, **job).run(LIMIT_S)
+        played = InMemoryJob(tmp_path, fork_server, worker=SHARDED_WORKER, **job).run(LIMIT_S)
         return Played(tmp_path, played)
 
     return run
@@ -184,7 +175,7 @@ def test_gradients_that_are_not_those_of_all_replicas_are_seen_before_they_count
     assert_as_if_nothing_happened(job, undisturbed)
 
 
-def play_schedule(seed: int, folder: Path, servers: TorchForkServer, limit_s: float = LIMIT_S) -> Played:
+def play_schedule(seed: int, folder: Path, fork_server: TorchForkServer, limit_s: float = LIMIT_S) -> Played:
     """Play what a seed says, with HSDP or with FSDP2 and copies. Fails when the job does not end."""
     folder.mkdir()
     schedule = draw(seed)
@@ -193,7 +184,7 @@ def play_schedule(seed: int, folder: Path, servers: TorchForkServer, limit_s: fl
         schedule, options = in_groups_of_two(schedule), {**options, "mesh": HSDP}
     job = InMemoryJob(
         folder,
-        servers,
+        fork_server,
         size=schedule.size,
         resizes=schedule.resizes,
         faults=schedule.faults,
@@ -226,9 +217,9 @@ def in_groups_of_two(schedule: Schedule) -> Schedule:
 
 
 def test_whatever_happens_the_job_ends_as_if_nothing_had(
-    tmp_path: Path, servers: TorchForkServer, undisturbed: dict[str, str]
+    tmp_path: Path, fork_server: TorchForkServer, undisturbed: dict[str, str]
 ) -> None:
-    played = {seed: play_schedule(seed, tmp_path / str(seed), servers) for seed in range(3)}
+    played = {seed: play_schedule(seed, tmp_path / str(seed), fork_server) for seed in range(3)}
     for seed, each in some(played.items()):
         check_played(seed, each, undisturbed)
     assert any(each.is_in_memory for each in played.values())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.e2e.torch_fork_server import TorchForkServer
-from tests.e2e.training_run import REPOSITORY, TrainingRun, wait_until, worker_environment
+from tests.e2e.training_run import REPOSITORY, TrainingRun, wait_until
 
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
@@ -15,13 +14,6 @@ from elastipod.audit.report import audit
 SCRIPT = REPOSITORY / "examples" / "pipeline_parallel" / "train.py"
 TOTAL_STEPS = 57  # 3 epochs of 300 samples, 16 in a step; the last step of an epoch has 12
 LOSS_TOLERANCE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def fork_server() -> Iterator[TorchForkServer]:
-    server = TorchForkServer(worker_environment())
-    yield server
-    server.close()
 
 
 @pytest.mark.long("variants")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.e2e.torch_fork_server import TorchForkServer
-from tests.e2e.training_run import REPOSITORY, TrainingRun, wait_until, worker_environment
+from tests.e2e.training_run import REPOSITORY, TrainingRun, wait_until
 
 STEPS, CHECKPOINT_EVERY = 50, 10  # two epochs
 LOSS_TOLERANCE = 1e-4
@@ -48,13 +48,6 @@ class PlainRun:
     def state(self) -> tuple[int, list[torch.Tensor]]:
         saved = torch.load(self.run.checkpoints / "newest.pt")
         return saved["step"], list(saved["model"].values())
-
-
-@pytest.fixture(scope="module")
-def fork_server() -> Iterator[TorchForkServer]:
-    server = TorchForkServer(worker_environment())
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.torch_fork_server import TorchForkServer
-from tests.e2e.training_run import REPOSITORY, TrainingRun, wait_until, worker_environment
+from tests.e2e.training_run import REPOSITORY, TrainingRun, wait_until
 
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
@@ -15,13 +15,6 @@ from elastipod.audit.report import audit
 SCRIPT = REPOSITORY / "examples" / "tensor_parallel" / "train.py"
 TOTAL_STEPS = 57  # 3 epochs of 300 samples, 16 in a step
 LOSS_TOLERANCE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def fork_server() -> Iterator[TorchForkServer]:
-    server = TorchForkServer(worker_environment())
-    yield server
-    server.close()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.torch_fork_server import TorchForkServer
-from tests.e2e.training_run import REPOSITORY, TrainingRun, wait_until, worker_environment
+from tests.e2e.training_run import REPOSITORY, TrainingRun, wait_until
 from tests.nonempty import some
 
 from elastipod.audit.log_reader import read_logs
@@ -29,9 +29,8 @@ MakeRun = Callable[..., TrainingRun]
 
 
 @pytest.fixture(scope="module")
-def make_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeRun]:
+def make_run(fork_server: TorchForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeRun]:
     made: list[TrainingRun] = []
-    fork_server = TorchForkServer(worker_environment())
 
     def make(script: str, *arguments: str, **environment: str) -> TrainingRun:
         folder = tmp_path_factory.mktemp("run") / "job"
@@ -41,7 +40,6 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeRun]:
     yield make
     for run in made:
         run.close()
-    fork_server.close()
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ import threading
 import weakref
 from contextlib import suppress
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from elastipod_agent.fork_server.program import INTERRUPTED
 from elastipod_agent.workers.linux import die_by_signal, flush_c_streams
@@ -67,7 +67,7 @@ def flush_files_at_exit() -> None:
     atexit.register(_flush)
 
 
-def exit_process(code: int) -> None:
+def exit_process(code: int) -> NoReturn:
     """Exit with this code, or as by SIGINT for INTERRUPTED. Does not return."""
     module: Any = sys.modules.get(_SENTINEL)
     if module is not None and can_flush_c_streams(_FLUSH_LIMIT_S):
