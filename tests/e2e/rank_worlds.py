@@ -7,6 +7,7 @@ pytest has threads, and is no place to fork from.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -56,8 +57,14 @@ class Cases:
 def serve(cases: dict[str, Callable[..., Any]]) -> None:
     """Be the process that `Cases` talks to."""
     import torch
+    import torch.distributed.fsdp
+
+    import elastipod.checkpoint.manager
 
     torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1)])  # the first one loads all of torch.compile: once here, and not in every rank
+    assert elastipod.checkpoint.manager
+    gc.freeze()  # otherwise every fork copies these objects
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what cases print is not an answer
     for line in sys.stdin:

@@ -140,12 +140,14 @@ def _preload() -> None:
     import torch.distributed.fsdp
     import torch.nn.parallel
 
-    import elastipod.checkpoint
+    import elastipod.checkpoint.manager
+    import elastipod.in_memory.elastic_state
 
     for name in sys.argv[1:]:
         importlib.import_module(name)
     torch.optim.AdamW([torch.zeros(1)])
-    assert elastipod.checkpoint
+    assert elastipod.checkpoint.manager
+    assert elastipod.in_memory.elastic_state
     fast_exit.install_exit_sentinel()
     gc.freeze()  # otherwise every fork copies, and at its end walks, all of these objects
     assert threading.active_count() == 1

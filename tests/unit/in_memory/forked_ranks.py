@@ -20,6 +20,8 @@ from tests.patience import PATIENCE_S
 # The first backward pass of a process decides for good whether autograd has threads, which no fork has. Where it is that of a sharded
 # model, it has them, and forks cannot compute gradients.
 torch.zeros(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+# The first optimizer loads all of torch.compile, which takes seconds: once here, and not in every fork.
+torch.optim.SGD([torch.zeros(1)])
 
 
 def run_ranks(number: int, body: Callable[[int], Any], once_forked: Callable[[], object] = lambda: None) -> list[Any]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from tests.patience import PATIENCE_S
-from tests.unit.in_memory.test_state_over_generations import LONG_PLAN, Agents, Job, patient  # noqa: F401 a fixture
+from tests.unit.in_memory.test_state_over_generations import Agents, Job, patient  # noqa: F401 a fixture
 
-from elastipod import State
+from elastipod import ElasticBatches, State
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
 from elastipod.in_memory import state_transfer
@@ -22,6 +22,8 @@ from elastipod.local_worker import local_worker
 from elastipod.worker_file import EventLevel
 
 NEWCOMER = 2
+# Long enough for the newcomer to come to the barrier meanwhile.
+LONG_PLAN = ElasticBatches(dataset_size=48, global_batch=12, seed=1, epochs=100)
 
 
 class PreparingAgents(Agents):

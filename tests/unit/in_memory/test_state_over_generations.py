@@ -32,9 +32,8 @@ from elastipod.local_worker import local_worker
 from elastipod.worker_file import WORKER_FILE_ENV, EventLevel, WorkerFile
 
 PLAN = ElasticBatches(dataset_size=48, global_batch=12, seed=1, epochs=2)
-LONG_PLAN = ElasticBatches(
-    dataset_size=48, global_batch=12, seed=1, epochs=100
-)  # the ranks need some steps to agree on one
+# The ranks need some steps to agree on one.
+LONG_PLAN = ElasticBatches(dataset_size=48, global_batch=12, seed=1, epochs=25)
 DATA = torch.randn(50, 3, generator=torch.Generator().manual_seed(1))
 OVER_AT = 4  # the step in which the first generation ends
 
@@ -264,7 +263,6 @@ def test_neither_training_nor_a_planned_change_waits_for_storage_that_hangs(
     job = Job(tmp_path, Agents([[0, 1], [0, 1]]))
     create_file = DirectoryStore.create_file
     is_quick = threading.Event()  # of each process
-    plan = ElasticBatches(dataset_size=48, global_batch=12, seed=1, epochs=25)
     drained_at = OVER_AT + 1  # after the next checkpoint was due
 
     def hanging(self: DirectoryStore, draft: Any, name: str) -> Any:
@@ -284,12 +282,12 @@ def test_neither_training_nor_a_planned_change_waits_for_storage_that_hangs(
     def body(process: int) -> Any:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(DirectoryStore, "create_file", hanging)
-            return job.train(process, drain_at_step, plan, checkpoint_every=2)
+            return job.train(process, drain_at_step, LONG_PLAN, checkpoint_every=2)
 
     found = job.run(body, 2)
     assert [each[0][0] for each in found] == [[1, 0, 2, 1], [1, 1, 2, 1]]
     assert found[0][0][1][3] == found[1][0][1][3] > drained_at, "both go on in memory, after the same step"
-    assert [each[1] for each in found] == [plan.total_steps] * 2
+    assert [each[1] for each in found] == [LONG_PLAN.total_steps] * 2
     of_gen_2 = [path.name for path in (tmp_path / "checkpoints").glob("step-*-gen-000002")]
-    assert f"step-{plan.total_steps:010d}-gen-000002" in of_gen_2
+    assert f"step-{LONG_PLAN.total_steps:010d}-gen-000002" in of_gen_2
     assert audit(read_logs(tmp_path / "samples")).exact
