@@ -5,7 +5,7 @@ Public names that moved between torch 2.4 and today, and the few private ones th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -170,11 +170,27 @@ def storage_info(file: str, first_byte: int, num_bytes: int) -> StorageInfo:
     return _StorageInfo(file, first_byte, num_bytes)
 
 
-def qualified_names(model: nn.Module, name: str) -> set[str]:
-    """Give the names that torch's checkpoints use for a parameter or buffer, whatever wraps the model."""
+def has_plain_names(model: nn.Module) -> bool:
+    """Whether torch's checkpoints name parameters and buffers as ``model.state_dict()`` does, because nothing wraps a module of it.
+
+    torch walks from the model to each tensor to find that out, which takes more time than the copy of a small model.
+    """
+    wrappers = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+    return not any(
+        isinstance(each, DistributedDataParallel)
+        or hasattr(each, "_fqn_modifiers")
+        or not wrappers.isdisjoint(each._modules)
+        for each in model.modules()
+    )
+
+
+def names_in_checkpoints(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """Give the name that torch's checkpoints use for each of these parameters or buffers, whatever wraps the model."""
+    if has_plain_names(model):
+        return {name: name for name in names}
     from torch.distributed.checkpoint.state_dict import _get_fqns
 
-    return set(_get_fqns(model, name))
+    return {name: next(iter(_get_fqns(model, name))) for name in names}
 
 
 def names_ignored_by_ddp(module: nn.Module) -> set[str]:

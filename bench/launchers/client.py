@@ -38,9 +38,14 @@ class Client:
         }
         self._call("POST", "/start", body | self._fence(generation), CALL_TIMEOUT_S)
 
-    def prepare(self, generation: int, nnodes: int, master_port: int, within_s: float) -> None:
-        """POST /prepare, and wait until the workers are at the barrier. Raises OSError and Failed."""
-        body = {"nnodes": nnodes, "generation": generation, "master_addr": "127.0.0.1", "master_port": master_port}
+    def prepare(self, generation: int, nnodes: int, master_port: int | None, within_s: float) -> None:
+        """POST /prepare, and wait until the workers are at the barrier. Raises OSError and Failed.
+
+        master_port: of those who train, whom the workers follow; None where all get new processes.
+        """
+        body: dict[str, Any] = {"nnodes": nnodes, "generation": generation}
+        if master_port is not None:
+            body |= {"master_addr": "127.0.0.1", "master_port": master_port}
         self._call("POST", "/prepare", body, CALL_TIMEOUT_S)
         deadline = time.monotonic() + within_s
         while (seen := self.status())["preparation"] != "ready":

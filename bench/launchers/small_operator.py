@@ -17,6 +17,7 @@ DRAIN_S = 30
 READY_WITHIN_S = 60.0
 FAULT_WITHIN_S = 60.0
 DETECTION_POLL_S = 0.01
+KEEPS = "in_process_restart"  # the restart mode that leaves workers their processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,13 @@ class SmallOperator:
         return at
 
     def prepare(self, members: Sequence[Client]) -> None:
-        """Before a planned change that keeps workers: have the newcomers start theirs while the others train."""
+        """Before a planned change of workers that wait at the barrier: have the newcomers start theirs while the others train."""
         if self._restart_mode:
             newcomers = [agent for agent in members if agent not in self.members]
+            port = self._port if self._restart_mode == KEEPS else None
             self._all(
                 newcomers,
-                lambda _, agent: agent.prepare(self.generation, len(self.members), self._port, READY_WITHIN_S),
+                lambda _, agent: agent.prepare(self.generation, len(self.members), port, READY_WITHIN_S),
             )
 
     def resize(self, members: Sequence[Client]) -> float:

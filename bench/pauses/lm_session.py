@@ -73,10 +73,9 @@ class LmSession:
         return Client(port)
 
     def _resize(self, operator: SmallOperator, members: Sequence[Client], side: str) -> None:
-        """As the operator does it: every pod is told whether it leaves. With new processes nobody is prepared."""
+        """As the operator does it: newcomers are prepared, and every pod is told whether it leaves."""
         before = operator.members
-        if side == "memory":
-            operator.prepare(members)
+        operator.prepare(members)
         operator.drain(staying=members, timeout_s=DRAIN_S)
         ready = time.monotonic()
         operator.start(members)

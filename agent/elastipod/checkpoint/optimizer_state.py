@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from elastipod.checkpoint.live_objects import LiveObjects, prefix_of
 from elastipod.errors import CheckpointError
-from elastipod.torch_compat import qualified_names
+from elastipod.torch_compat import names_in_checkpoints
 
 StatePath = tuple[str | int, ...]
 
@@ -208,9 +208,9 @@ def _names(live: LiveObjects) -> dict[torch.nn.Parameter, str]:
     }
     named: dict[torch.nn.Parameter, str] = {}
     for model_name, model in live.models.items():
-        for name, parameter in model.named_parameters():
-            if parameter in own and parameter not in named:  # models may share parameters
-                named[parameter] = prefix_of(model_name) + next(iter(qualified_names(model, name)))
+        parameters = {name: each for name, each in model.named_parameters() if each in own}
+        for name, saved in names_in_checkpoints(model, parameters).items():
+            named.setdefault(parameters[name], prefix_of(model_name) + saved)  # models may share parameters
     if strangers := len(own) - len(named):
         raise CheckpointError(
             f"{strangers} parameters of the optimizer are not the model's; make the optimizer from model.parameters(), after the "

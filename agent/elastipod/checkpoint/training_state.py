@@ -22,7 +22,7 @@ from elastipod.checkpoint.stateful_members import STATEFUL, TENSORS, stateful_st
 from elastipod.checkpoint.value_codec import encode_value
 from elastipod.errors import CheckpointError
 from elastipod.rank_in_world import RankInWorld
-from elastipod.torch_compat import DTensor, names_ignored_by_ddp, qualified_names
+from elastipod.torch_compat import DTensor, has_plain_names, names_ignored_by_ddp, names_in_checkpoints
 
 MODEL, SCHEDULER = "model", "scheduler"
 RANDOM = "random"  # one per rank, under "random.<rank>"
@@ -92,12 +92,11 @@ def nested_state(live: LiveObjects) -> dict[str, Any]:
 
     Neither is changed. Raises CheckpointError for an optimizer of other models.
     """
-    with _no_process_group_needed():
-        weights = {
-            f"{prefix_of(name)}{key}": value
-            for name, model in live.models.items()
-            for key, value in get_model_state_dict(model).items()
-        }
+    weights = {
+        f"{prefix_of(name)}{key}": value
+        for name, model in live.models.items()
+        for key, value in _weights_of(model).items()
+    }
     if live.is_weights_only:
         return {MODEL: weights}
     found = optimizer_state(live)
@@ -110,8 +109,8 @@ def replica_local_keys(live: LiveObjects) -> set[str]:
     for name, model in live.models.items():
         wrapped = (model, getattr(model, "module", model))  # before and after wrapping in DDP
         ignored: set[str] = set().union(*map(names_ignored_by_ddp, wrapped))
-        buffers = {fqn for buffer, _ in model.named_buffers() for fqn in qualified_names(model, buffer)}
-        found |= {f"{MODEL}.{prefix_of(name)}{fqn}" for fqn in buffers | ignored}
+        buffers = names_in_checkpoints(model, (buffer for buffer, _ in model.named_buffers()))
+        found |= {f"{MODEL}.{prefix_of(name)}{each}" for each in ignored.union(buffers.values())}
     for name, state in stateful_state(live.stateful).items():
         found |= {f"{STATEFUL}.{name}.{TENSORS}.{key}" for key in state.get(TENSORS, ())}
     return found
@@ -130,8 +129,18 @@ def load_models(weights: dict[str, Any], live: LiveObjects) -> None:
             for key, value in weights.items()
             if key.startswith(prefix)
         }
-        with _no_process_group_needed():
-            set_model_state_dict(model, own)
+        if has_plain_names(model):
+            model.load_state_dict(own)
+        else:
+            with _no_process_group_needed():
+                set_model_state_dict(model, own)
+
+
+def _weights_of(model: torch.nn.Module) -> dict[str, Any]:
+    if has_plain_names(model):
+        return model.state_dict()
+    with _no_process_group_needed():
+        return get_model_state_dict(model)
 
 
 def _memory_of(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -63,8 +63,9 @@ class CommandBuilder:
     def _prepare_workers(self, action: PrepareWorkers, fact: ObservedAgent) -> Call:
         generation = self.record.generation
         body = {"nnodes": len(self.record.members), "generation": generation}
-        store = {"master_addr": self.record.master_addr, "master_port": master_port(generation)}
-        return "/prepare", ("prepare", str(generation)), body | store
+        if action.follows:
+            body |= {"master_addr": self.record.master_addr, "master_port": master_port(generation)}
+        return "/prepare", ("prepare", str(generation)), body
 
     def _stop_workers(self, action: StopWorkers, fact: ObservedAgent) -> Call:
         said = f"{action.generation} {action.graceful} {action.reach} {action.keeps} {action.leaves}"

@@ -58,9 +58,13 @@ class AssignSpare:
 
 @dataclass(frozen=True, slots=True)
 class PrepareWorkers:
-    """Tell an agent to start its workers ahead of the next generation, in which they have no rank yet."""
+    """Tell an agent to start its workers ahead of the next generation, in which they have no rank yet.
+
+    follows: whether they get the state of those who train, as the present generation goes on.
+    """
 
     pod: str
+    follows: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
 """Preparation: the workers of new replicas start, import and build while the present generation still trains.
 
-Only where the workers of those who stay live through the change: then the new ones are what it would wait for.
+Only where the workers of the present members wait at the barrier between two generations, so that new ones can wait there too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .actions import PrepareWorkers
@@ -26,7 +27,9 @@ def with_preparation(draft: PlanDraft, context: Context) -> PlanDraft:
     missing = [r for r in context.replicas.candidates() if r.id not in members and _is_missing(r)]
     if not missing or record.outcome or not _is_worthwhile(record, context):
         return draft
-    return draft.with_actions(*(PrepareWorkers(r.pod.name) for r in sorted(missing, key=lambda r: r.id)))
+    # Where all are to get new processes, no worker may bring a state along: the checkpoint decides what they begin with.
+    follows = not context.policy.new_processes
+    return draft.with_actions(*(PrepareWorkers(r.pod.name, follows) for r in sorted(missing, key=lambda r: r.id)))
 
 
 def preparation_limit(newcomers: Iterable[Replica], record: Record, context: Context, due: datetime) -> datetime | None:
@@ -42,15 +45,15 @@ def preparation_limit(newcomers: Iterable[Replica], record: Record, context: Con
 
 
 def _is_worthwhile(record: Record, context: Context) -> bool:
-    """Whether the next change leaves the workers of those who stay their processes."""
+    """Whether the next change leaves the workers of those who stay their processes, or would if the user did not want new ones."""
     transition = record.transition
     if transition is not None:
         is_change = transition.kind in (TransitionKind.RESIZE, TransitionKind.RECOVERY)
         return is_change and transition.depth is Depth.MEMORY and not transition.recreates_pods
     if record.running_since is None or context.grant.is_suspended:
         return False
-    choice = depth_of_change(record, context.replicas, context.policy, TransitionKind.RESIZE)
-    return choice.depth is Depth.MEMORY
+    able = replace(context.policy, new_processes=False)
+    return depth_of_change(record, context.replicas, able, TransitionKind.RESIZE).depth is Depth.MEMORY
 
 
 def _is_missing(replica: Replica) -> bool:

@@ -44,14 +44,22 @@ def test_a_worker_gets_the_whole_set() -> None:
         "TORCHELASTIC_ERROR_FILE": "/e",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "OMP_NUM_THREADS": "1",
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         "ELASTIPOD_GENERATION": "7",
         "ELASTIPOD_WORKER_FILE": "/w",
     }
 
 
 def test_what_the_user_set_stays() -> None:
-    env = env_of(0, OMP_NUM_THREADS="8", TORCH_NCCL_ASYNC_ERROR_HANDLING="3", HYPERPOD_SIGNAL_COORDINATION="disabled")
+    env = env_of(
+        0,
+        OMP_NUM_THREADS="8",
+        TORCH_NCCL_ASYNC_ERROR_HANDLING="3",
+        HYPERPOD_SIGNAL_COORDINATION="disabled",
+        GLIBC_TUNABLES="",
+    )
     assert env["OMP_NUM_THREADS"] == "8"
+    assert env["GLIBC_TUNABLES"] == ""
     assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
     assert env["HYPERPOD_SIGNAL_COORDINATION"] == "disabled"
 

@@ -82,7 +82,7 @@ def test_a_spare_is_told_so() -> None:
 
 @pytest.mark.parametrize(
     "action",
-    [START, AssignSpare(pod(1).name, 2), PrepareWorkers(pod(1).name)],
+    [START, AssignSpare(pod(1).name, 2), PrepareWorkers(pod(1).name, follows=True)],
     ids=lambda action: type(action).__name__,
 )
 def test_what_was_said_in_one_generation_is_said_again_in_the_next(action: Action) -> None:
@@ -92,9 +92,13 @@ def test_what_was_said_in_one_generation_is_said_again_in_the_next(action: Actio
 
 
 def test_workers_are_prepared_for_the_generation_after_the_present_one() -> None:
-    found = body_of(PrepareWorkers(pod(1).name), ready(), ready())
+    found = body_of(PrepareWorkers(pod(1).name, follows=True), ready(), ready())
     met = {"master_addr": body_of(START, ready(), ready())["master_addr"], "master_port": master_port(3)}
     assert found == {"nnodes": 2, "generation": 3, **met}
+
+
+def test_workers_that_must_begin_with_the_checkpoint_are_told_of_no_store() -> None:
+    assert body_of(PrepareWorkers(pod(1).name, follows=False), ready(), ready()) == {"nnodes": 2, "generation": 3}
 
 
 @pytest.mark.parametrize(

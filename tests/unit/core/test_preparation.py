@@ -104,21 +104,29 @@ def test_a_growth_that_is_due_waits_for_workers_on_their_way_and_orders_them_onc
         pytest.param([running(1, step=5), running(1, step=5)], {}, id="workers that keep nothing"),
         pytest.param([running(1, **KEEPS), running(1, step=5)], {}, id="one that keeps nothing"),
         pytest.param(
-            [running(1, **KEEPS), running(1, **KEEPS)], {"new_processes": True}, id="the user wants new processes"
-        ),
-        pytest.param(
-            [running(1, restart_mode="in_process_restart") for _ in range(2)],
-            {"new_processes": True},
-            id="in-process restart",
+            [running(1, **KEEPS), running(1, step=5)], {"new_processes": True}, id="one, and new processes are wanted"
         ),
     ],
 )
-def test_nothing_is_prepared_or_awaited_where_all_get_new_processes(
+def test_nothing_is_prepared_or_awaited_where_workers_do_not_wait_at_the_barrier(
     members: list[ObservedAgent], wishes: dict[str, Any]
 ) -> None:
     todo = decide(ready(0, **CAN), members=members, **wishes)
     assert not prepared(todo)
     assert todo.record.transition is not None
+
+
+@pytest.mark.parametrize("new_processes", [False, True])
+def test_workers_follow_those_who_train_unless_all_are_to_get_new_processes(new_processes: bool) -> None:
+    """New workers import and build ahead all the same, since the growth would wait for that. The checkpoint is what they begin with."""
+    todo = decide(ready(0, **CAN), new_processes=new_processes)
+    assert acts(todo, PrepareWorkers) == [PrepareWorkers("job-workers-2", follows=not new_processes)]
+    assert todo.record.transition is None, "the growth waits for them"
+    at_the_barrier = decide(
+        ready(0, **CAN, **KEEPS, preparation=Preparation.READY), new_processes=new_processes
+    ).record.transition
+    assert at_the_barrier is not None
+    assert at_the_barrier.depth is (Depth.PROCESS if new_processes else Depth.MEMORY)
 
 
 @pytest.mark.parametrize(

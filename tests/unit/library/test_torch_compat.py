@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from elastipod import torch_compat
@@ -19,9 +21,10 @@ from elastipod.torch_compat import (
     accelerator_type,
     default_group_store,
     gradient_divide_factor,
+    has_plain_names,
     names_ignored_by_ddp,
+    names_in_checkpoints,
     number_groups_anew,
-    qualified_names,
     release_mesh_groups,
     set_group_timeout,
     set_last_learning_rates,
@@ -166,11 +169,49 @@ def test_names_are_those_of_the_model_inside() -> None:
     wrapped: Any = torch.compile(inside)
     assert without_compile_wrapper(wrapped) is inside
     assert without_compile_wrapper(inside) is inside
-    assert qualified_names(nn.Sequential(inside), "0.weight") == {"0.weight"}
     assert names_ignored_by_ddp(inside) == set()
     ddp: Any = DistributedDataParallel
     ddp._set_params_and_buffers_to_ignore_for_model(inside, ["bias"])
     assert names_ignored_by_ddp(inside) == {"bias"}
+
+
+class Renaming(nn.Module):
+    """As torch's FSDP extensions do it: one name stands for another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("model", "is_plain"),
+    [
+        pytest.param(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), True, id="plain"),
+        pytest.param(nn.ModuleDict({"module": nn.Linear(2, 2)}), True, id="a child that is called module"),
+        pytest.param(torch.compile(nn.Linear(2, 2)), False, id="compiled"),
+        pytest.param(nn.Sequential(torch.compile(nn.Linear(2, 2))), False, id="compiled in part"),
+        pytest.param(nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2))), False, id="activations are checkpointed"),
+        pytest.param(nn.Sequential(Renaming()), False, id="names are modified"),
+    ],
+)
+def test_names_in_checkpoints_are_those_that_torch_gives(model: nn.Module, is_plain: bool) -> None:
+    assert has_plain_names(model) is is_plain
+    found = names_in_checkpoints(model, [name for name, _ in (*model.named_parameters(), *model.named_buffers())])
+    assert sorted(found.values()) == sorted(get_model_state_dict(model))
+    assert sorted(found.values()) == sorted(found) if is_plain else "_orig_mod" not in "".join(found.values())
+
+
+def test_a_wrapper_of_ddp_is_not_in_the_names() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        wrapped = DistributedDataParallel(nn.Linear(2, 2))
+        assert not has_plain_names(wrapped)
+        assert names_in_checkpoints(wrapped, ["module.weight"]) == {"module.weight": "weight"}
+    finally:
+        dist.destroy_process_group()
 
 
 def test_the_last_learning_rates_are_what_a_schedule_gives() -> None:
