@@ -62,7 +62,7 @@ class CommandBuilder:
 
     def _prepare_workers(self, action: PrepareWorkers, fact: ObservedAgent) -> Call:
         generation = self.record.generation
-        body = {"nnodes": len(self.record.members), "generation": generation}
+        body: dict[str, Any] = {"nnodes": len(self.record.members), "generation": generation}
         if action.follows:
             body |= {"master_addr": self.record.master_addr, "master_port": master_port(generation)}
         return "/prepare", ("prepare", str(generation)), body

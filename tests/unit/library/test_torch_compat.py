@@ -186,13 +186,16 @@ class Renaming(nn.Module):
         return {}
 
 
+COMPILED: Any = torch.compile(nn.Linear(2, 2))
+
+
 @pytest.mark.parametrize(
     ("model", "is_plain"),
     [
         pytest.param(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), True, id="plain"),
         pytest.param(nn.ModuleDict({"module": nn.Linear(2, 2)}), True, id="a child that is called module"),
-        pytest.param(torch.compile(nn.Linear(2, 2)), False, id="compiled"),
-        pytest.param(nn.Sequential(torch.compile(nn.Linear(2, 2))), False, id="compiled in part"),
+        pytest.param(COMPILED, False, id="compiled"),
+        pytest.param(nn.ModuleList([COMPILED]), False, id="compiled in part"),
         pytest.param(nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2))), False, id="activations are checkpointed"),
         pytest.param(nn.Sequential(Renaming()), False, id="names are modified"),
     ],
