@@ -51,13 +51,13 @@ def enter_own_root(config: InitConfig) -> None:
         (stage / name).mkdir()
     root = stage / "merged"
     mount("node", root, "-t", "overlay", "-o", f"lowerdir=/,upperdir={stage}/upper,workdir={stage}/work")
-    for folder in config.visible:
-        mount(folder, f"{root}{folder}", "--rbind", "-o", "ro")
     mount("/dev", root / "dev", "--rbind")
     mount("proc", root / "proc", "-t", "proc")
     mount("sysfs", root / "sys", "-t", "sysfs")
     mount("run", root / "run", "-t", "tmpfs", "-o", "mode=755")
     mount("tmp", root / "tmp", "-t", "tmpfs", "-o", "mode=1777")
+    for folder in config.visible:  # last: a checkout may lie below /tmp
+        mount(folder, f"{root}{folder}", "--rbind", "-o", "ro")
     for name, place in NODE_FOLDERS.items():
         mount(node / name, f"{root}{place}", "--bind")
     mount(config.logs, root / "var/log", "--bind")

@@ -1,0 +1,36 @@
+"""How a node gets a root of its own: the mounts in their order."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from elastipod_local import node_init
+from elastipod_local.node_config import InitConfig
+
+HIDDEN = ("/run/user/0/cache", "/tmp/clone/.venv")
+
+
+def test_nothing_is_mounted_over_what_a_node_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of a checkout below /tmp or /run are there in the node, which has both for itself."""
+    targets: list[PurePosixPath] = []
+
+    def record(source: str | Path, target: str | Path, *options: str) -> None:
+        targets.append(PurePosixPath(target))
+
+    monkeypatch.setattr(node_init, "mount", record)
+    monkeypatch.setattr(node_init, "run", lambda command: None)
+    monkeypatch.setattr(os, "chdir", lambda folder: None)
+    monkeypatch.setattr(Path, "rmdir", lambda self: None)
+    monkeypatch.setattr(Path, "mkdir", lambda self, **options: None)
+    node_init.enter_own_root(
+        InitConfig(
+            "node-1", str(tmp_path), "/logs", "/shared", visible=("/opt/cache", *HIDDEN), cgroups=(), commands={}
+        )
+    )
+    root = PurePosixPath(tmp_path / "root" / "merged")
+    for folder in HIDDEN:
+        place = root / folder.lstrip("/")
+        assert [target for target in targets[targets.index(place) :] if place.is_relative_to(target)] == [place]
