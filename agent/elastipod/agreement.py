@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
+from elastipod.agent_store import StoreCallRefused
 from elastipod.errors import ElasticAgreementError, ElasticAgreementTimeout
 from elastipod.rank_ranges import format_ranks
 from elastipod.stores import Store
@@ -184,6 +185,8 @@ class Agreement:
             self._finish(self._agree())
         except ElasticAgreementError as error:
             self._finish(error)
+        except StoreCallRefused as error:
+            self._finish(ElasticAgreementError(str(error)))
         except (ConnectionError, TimeoutError) as error:
             log.warning("rank %d drops the elastic event: the other ranks are gone (%s)", self._rank, error)
             self._finish(NEVER)
@@ -246,7 +249,7 @@ class Agreement:
                 client.set("all-left", b"1")
             if self._hosts_store:
                 client.wait("all-left", LEAVE_S)
-        except (ConnectionError, TimeoutError) as error:
+        except (ConnectionError, TimeoutError, StoreCallRefused) as error:
             log.debug("rank %d ended without the others: %s", self._rank, error)
 
 

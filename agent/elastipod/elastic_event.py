@@ -16,10 +16,11 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from elastipod.agent_store import AgentStore, meeting_place
 from elastipod.agreement import Agreement
 from elastipod.errors import ElasticAgreementError
 from elastipod.local_worker import local_worker, store_generation
-from elastipod.stores import TorchStore
+from elastipod.stores import Store, TorchStore
 from elastipod.worker_file import EventLevel
 
 log = logging.getLogger(__name__)
@@ -145,24 +146,33 @@ def _start_agreement(is_pending: Callable[[], bool]) -> Agreement | None:
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
+    connect, hosts_store = _place_to_agree(is_host=dist.get_rank() == 0)
+    agreement = Agreement(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        is_pending=is_pending,
+        connect=connect,
+        timeout_s=float(os.environ.get(TIMEOUT_ENV, DEFAULT_TIMEOUT_S)),
+        hosts_store=hosts_store,
+    )
+    agreement.start()
+    return agreement
+
+
+def _place_to_agree(*, is_host: bool) -> tuple[Callable[[float], Store], bool]:
+    """Give what connects to the store of the generation, and whether this process hosts it. is_host: it does where no agent serves one."""
+    prefix = f"elastipod/event/{store_generation()}"
+    served = meeting_place()
+    if served is not None:
+        return lambda timeout_s: AgentStore(served, prefix), False
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not host or not port:
         raise ElasticAgreementError(
             "elastic_event_detected() reaches the other ranks through MASTER_ADDR and MASTER_PORT, which are not set; "
             f"start the script with hyperpodrun or torchrun, or set {COORDINATION_ENV}=disabled"
         )
-    prefix = f"elastipod/event/{store_generation()}"
-    hosts_store = dist.get_rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    agreement = Agreement(
-        rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
-        is_pending=is_pending,
-        connect=lambda timeout_s: TorchStore(host, int(port), prefix, timeout_s, keep_server=hosts_store),
-        timeout_s=float(os.environ.get(TIMEOUT_ENV, DEFAULT_TIMEOUT_S)),
-        hosts_store=hosts_store,
-    )
-    agreement.start()
-    return agreement
+    hosts_store = is_host and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return lambda timeout_s: TorchStore(host, int(port), prefix, timeout_s, keep_server=hosts_store), hosts_store
 
 
 def _coordinated() -> bool:

@@ -43,8 +43,9 @@ from elastipod_agent.inprocess.worker_pool import WorkerPool
 from elastipod_agent.ipc.link import SOCKET_NAME, WorkerLink
 from elastipod_agent.log import EventLog
 from elastipod_agent.runtime import AgentRuntime
+from elastipod_agent.server.store_server import StoreServer
 from elastipod_agent.settings import Settings
-from elastipod_agent.status import StatusStore
+from elastipod_agent.status import FEATURES, StatusStore
 from elastipod_agent.status_reporter import StatusReporter
 from elastipod_agent.workers.failure import write_termination_message
 from elastipod_agent.workers.output_pump import OutputPump
@@ -81,6 +82,7 @@ class Agent:
         usual = RestartMode.IN_PROCESS_RESTART if settings.is_inprocess else RestartMode.PROCESS_LEVEL_RESTART
         self._usual_mode = usual
         self._reporter = StatusReporter(self.status, log, usual, self._link.reported)
+        self._store: StoreServer | None = None
         self._pool: WorkerPool | None = None  # with --inprocess-restart
         self._kept = KeptPool(
             self._runtime, self._coordinator, self._guarded, self._kept_workers_changed, self._reporter.preparation
@@ -95,9 +97,12 @@ class Agent:
         self._exit_signal: int | None = None
         self._has_failed = False
 
-    def give_workers(self, key: str) -> None:
-        """Give workers that can be kept a key under which those of the job know each other; "" for none."""
-        self._coordinator.keep_env |= {WORKER_KEY_ENV: key} if key else {}
+    def give_workers(self, key: str, store: StoreServer) -> None:
+        """Give workers that can be kept a key under which those of the job know each other, and a store to meet at; "" for neither."""
+        if key:
+            self._coordinator.keep_env |= {WORKER_KEY_ENV: key}
+            self._store = store
+            self.status.features = (*FEATURES, "store")
 
     # -- the life of the agent -------------------------------------------------------------------------------------
 
@@ -158,6 +163,9 @@ class Agent:
             self.log.info("held as a spare", generation=request.run_generation)
             return decision
         self._last_outcome = None
+        if self._store is not None:
+            num_ranks = request.nnodes * self._settings.layout.nproc
+            self._store.begin(request.run_generation, num_ranks, is_server=request.rank == 0 and bool(request.store))
         self._supervisor = self._new_supervisor(request)
         self._reporter.started(request, self._settings.layout.nproc)
         self._task = asyncio.ensure_future(self._run_generation(self._supervisor))
@@ -233,6 +241,8 @@ class Agent:
         decision = decide_stop(self._fence_state(), request.generation, is_graceful=request.is_graceful)
         if decision.verdict is not CallVerdict.REFUSE and request.generation is not None:
             self._newest_stopped = max(self._newest_stopped, request.generation)
+        if decision.verdict is not CallVerdict.REFUSE and not request.is_graceful:
+            self._end_store()  # a drain needs it: its ranks agree on a step there
         self._log_unless_acted("stop", decision, request.generation)
         if decision.verdict is CallVerdict.NOTHING and request.is_graceful and request.timeout_s is not None:
             self._change_drain(request.timeout_s, leaves=bool(request.leaves))
@@ -252,6 +262,11 @@ class Agent:
                 self._pool.recall(frozenset(), is_faulty=False)
             self._reporter.stopped()
         return decision
+
+    def _end_store(self) -> None:
+        """Free workers that wait for others at the store that this agent serves."""
+        if self._store is not None:
+            self._store.end()
 
     def _end_kept_workers(self, request: StopRequest) -> None:
         """End workers that wait for the next start, as a /stop asks that reaches beyond them."""
@@ -310,6 +325,7 @@ class Agent:
         if self._pool is not None:
             self._pool.close()
         self._kept.close()
+        self._end_store()
         if self._supervisor is not None:
             self._supervisor.stop(StopMode.HARD, 0)
         self._shutdown_requested.set()

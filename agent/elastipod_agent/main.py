@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
+from elastipod import store_wire
 from elastipod_agent import endpoint_file, torchrun
 from elastipod_agent.agent import Agent
 from elastipod_agent.arguments import PROG, CommandLine, UnknownOption, parse
@@ -20,6 +21,7 @@ from elastipod_agent.metrics import METRICS, MetricsPage, Sources, count_changes
 from elastipod_agent.server.api import ControlApi, body_limit
 from elastipod_agent.server.call_log import CallLog
 from elastipod_agent.server.http import HttpServer
+from elastipod_agent.server.store_server import StoreServer
 from elastipod_agent.settings import BadUsage, Settings, read_settings
 from elastipod_agent.workers.failure import write_termination_message
 from elastipod_agent.workers.linux import request_short_time_slices
@@ -108,10 +110,13 @@ async def _serve(
     log: EventLog,
 ) -> int:
     agent = Agent(settings, dict(environ), root, pump, log)
-    agent.give_workers(worker_key(credentials))
     calls = CallLog(log, settings.server_log_level, METRICS)
+    key = worker_key(credentials)
+    store = StoreServer(key, calls.refused)
+    agent.give_workers(key, store)
     control = ControlApi(agent, calls.answered, lambda: _details(settings, environ))
-    server = HttpServer(control.handle, body_limit, calls.refused, admit=admission_of(credentials))
+    admit = admission_of(credentials)
+    server = HttpServer(control.handle, body_limit, calls.refused, admit=admit, upgrades={store_wire.PATH: store.serve})
     try:
         port = await server.listen(settings.host, settings.port)
     except OSError as error:
@@ -123,6 +128,7 @@ async def _serve(
     ):
         await agent.start_up(port)
         code = await agent.run_until_shutdown()
+        store.close()
         await server.close(_LAST_ANSWERS_S)
     if metrics is not None:
         await metrics.close(0)

@@ -17,7 +17,7 @@ from elastipod_agent.waiting import set_within
 from elastipod_agent.workers.failure import Failure
 
 PROTOCOL = 1
-# Optional additions to the protocol that callers may use (docs/design/contracts.md, 3).
+# Optional additions to the protocol that callers may use (docs/design/contracts.md, 3); `store` is another one, where there is a key.
 FEATURES = ("reach", "prepare")
 
 
@@ -61,6 +61,7 @@ class StatusStore:
     """
 
     def __init__(self, utc_now: Callable[[], str]) -> None:
+        self.features: tuple[str, ...] = FEATURES
         self.boot_id = secrets.token_hex(8)
         self.on_change: Callable[[Status, Status], None] = lambda before, after: None
         self._utc_now = utc_now
@@ -110,7 +111,7 @@ class StatusStore:
             **{name: value for name, value in optional.items() if value is not None},
             "agent_version": __version__,
             "protocol": PROTOCOL,
-            "features": list(FEATURES),
+            "features": list(self.features),
             "version": status.version,
             "generation": status.generation,
             "drained": status.drained,

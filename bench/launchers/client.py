@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench.common.processes import Failed
@@ -16,37 +16,36 @@ POLL_S = 0.05  # where the agent knows no long polling
 
 
 class Client:
-    """Calls one agent on the loopback interface; `speaks_ours` is known after the first answer to /status."""
+    """Calls one agent on the loopback interface; `speaks_ours` and `features` are known after the first answer to /status."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.speaks_ours = False
+        self.features: frozenset[str] = frozenset()
 
     def status(self) -> dict[str, Any]:
         """GET /status. Raises OSError while nobody listens."""
         body = self._call("GET", "/status", None, CALL_TIMEOUT_S)
         self.speaks_ours = "version" in body
+        self.features = frozenset(body.get("features") or ())
         return body
 
-    def start(self, generation: int, rank: int, nnodes: int, master_port: int) -> None:
+    def start(self, generation: int, rank: int, nnodes: int, meets_at: Mapping[str, Any]) -> None:
         """POST /start; with the generation only where the agent knows it. Raises OSError and Failed."""
         body = {
             **{"rank": rank, "nnodes": nnodes, "faultCount": generation - 1},
-            **{"master_addr": "127.0.0.1", "master_port": master_port},
+            **meets_at,
             **{"log_monitoring_configuration": None, "ipVersion": None, "rankIps": None, "worker_data": None},
             "progress": {},
         }
         self._call("POST", "/start", body | self._fence(generation), CALL_TIMEOUT_S)
 
-    def prepare(self, generation: int, nnodes: int, master_port: int | None, within_s: float) -> None:
+    def prepare(self, generation: int, nnodes: int, meets_at: Mapping[str, Any], within_s: float) -> None:
         """POST /prepare, and wait until the workers are at the barrier. Raises OSError and Failed.
 
-        master_port: of those who train, whom the workers follow; None where all get new processes.
+        meets_at: where those meet who train, whom the workers follow; empty where all get new processes.
         """
-        body: dict[str, Any] = {"nnodes": nnodes, "generation": generation}
-        if master_port is not None:
-            body |= {"master_addr": "127.0.0.1", "master_port": master_port}
-        self._call("POST", "/prepare", body, CALL_TIMEOUT_S)
+        self._call("POST", "/prepare", {"nnodes": nnodes, "generation": generation, **meets_at}, CALL_TIMEOUT_S)
         deadline = time.monotonic() + within_s
         while (seen := self.status())["preparation"] != "ready":
             if time.monotonic() >= deadline or seen["preparation"] == "failed":

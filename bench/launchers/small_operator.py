@@ -34,7 +34,7 @@ class SmallOperator:
     def __init__(self, restart_mode: str = "") -> None:
         """restart_mode: what a recovery asks agents to keep, in the words of /stop; empty: they are not asked."""
         self.generation = 0
-        self._port = 0  # at which the present members meet
+        self._meets_at: dict[str, Any] = {}  # the present generation
         self._restart_mode = restart_mode
         self.members: list[Client] = []
         self._over = threading.Event()  # of the last watch, and of everything at the end
@@ -49,11 +49,13 @@ class SmallOperator:
         """/start the next generation on these agents; gives the moment of the first call."""
         self.generation += 1
         self.members = list(members)
-        self._port = master_port = free_port()
+        self._meets_at = meets_at = {"master_addr": "127.0.0.1", "master_port": free_port()}
+        if all("store" in agent.features for agent in members):
+            meets_at["store_port"] = members[0].port
         at = time.monotonic()
         self._all(
             members,
-            lambda rank, agent: agent.start(self.generation, rank, nnodes=len(members), master_port=master_port),
+            lambda rank, agent: agent.start(self.generation, rank, nnodes=len(members), meets_at=meets_at),
         )
         return at
 
@@ -61,10 +63,10 @@ class SmallOperator:
         """Before a planned change of workers that wait at the barrier: have the newcomers start theirs while the others train."""
         if self._restart_mode:
             newcomers = [agent for agent in members if agent not in self.members]
-            port = self._port if self._restart_mode == KEEPS else None
+            meets_at = self._meets_at if self._restart_mode == KEEPS else {}
             self._all(
                 newcomers,
-                lambda _, agent: agent.prepare(self.generation, len(self.members), port, READY_WITHIN_S),
+                lambda _, agent: agent.prepare(self.generation, len(self.members), meets_at, READY_WITHIN_S),
             )
 
     def resize(self, members: Sequence[Client]) -> float:

@@ -80,7 +80,7 @@ class CoreOperator:
         self.record = todo.record
         self.history += todo.history
         pods, answers = {each.name: each for each in self._pods.values()}, cast(AgentStatuses, self._answers)
-        builder = CommandBuilder({}, pods, todo.record, answers, _address)
+        builder = CommandBuilder({}, pods, todo.record, answers, self._address)
         for action in todo.actions:
             self._do(action, builder)
 
@@ -109,6 +109,5 @@ class CoreOperator:
                 with suppress(OSError):  # it leaves; an operator calls again, too
                     self._agents[ordinal].call("POST", command.path, command.body)
 
-
-def _address(pod: ObservedPod) -> Address:
-    return Address("job", pod.ip, 0)
+    def _address(self, pod: ObservedPod) -> Address:
+        return Address("job", pod.ip, self._agents[pod.id.ordinal].port)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from tests.agent_client import free_port, until
-from tests.e2e.agent_process import AgentProcess, is_gone, suspend
+from tests.e2e.agent_process import AgentProcess, is_gone, suspend, until_gone
 from tests.e2e.agent_scripts import RunAgent
 from tests.e2e.inmemory_holds import hold
 from tests.e2e.inmemory_job import WORKER
 from tests.e2e.inmemory_schedules import JOINED
+from tests.nonempty import every
 
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
@@ -24,17 +26,27 @@ from elastipod.audit.report import audit
 RUN_WORKER = f"import runpy, sys; sys.path.insert(0, {str(WORKER.parents[2])!r}); runpy.run_path({str(WORKER)!r}, run_name='__main__')"
 
 
+def is_listening(port: int) -> bool:
+    """Tell whether a process of this host listens at a port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 class Agents:
-    """Agents of one job; each has one rank."""
+    """Agents of one job; each has one rank. serves_store: the agent of group rank 0 serves the store; else a worker hosts it."""
 
     def __init__(self, agents: list[AgentProcess]) -> None:
         self.agents = agents
-        self.port = 0  # at which the newest generation has met
+        self.serves_store = True
+        self.meets_at: dict[str, Any] = {}  # the newest generation
 
     def start(self, generation: int, size: int) -> None:
-        self.port = port = free_port()
+        self.meets_at = {"master_addr": "127.0.0.1", "master_port": free_port()}
+        if self.serves_store:
+            assert every("store" in agent.status()["features"] for agent in self.agents[:size])
+            self.meets_at["store_port"] = self.agents[0].port
         for rank, agent in enumerate(self.agents[:size]):
-            assert agent.start(generation, rank=rank, nnodes=size, master_port=port) == (200, None)
+            assert agent.start(generation, rank=rank, nnodes=size, **self.meets_at) == (200, None)
 
     def joined(self, generation: int) -> dict[int, tuple[int, int]]:
         """Give, by rank, the pid and the step with which a generation began."""
@@ -42,8 +54,14 @@ class Agents:
         found = (tuple(map(int, match)) for match in JOINED.findall(printed))
         return {rank: (pid, step) for pid, number, rank, _, step in found if number == generation}
 
+    def until_step_after(self, step: int) -> None:
+        until(lambda: (self.agents[0].status()["worker"]["step"] or 0) > step, f"a step after {step}")
+
     def until_joined(self, generation: int, size: int) -> dict[int, tuple[int, int]]:
         until(lambda: len(self.joined(generation)) == size, f"{size} ranks in generation {generation}")
+        assert is_listening(self.meets_at["master_port"]) is not self.serves_store, (
+            "a worker hosts a store where no agent does"
+        )
         return self.joined(generation)
 
 
@@ -103,14 +121,56 @@ def test_a_killed_worker_is_replaced_and_a_resize_keeps_processes(
     assert sum(report.steps_repeated.values()) <= 1, "one crash, and a planned change"
 
 
+@pytest.mark.parametrize("agent_is_killed", [True, False], ids=["agent", "worker"])
+def test_who_has_group_rank_zero_dies_and_the_others_go_on_from_memory(
+    agent_is_killed: bool, agents: Any, tmp_path: Path
+) -> None:
+    """The agent that serves the store, with its worker; or the worker that has rank 0, while its agent serves on."""
+    job = agents(3, steps=8000)
+    dies, *stay = job.agents
+    job.start(1, 3)
+    first = job.until_joined(1, 3)
+    until(lambda: (stay[0].status()["worker"]["step"] or 0) > 5, "some steps")
+    worker = psutil.Process(first[0][0])
+    os.kill(dies.process.pid if agent_is_killed else worker.pid, signal.SIGKILL)
+    until_gone([worker])
+    for agent in stay:
+        assert agent.stop(1, restart_mode="ipr") == (200, None)
+    for agent in stay:
+        agent.until("ready")
+    job.agents = stay
+    job.start(2, 2)
+    second = job.until_joined(2, 2)
+    assert [second[rank][0] for rank in (0, 1)] == [first[rank][0] for rank in (1, 2)], "they keep their processes"
+    assert second[0][1] == second[1][1] >= 5, "and their steps"
+    until(lambda: (stay[0].status()["worker"]["step"] or 0) > second[0][1] + 2, "further steps")
+    assert sum(audit(read_logs(tmp_path / "samples")).steps_repeated.values()) <= 1
+
+
+def test_where_an_agent_is_of_a_version_without_a_store_a_worker_hosts_it(agents: Any) -> None:
+    """A generation meets at the store of an agent, the next one, with an older agent, at that of its rank 0, and then again."""
+    job = agents(2, steps=8000)
+    pids = set()
+    for generation, serves in enumerate((True, False, True), start=1):
+        job.serves_store = serves
+        job.start(generation, 2)
+        joined = job.until_joined(generation, 2)
+        pids.add(tuple(joined[rank][0] for rank in (0, 1)))
+        job.until_step_after(joined[0][1])
+        for agent in job.agents:
+            assert agent.drain(generation, restart_mode="ipr", leaves=False) == (200, None)
+        for agent in job.agents:
+            agent.until("ready")
+    assert len(pids) == 1, "the processes are kept"
+
+
 def test_the_newcomer_of_a_growth_is_at_the_barrier_before_the_others_are_told_to_stop(agents: Any) -> None:
     """Its process has started, imported and built while they train, has followed their steps, and is the one that joins them."""
     job = agents(3, steps=8000)
     *members, newcomer = job.agents
     job.start(1, 2)
     first = job.until_joined(1, 2)
-    store = {"master_addr": "127.0.0.1", "master_port": job.port}
-    assert newcomer.call("POST", "/prepare", {"nnodes": 2, "generation": 1, **store}) == (200, None)
+    assert newcomer.call("POST", "/prepare", {"nnodes": 2, "generation": 1, **job.meets_at}) == (200, None)
     until(lambda: newcomer.status()["preparation"] == "ready", f"a prepared worker:\n{newcomer.printed()}")
     assert newcomer.status()["in_memory"] == {"kind": "replicated", "kept": None}
     waiting = {child.pid for child in psutil.Process(newcomer.process.pid).children(recursive=True)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
@@ -41,6 +42,8 @@ class AgentProcess:
         self.make = make
         self.tells_of_others = True
         """Whether it can be asked if it reaches another agent."""
+        self.serves_store = make is not Make.FOREIGN and zlib.crc32(pod.uid.encode()) % 4 > 0
+        """Whether its version knows stores that agents serve."""
         self.admit: Callable[[Head], Admission] = admit_everybody
         """Who may call it."""
         self.lie: Lie | None = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tests.sim.agent_process import AgentProcess
 from tests.sim.agent_words import LIES
 from tests.sim.events import Make, Preparing
+from tests.sim.training import MeetingPlace
 
 from elastipod_agent.core.exits import StopMode
 from elastipod_agent.core.fences import (
@@ -48,7 +49,7 @@ class SimAgent(AgentProcess):
             self._has_announced, self.drains_in_memory = self.make.keeps_state, False
             self.leaves, self.taken, self.has_given = None, set(), False
             self._enter(S.RUNNING, reason=None)
-            self._training.join(self, self.generation, body["rank"], body["nnodes"], body["master_addr"])
+            self._training.join(self, self.generation, body["rank"], body["nnodes"], _meeting_place(body))
         return answer
 
     def prepare(self, body: dict[str, Any]) -> CallDecision:
@@ -151,7 +152,7 @@ class SimAgent(AgentProcess):
         failure = self.failure
         told: dict[str, Any] = {
             "status": self.state.value, "reason": self.reason, "message": failure.message if failure else None,
-            "protocol": 1, "features": ["reach"] * self.tells_of_others + ["prepare"] * (self.preparing is not None),
+            "protocol": 1, "features": self._features(),
             "preparation": self.preparation.value if self.preparation is not None else None,
             "version": self.version, "generation": self.generation, "drained": self.drained,
             "terminating": self.terminating, "boot_id": self.pod.uid, "spare": str(self.is_spare),
@@ -174,6 +175,11 @@ class SimAgent(AgentProcess):
             told["in_memory"] = kept if self._has_announced else None
         return told
 
+    def _features(self) -> list[str]:
+        """Give what this agent can do beyond the first protocol. Some are of a version without a store."""
+        has = {"reach": self.tells_of_others, "prepare": self.preparing is not None, "store": self.serves_store}
+        return [name for name, is_there in has.items() if is_there]
+
     def _worker_data(self) -> list[dict[str, Any]]:
         failed = self.failure.local_rank if self.failure is not None else None
         first = self.rank * self.pod.nproc
@@ -187,3 +193,7 @@ class SimAgent(AgentProcess):
         """Whether no worker can know of the drain, as an agent finds out after some seconds."""
         is_draining = self.state is S.STOPPING and self._stop is StopMode.GRACEFUL
         return is_draining and not self._training.heeds_events and self._kernel.now >= self._judged_at
+
+
+def _meeting_place(body: dict[str, Any]) -> MeetingPlace:
+    return MeetingPlace(body["master_addr"], body["master_port"], body.get("store_port"))

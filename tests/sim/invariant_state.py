@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elastipod_operator.api import JobSpec
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.snapshot import Policy
 from elastipod_operator.kube.job_policy import policy_of
+
+if TYPE_CHECKING:
+    from tests.sim.training import MeetingPlace
 
 JOB_NAME = "train"
 JOB_UID = "job-uid"
@@ -30,7 +33,7 @@ class InvariantState:
         self._say = say
         self.heeds_events = heeds_events
         self._started: dict[tuple[int, int], str] = {}
-        self._masters: dict[int, tuple[str, int]] = {}
+        self._places: dict[int, tuple[MeetingPlace, int]] = {}
         self._members: dict[int, tuple[PodId, ...]] = {}
         self._kinds: dict[int, TransitionKind] = {}
         self._causes: dict[int, str] = {}

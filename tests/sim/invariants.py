@@ -17,7 +17,7 @@ from elastipod_operator.core.record import TransitionKind
 if TYPE_CHECKING:
     from tests.sim.agent_process import AgentProcess
     from tests.sim.agents import SimAgent
-    from tests.sim.training import Run, Training
+    from tests.sim.training import MeetingPlace, Run, Training
 
 STATES = ("Created", "Suspended", "PodsRunning", "Running", "Faulted", "Completed", "Failed")
 AUXILIARY = ("Scaling", "PodsReady", "Warning")
@@ -89,7 +89,7 @@ class InvariantChecker(RecordInvariants):
             self.met["in memory: prepared workers start"] += 1
             self.met["in memory: workers were at the barrier before the others stopped"] += agent.ready_at < last_stop
 
-    def joined(self, run: Run, agent: AgentProcess, rank: int, nnodes: int, master: str) -> None:
+    def joined(self, run: Run, agent: AgentProcess, rank: int, nnodes: int, place: MeetingPlace) -> None:
         """An agent took a /start."""
         self._trained.add(agent.pod.name)
         kept = {g for g in self._asked_for_processes if 0 < agent.processes_since <= g < run.generation}
@@ -106,9 +106,12 @@ class InvariantChecker(RecordInvariants):
         uid = self._started.setdefault((run.generation, rank), agent.pod.uid)
         if uid != agent.pod.uid:
             raise Violation(f"two pods have group rank {rank} in generation {run.generation}")
-        if self._masters.setdefault(run.generation, (master, nnodes)) != (master, nnodes):
-            raise Violation(f"generation {run.generation} has two masters or sizes")
-        if rank == 0 and master != agent.pod.ip:
+        if self._places.setdefault(run.generation, (place, nnodes)) != (place, nnodes):
+            raise Violation(f"generation {run.generation} has two places to meet, or two sizes")
+        if place.store_port is not None and not agent.serves_store:
+            raise Violation(f"{agent.pod.name} does not know the store at which it is to meet others")
+        self.met["an agent serves the store"] += place.store_port is not None
+        if rank == 0 and place.address != agent.pod.ip:
             raise Violation(f"generation {run.generation}: group rank 0 is not at the master address")
 
     # -- training

@@ -50,6 +50,15 @@ class Phase(Enum):
     OVER = "over"
 
 
+@dataclass(frozen=True, slots=True)
+class MeetingPlace:
+    """Where the workers of a generation were told to meet. store_port: of the agent there, if that serves their store."""
+
+    address: str
+    port: int
+    store_port: int | None
+
+
 @dataclass(slots=True)
 class Run:
     """One generation: who takes part and how far it came."""
@@ -114,12 +123,12 @@ class Training:
         self.num_steps = 0
         """All steps that workers made, repeated ones too."""
 
-    def join(self, agent: AgentProcess, generation: int, rank: int, nnodes: int, master: str) -> None:
+    def join(self, agent: AgentProcess, generation: int, rank: int, nnodes: int, place: MeetingPlace) -> None:
         """The workers of one pod begin and look for the others."""
         run = self.runs.get(generation)
         if run is None:
             run = self.runs[generation] = Run(generation, nnodes)
-        self.checker.joined(run, agent, rank, nnodes, master)
+        self.checker.joined(run, agent, rank, nnodes, place)
         run.members[rank] = agent
         if len(run.members) == nnodes:
             self._kernel.spawn(self._train(run))

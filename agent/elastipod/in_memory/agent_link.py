@@ -13,7 +13,7 @@ from typing import Literal
 from elastipod.elastic_event import reset_elastic_event
 from elastipod.ipc.clients import InProcessRestartSocketClient
 from elastipod.ipc.connections import HyperPodIPCException
-from elastipod.ipc.protocol import SOCKET_ENV, RestartMode
+from elastipod.ipc.protocol import SOCKET_ENV, STORE_ENV, RestartMode
 from elastipod.local_worker import local_worker, store_generation
 from elastipod.string_enum import StringEnum
 from elastipod.worker_file import EventLevel
@@ -28,13 +28,14 @@ Kind = Literal["replicated", "sharded"]
 
 @dataclass(frozen=True, slots=True)
 class WorldPlace:
-    """This rank's place in one generation, and where its ranks meet."""
+    """This rank's place in one generation, and where its ranks meet. store: host:port of the agent that serves their store, if one does."""
 
     generation: int
     rank: int
     world_size: int
     address: str
     port: int
+    store: str = ""
 
     @classmethod
     def from_env(cls) -> WorldPlace | None:
@@ -48,6 +49,7 @@ class WorldPlace:
             int(env.get("WORLD_SIZE", "1")),
             env["MASTER_ADDR"],
             int(env["MASTER_PORT"]),
+            env.get(STORE_ENV, ""),
         )
 
 

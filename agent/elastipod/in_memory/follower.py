@@ -6,17 +6,20 @@ import logging
 import socket
 import threading
 import time
-from datetime import timedelta
 from typing import Any, BinaryIO
 
 import torch
-import torch.distributed as dist
 
+from elastipod.agent_store import AgentStore, open_store
 from elastipod.in_memory.follow_wire import HANDSHAKE_S, FollowingEnded, receive, receive_tensor, shake_hands, shut_down
 from elastipod.in_memory.followed_state import FollowedState
 from elastipod.in_memory.members import Members
+from elastipod.in_memory.process_groups import world_prefix
+from elastipod.ipc.protocol import SERVED_BY_AGENT
 from elastipod.local_worker import store_generation
 from elastipod.store_wait import wait_until_listening
+from elastipod.store_wire import NEWCOMER, Greeting
+from elastipod.stores import Store, TorchStore
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +63,7 @@ class Follower:
 
     def _run(self, store: str, generation: int) -> None:
         try:
-            self._follow(FollowedState(self._members), donor_address(store, generation))
+            self._follow(FollowedState(self._members), donor_address(store, generation, self._key))
         except (FollowingEnded, OSError, RuntimeError, LookupError, TypeError, ValueError) as error:
             log.info("this rank follows no longer and is filled when it joins: %r", error)
         finally:
@@ -92,17 +95,31 @@ class Follower:
         self.step, self._is_whole = int(head["step"]), bool(head["is_whole"])
 
 
-def donor_address(store: str, generation: int) -> tuple[str, int]:
-    """Ask the store of the ranks that train for one that can be followed; newcomers are dealt out. Raises FollowingEnded, RuntimeError."""
+def donor_address(store: str, generation: int, key: str) -> tuple[str, int]:
+    """Ask the store of the ranks that train for one that can be followed; newcomers are dealt out.
+
+    store: as the agent names it. Raises FollowingEnded, OSError, RuntimeError.
+    """
+    if not store.startswith(SERVED_BY_AGENT):
+        return _dealt_donor(_hosted(store, generation))
+    connection = open_store(store.removeprefix(SERVED_BY_AGENT), Greeting(generation, NEWCOMER), key, HANDSHAKE_S)
+    try:
+        return _dealt_donor(AgentStore(connection, world_prefix(generation)))
+    finally:
+        connection.close()
+
+
+def _hosted(store: str, generation: int) -> Store:
+    """Connect to a store that one of those who train hosts."""
     host, _, port = store.rpartition(":")
     if not wait_until_listening(host, int(port), HANDSHAKE_S, 1):
         raise FollowingEnded(f"nobody listens at {store}")
-    client = dist.TCPStore(  # type: ignore[attr-defined]  # public, though torch does not mark it so
-        host, int(port), is_master=False, timeout=timedelta(seconds=HANDSHAKE_S), wait_for_workers=False
-    )
-    keys = dist.PrefixStore(f"elastipod/world/{generation}", client)  # type: ignore[attr-defined]
-    if not keys.check(["donors"]):
+    return TorchStore(host, int(port), world_prefix(generation), HANDSHAKE_S)
+
+
+def _dealt_donor(keys: Store) -> tuple[str, int]:
+    if not keys.has("donors"):
         raise FollowingEnded("no rank can be followed")
     number = (keys.add("followers", 1) - 1) % int(keys.get("donors"))
-    donor_host, _, donor_port = keys.get(f"donor/{number}").decode().rpartition(":")
-    return donor_host, int(donor_port)
+    host, _, port = keys.get(f"donor/{number}").decode().rpartition(":")
+    return host, int(port)

@@ -1,4 +1,7 @@
-"""The process groups of one generation: built over a store of the generation's own, and taken down together."""
+"""The process groups of one generation: built over a store of the generation's own, and taken down together.
+
+An agent serves the store where all agents of the generation can. Else the process of rank 0 hosts it.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from elastipod import agent_store
+from elastipod.agent_store import StoreConnection, open_store
 from elastipod.errors import ElastipodError
 from elastipod.group_release import release_in_background, wait_until_released
 from elastipod.in_memory.agent_link import WorldPlace
 from elastipod.in_memory.peer_connections import PeerConnections, open_sockets
 from elastipod.in_memory.phases import LIMITS, Phase
+from elastipod.in_memory.torch_store import TorchAgentStore
+from elastipod.ipc.protocol import WORKER_KEY_ENV
 from elastipod.store_wait import wait_until_listening
+from elastipod.store_wire import Greeting
 from elastipod.torch_compat import abort_groups, gloo_backends, number_groups_anew, set_group_timeout
 
 log = logging.getLogger(__name__)
@@ -47,6 +55,7 @@ class ProcessGroups:
         self._timeout = timeout or dist.distributed_c10d.default_pg_timeout
         self._store: Any = None
         self._former_store: Any = None
+        self._served: StoreConnection | None = None
         self._connections: PeerConnections | None = None
 
     def connect(
@@ -65,12 +74,14 @@ class ProcessGroups:
         wait_until_released()
         try:
             with arriving:
-                late = _Wait(time.monotonic() + ARRIVAL_S, is_over, place.world_size)
-                self._store = self._open_store(place, late)
+                late = _Wait(time.monotonic() + ARRIVAL_S, is_over, place.world_size, is_served=bool(place.store))
+                self._store = self._served_store(place, late) if place.store else self._hosted_store(place, late)
                 _arrive(self._store, place, late)
             limit = LIMITS[Phase.CONNECTING]
             assert limit is not None
-            wait = _Wait(time.monotonic() + limit.total_seconds(), is_over, place.world_size)
+            wait = _Wait(
+                time.monotonic() + limit.total_seconds(), is_over, place.world_size, is_served=bool(place.store)
+            )
             for number in range(MAX_TRIES):
                 if self._try(dist.PrefixStore(f"try/{number}", self._store), place, wait):  # type: ignore[attr-defined]
                     if is_over():
@@ -79,7 +90,7 @@ class ProcessGroups:
                     return
                 if wait.is_at_end:
                     break
-        except (RuntimeError, TimeoutError) as error:  # torch's store errors are RuntimeErrors
+        except (RuntimeError, TimeoutError, ConnectionError) as error:  # torch's store errors are RuntimeErrors
             raise WorldNotBuilt(
                 f"generation {place.generation} cannot meet at its store: {_first_line(error)}"
             ) from error
@@ -116,6 +127,8 @@ class ProcessGroups:
         connections, self._connections = self._connections, None
         if connections is not None:
             connections.shut_down()
+        if self._served is not None:
+            self._served.close("the generation is over")
         self._abort_backend()
 
     def _abort_backend(self) -> None:
@@ -128,10 +141,24 @@ class ProcessGroups:
         if dist.is_initialized():
             self._abort_backend()
             _destroy_groups()
+        if self._served is not None:
+            self._served.close("this rank has left its generation")
+            agent_store.meet_at(None)
+            self._served = None
         # The server of a store that this process hosts stays until the next world is built: others may be reading it.
         self._former_store, self._store = self._store or self._former_store, None
 
-    def _open_store(self, place: WorldPlace, wait: _Wait) -> Any:
+    def _served_store(self, place: WorldPlace, wait: _Wait) -> Any:
+        greeting, key = Greeting(place.generation, place.rank), os.environ.get(WORKER_KEY_ENV, "")
+        self._served = open_store(place.store, greeting, key, wait.left_s, lambda: wait.is_at_end)
+        agent_store.meet_at(self._served)
+        if wait.is_at_end:
+            self._served.close(
+                "the generation is over"
+            )  # the call for it may have come before there was anything to close
+        return dist.PrefixStore(world_prefix(place.generation), TorchAgentStore(self._served))  # type: ignore[attr-defined]
+
+    def _hosted_store(self, place: WorldPlace, wait: _Wait) -> Any:
         is_host = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         while True:
             if not is_host and not wait_until_listening(
@@ -153,7 +180,7 @@ class ProcessGroups:
                 if wait.is_at_end:
                     raise
             else:
-                return dist.PrefixStore(f"elastipod/world/{place.generation}", store)  # type: ignore[attr-defined]
+                return dist.PrefixStore(world_prefix(place.generation), store)  # type: ignore[attr-defined]
 
     def _try(self, store: Any, place: WorldPlace, wait: _Wait) -> bool:
         _arrive(store, place, wait)
@@ -181,6 +208,11 @@ class ProcessGroups:
         return False
 
 
+def world_prefix(generation: int) -> str:
+    """Give the prefix of the keys with which the ranks of a generation meet."""
+    return f"elastipod/world/{generation}"
+
+
 def _destroy_groups() -> None:
     held = gloo_backends() if dist.get_backend() == "gloo" else []
     with suppress(RuntimeError):  # the group is broken already and is no longer used
@@ -189,15 +221,25 @@ def _destroy_groups() -> None:
 
 
 class _Wait:
-    """Waits for keys of a store, with few calls, and sees meanwhile that the generation is over."""
+    """Waits for keys of a store, with few calls, and sees meanwhile that the generation is over.
 
-    def __init__(self, deadline: float, is_over: Callable[[], bool], world_size: int = 1) -> None:
-        self._deadline, self._is_over = deadline, is_over
+    is_served: an agent serves the store, so the end of the generation ends a call that waits.
+    """
+
+    def __init__(
+        self, deadline: float, is_over: Callable[[], bool], world_size: int = 1, *, is_served: bool = False
+    ) -> None:
+        self._deadline, self._is_over, self._is_served = deadline, is_over, is_served
         self._shortest_s = max(FIRST_POLL_S, world_size / LOOKS_PER_S)
 
     @property
     def is_at_end(self) -> bool:
         return self._is_over() or time.monotonic() >= self._deadline
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return self._deadline - time.monotonic()
 
     def slice(self, most_s: float) -> timedelta:
         """Give the time of one wait."""
@@ -205,6 +247,8 @@ class _Wait:
 
     def for_key(self, store: Any, key: str, limit_s: float = math.inf) -> bool:
         """Return once the key is there; False at the limit. Raises TimeoutError at the deadline or when the generation is over."""
+        if self._is_served:
+            return self._until_told(store, key, limit_s)
         began = time.monotonic()
         until = began + limit_s
         while not store.check([key]):
@@ -214,6 +258,15 @@ class _Wait:
                 return False
             share_s = POLL_SHARE * (time.monotonic() - began)
             time.sleep(max(self._shortest_s, min(share_s, LAST_POLL_S)))
+        return True
+
+    def _until_told(self, store: Any, key: str, limit_s: float) -> bool:
+        try:
+            store.wait([key], self.slice(limit_s))
+        except dist.DistStoreError as error:
+            if self.is_at_end:
+                raise TimeoutError(f"not all ranks have come ({key})") from error
+            return False
         return True
 
 

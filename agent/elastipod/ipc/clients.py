@@ -15,9 +15,9 @@ from enum import Enum
 from typing import Any
 
 from elastipod.ipc.connections import Connections, HyperPodIPCException
-from elastipod.ipc.protocol import MAX_WAIT_S, CheckpointType, RestartMode
+from elastipod.ipc.protocol import MAX_WAIT_S, STORE_ENV, CheckpointType, RestartMode
 
-_OUR_VARIABLES = ("ELASTIPOD_GENERATION", "ELASTIPOD_PROGRESS")
+_OUR_VARIABLES = ("ELASTIPOD_GENERATION", "ELASTIPOD_PROGRESS", STORE_ENV)
 
 _UNKNOWN_CALL = "there is no call"  # how an agent refuses what it does not know
 

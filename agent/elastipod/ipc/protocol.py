@@ -14,9 +14,11 @@ from elastipod.string_enum import StringEnum
 
 SOCKET_ENV: Final = "HYPERPOD_ELASTICAGENT_SOCKET_SERVER_PATH"
 # What a worker that can be kept is told beside the variables that torch needs: the key under which workers of its job know each other,
-# and, where others train already, the host:port of the store at which they have met.
+# and, where others train already, the host:port of the store at which they have met, after SERVED_BY_AGENT if an agent serves it.
 WORKER_KEY_ENV: Final = "ELASTIPOD_WORKER_KEY"
 FOLLOWED_STORE_ENV: Final = "ELASTIPOD_FOLLOWED_STORE"
+SERVED_BY_AGENT: Final = "agent://"
+STORE_ENV: Final = "ELASTIPOD_STORE"  # host:port of the agent that serves the store of the generation, where one does
 PROTOCOL: Final = 1
 MAX_CALL_BYTES: Final = 256 * 1024  # one line from a worker
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024  # one line from the agent; a start carries the data of all ranks

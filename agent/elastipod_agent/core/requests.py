@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from elastipod.ipc.protocol import SERVED_BY_AGENT
 from elastipod_agent.core.log_rules import LogRule, parse_log_rules
 
 _MAX_RANK = 1 << 20
@@ -26,7 +27,10 @@ class BadBody(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRequest:
-    """The operator's facts about the job. ``rank`` is the group rank of the pod, among ``nnodes``."""
+    """The operator's facts about the job. ``rank`` is the group rank of the pod, among ``nnodes``.
+
+    store_port: of the agent with group rank 0, if agents serve the store of the workers; None if one of these hosts it.
+    """
 
     rank: int
     nnodes: int
@@ -39,6 +43,12 @@ class UpdateRequest:
     worker_data: Any = None
     is_spare: bool = False
     generation: int | None = None
+    store_port: int | None = None
+
+    @property
+    def store(self) -> str:
+        """The host:port at which an agent serves the store; "" if none does."""
+        return "" if self.store_port is None else f"{self.master_addr}:{self.store_port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +67,8 @@ class StartRequest(UpdateRequest):
 class PrepareRequest:
     """A request to start the workers ahead of the next generation. nnodes, generation: of the present one.
 
-    store: host:port where the present workers meet, whose state the new ones may follow; "" if the operator does not say.
+    store: where the present workers meet, whose state the new ones may follow: host:port of the store that one of them hosts, or
+    SERVED_BY_AGENT and that of the agent that serves it; "" if the operator does not say.
     """
 
     nnodes: int
@@ -95,7 +106,9 @@ def parse_prepare(body: object) -> PrepareRequest:
     """Read the body of /prepare. Raises BadBody."""
     fields = _object(body)
     address = _text(fields, "master_addr")
-    store = f"{address}:{_integer(fields, 'master_port', 1, 65535)}" if address else ""
+    served = _store_port(fields)
+    hosted = f"{address}:{_integer(fields, 'master_port', 1, 65535)}" if address else ""
+    store = f"{SERVED_BY_AGENT}{address}:{served}" if address and served else hosted
     return PrepareRequest(nnodes=_integer(fields, "nnodes", 1, _MAX_RANK), generation=_generation(fields), store=store)
 
 
@@ -140,6 +153,7 @@ def _update_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         "worker_data": fields.get("worker_data"),
         "is_spare": is_spare,
         "generation": _generation(fields),
+        "store_port": _store_port(fields),
     }
 
 
@@ -168,6 +182,10 @@ def _generation(fields: Mapping[str, Any]) -> int | None:
     if fields.get("generation") is None:
         return None
     return _integer(fields, "generation", 1, 1 << 40)
+
+
+def _store_port(fields: Mapping[str, Any]) -> int | None:
+    return None if fields.get("store_port") is None else _integer(fields, "store_port", 1, 65535)
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from elastipod.ipc.protocol import STORE_ENV
 from elastipod_agent.core.requests import StartRequest, UpdateRequest
 from elastipod_agent.core.worker_env import Layout
 
@@ -34,6 +35,8 @@ def run_env(update: UpdateRequest, progress: Mapping[str, Any], layout: Layout, 
         "NNODES": str(update.nnodes),
         "ELASTIPOD_GENERATION": str(generation),
     }
+    if update.store:
+        env[STORE_ENV] = update.store
     if progress:
         env["ELASTIPOD_PROGRESS"] = json.dumps(progress, separators=(",", ":"))
     return env

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from elastipod.ipc.protocol import STORE_ENV
 from elastipod_agent.core.nccl_env import nccl_env
 from elastipod_agent.core.requests import StartRequest
 
@@ -15,6 +16,7 @@ VOLATILE = frozenset(
     {
         "ELASTIPOD_GENERATION",
         "ELASTIPOD_PROGRESS",
+        STORE_ENV,
         "ELASTIPOD_WORKER_FILE",
         "GROUP_RANK",
         "GROUP_WORLD_SIZE",
@@ -67,6 +69,8 @@ def pod_env(base: Mapping[str, str], start: StartRequest, layout: Layout) -> dic
         TORCHELASTIC_RUN_ID=layout.run_id,
         ELASTIPOD_GENERATION=str(start.run_generation),
     )
+    if start.store:
+        env[STORE_ENV] = start.store
     if start.progress:
         env["ELASTIPOD_PROGRESS"] = json.dumps(start.progress, separators=(",", ":"))
     return env

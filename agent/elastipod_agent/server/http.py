@@ -2,7 +2,8 @@
 
 A head has at most 16 KiB, a body as much as its route allows, and there are at most 128 connections. A client that is slower than the
 time-outs is dropped. No connection waits for another one or for the workers. If all connections are in use, a new one replaces the one
-that has been idle longest, so that a client that only holds connections open cannot keep the operator out.
+that has been idle longest, so that a client that only holds connections open cannot keep the operator out. A connection that is upgraded to
+another protocol is no longer among them once its caller has proven who it is.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
+from types import MappingProxyType
 
 from elastipod_agent.server.http_messages import (
     Head,
@@ -64,10 +66,16 @@ def admit_everybody(head: Head) -> Admission:
     return Admission()
 
 
+Upgrade = Callable[[Head, tuple[asyncio.StreamReader, asyncio.StreamWriter], Callable[[], None]], Awaitable[None]]
+"""Takes over a connection to its end. It authenticates the caller itself; the third argument, called once it has, takes the connection out
+of the count of those that HTTP may have. Raises RequestRefused as long as nothing has been answered."""
+
+
 class HttpServer:
     """Serves `handle` at one address. body_limit: path -> size limit of its bodies in bytes.
 
     admit: called with the head of a request before its body is read; raises RequestRefused for a caller that is not allowed.
+    upgrades: path -> what takes over connections that ask for it.
     """
 
     def __init__(
@@ -77,6 +85,7 @@ class HttpServer:
         log_refusal: Callable[[int, str], None],
         *,
         admit: Callable[[Head], Admission] = admit_everybody,
+        upgrades: Mapping[str, Upgrade] = MappingProxyType({}),
         max_connections: int = MAX_CONNECTIONS,
         head_timeout_s: float = HEAD_TIMEOUT_S,
         body_timeout_s: float = BODY_TIMEOUT_S,
@@ -86,6 +95,7 @@ class HttpServer:
         self._body_limit = body_limit
         self._log_refusal = log_refusal
         self._admit = admit
+        self._upgrades = upgrades
         self._max_connections = max_connections
         self._head_timeout_s = head_timeout_s
         self._body_timeout_s = body_timeout_s
@@ -167,6 +177,9 @@ class HttpServer:
                 return False
             keep = head.is_keep_alive
             path, query = parse_target(head.target)
+            if (upgrade := self._upgrades.get(path)) is not None:
+                await upgrade(head, (reader, writer), lambda: self._connections.pop(task, None))
+                return False
             admission = self._admit(head)
             body = await self._read_body(reader, writer, head, self._body_limit(path))
             admission.check_body(body)

@@ -64,7 +64,7 @@ class CommandBuilder:
         generation = self.record.generation
         body: dict[str, Any] = {"nnodes": len(self.record.members), "generation": generation}
         if action.follows:
-            body |= {"master_addr": self.record.master_addr, "master_port": master_port(generation)}
+            body |= self._store
         return "/prepare", ("prepare", str(generation)), body
 
     def _stop_workers(self, action: StopWorkers, fact: ObservedAgent) -> Call:
@@ -81,8 +81,7 @@ class CommandBuilder:
             "rank": group_rank,
             "nnodes": len(self.record.members),
             "faultCount": self.record.generation - 1,
-            "master_addr": self.record.master_addr,
-            "master_port": master_port(self.record.generation),
+            **self._store,
             "log_monitoring_configuration": (self.spec.get("runPolicy") or {}).get("logMonitoringConfiguration")
             or None,
             "ipVersion": None,
@@ -110,6 +109,15 @@ class CommandBuilder:
     @cached_property
     def _keeps_state(self) -> bool:
         return any(self.statuses.fact(pod.uid).memory_state for pod in self._members)
+
+    @cached_property
+    def _store(self) -> dict[str, Any]:
+        """Give where the workers of the present generation meet."""
+        store = {"master_addr": self.record.master_addr, "master_port": master_port(self.record.generation)}
+        first = next((pod for pod in self._members if pod.id == self.record.members[0]), None)
+        if self.record.agents_serve_store and first is not None:
+            store["store_port"] = self.address(first).port
+        return store
 
     @cached_property
     def _progress(self) -> dict[str, Any]:

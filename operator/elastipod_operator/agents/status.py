@@ -161,6 +161,7 @@ def parse_status(body: Any, before: ObservedAgent, now: datetime) -> AgentStatus
         can_prepare=ours and "prepare" in (answer.features or ()),
         preparation=_preparation(answer.preparation),
         can_reach=ours and "reach" in (answer.features or ()),
+        can_serve_store=ours and "store" in (answer.features or ()),
         answering_since=now if is_back or before.answering_since is None else before.answering_since,
         refused_answer=excess,
     )

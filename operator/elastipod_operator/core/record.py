@@ -172,6 +172,8 @@ class Record:
     members: Annotated[tuple[PodId, ...], Stored("members", is_required=True, max_pods=MAX_REPLICAS)] = ()
     """In the order of their group ranks."""
     master_addr: Annotated[str, Stored("master", is_required=True)] = ""
+    agents_serve_store: Annotated[bool, Stored("served")] = False
+    """The agent of group rank 0 serves the store of the present generation. Every /start of it must say the same."""
     transition: Annotated[Transition | None, Stored("transition")] = None
     lost: Annotated[tuple[PodId, ...], Stored("lost", is_required=True)] = ()
     """Pods that were given up and must not be used again; kept until the API server no longer lists them."""

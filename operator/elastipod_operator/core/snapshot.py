@@ -306,6 +306,8 @@ class ObservedAgent:
     """How far such workers are; None without any."""
     can_reach: bool = False
     """It can check whether it reaches another agent."""
+    can_serve_store: bool = False
+    """It can serve the store at which workers meet, and its own workers can use the store of another agent."""
     is_reached: bool | None = None
     """Whether other agents of the job reach it, as of `peers_asked_at`; None if unknown."""
     peers_asked_at: datetime | None = None

@@ -233,12 +233,18 @@ def _is_faulty_shrink(record: Record, transition: Transition, size: int) -> bool
     return size < transition.from_size and transition.kind is TransitionKind.RECOVERY
 
 
+def _can_serve_store(chosen: list[Replica]) -> bool:
+    """Whether the workers of these replicas can meet at a store of an agent: all agents know it, and have the same key of the job."""
+    return all(replica.agent.can_serve_store for replica in chosen) and len({one.pod.key_secret for one in chosen}) == 1
+
+
 def _start(record: Record, context: Context, chosen: list[Replica]) -> PlanDraft:
     transition = record.transition
     assert transition is not None
     generation = 1 + max(record.generation, context.replicas.highest_generation())
     started = replace(
         record, generation=generation, members=tuple(r.id for r in chosen), master_addr=chosen[0].pod.ip,
+        agents_serve_store=_can_serve_store(chosen),
         transition=None, window_since=None, generation_began_at=context.now, running_since=None, gang=None, size_before_growth=0,
         resize_began_at=transition.began_at if transition.kind is TransitionKind.RESIZE else None,
         shrank_after_fault=_is_faulty_shrink(record, transition, len(chosen)),

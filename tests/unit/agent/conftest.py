@@ -25,7 +25,7 @@ async def ipc_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     """The agent's side of its socket, listening, with the environment of a worker."""
     path = tmp_path / "s"
     monkeypatch.setenv(SOCKET_ENV, str(path))
-    for name in ("LOCAL_RANK", "ELASTIPOD_GENERATION", "ELASTIPOD_PROGRESS"):
+    for name in ("LOCAL_RANK", "ELASTIPOD_GENERATION", "ELASTIPOD_PROGRESS", "ELASTIPOD_STORE"):
         monkeypatch.setenv(name, "0")  # what clients change is undone with it
     monkeypatch.delenv("ELASTIPOD_LOCAL_RANK", raising=False)
     one = Pod(path)

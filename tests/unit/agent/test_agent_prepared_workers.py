@@ -67,6 +67,15 @@ def test_prepared_workers_wait_at_the_barrier_and_are_those_of_the_next_start(jo
     )
 
 
+def test_prepared_workers_are_told_when_an_agent_serves_the_store_that_they_follow(job: Job) -> None:
+    def scenario() -> None:
+        store = {"master_addr": "10.0.0.9", "master_port": 4321, "store_port": 8080}
+        assert job.agent.call("POST", "/prepare", {"nnodes": 2, "generation": 3, **store}) == (200, None)
+        job.agent.until_printed("'ELASTIPOD_FOLLOWED_STORE': 'agent://10.0.0.9:8080'", 2)
+
+    job.run(scenario)
+
+
 def test_a_start_waits_for_prepared_workers_that_are_on_their_way(job: Job) -> None:
     def scenario() -> None:
         assert prepare(job.agent) == (200, None)

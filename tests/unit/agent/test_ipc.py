@@ -29,7 +29,7 @@ async def test_a_start_tells_each_rank_who_it_is(pod: Pod) -> None:
     await pod.at_barrier(1)
     ips = ({"rank": 0, "ip": "10.0.0.1"},)
     progress = {"run": {"progressData": "/x/5", "progressCount": 5}}
-    pod.begin(4, rank_ips=ips, worker_data=[{"rank": 0, "data": "d"}], progress=progress)
+    pod.begin(4, rank_ips=ips, worker_data=[{"rank": 0, "data": "d"}], progress=progress, store_port=8080)
     kind, start = await asyncio.wait_for(waiting, PATIENCE_S)
     assert kind == "job_start"
     assert start == {
@@ -47,6 +47,7 @@ async def test_a_start_tells_each_rank_who_it_is(pod: Pod) -> None:
             "SPARE": "False",
             "NNODES": "3",
             "ELASTIPOD_GENERATION": "5",
+            "ELASTIPOD_STORE": "10.0.0.1:8080",
             "ELASTIPOD_PROGRESS": json.dumps(progress, separators=(",", ":")),
         },
         "aggregate_worker_data": {"rank_ips": list(ips), "aggregate_worker_data": [{"rank": 0, "data": "d"}]},

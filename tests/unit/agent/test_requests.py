@@ -49,6 +49,18 @@ def test_the_full_body_of_the_plain_protocol_is_taken() -> None:
     assert parse_update(body | {"generation": 5}) == UpdateRequest(**fields | {"generation": 5})
 
 
+def test_where_an_agent_serves_the_store_its_port_is_named() -> None:
+    assert (parse_start(BODY).store_port, parse_start(BODY).store) == (None, "")
+    assert parse_start(BODY | {"store_port": "8080"}).store == "10.0.0.1:8080"
+    prepare = {"nnodes": 2, "master_addr": "10.0.0.1", "master_port": 10020}
+    assert parse_prepare(prepare).store == "10.0.0.1:10020"
+    assert parse_prepare(prepare | {"store_port": 8080}).store == "agent://10.0.0.1:8080"
+    for parse, body in ((parse_start, BODY), (parse_update, BODY), (parse_prepare, prepare)):
+        with pytest.raises(BadBody) as caught:
+            parse(body | {"store_port": 0})
+        assert caught.value.field == "store_port"
+
+
 def test_preparing_needs_the_number_of_pods_only() -> None:
     assert parse_prepare({"nnodes": 2}) == PrepareRequest(nnodes=2)
     assert parse_prepare({"nnodes": 2, "generation": 3}) == PrepareRequest(nnodes=2, generation=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,6 +91,11 @@ def test_progress_is_handed_on() -> None:
     )
     assert json.loads(env_of(0, start)["ELASTIPOD_PROGRESS"]) == {"p": {"progressCount": 3}}
     assert "ELASTIPOD_PROGRESS" not in env_of(0)
+
+
+def test_the_place_of_the_store_is_handed_on_where_an_agent_serves_it() -> None:
+    assert env_of(0, replace(START, store_port=8080))["ELASTIPOD_STORE"] == "10.0.0.9:8080"
+    assert "ELASTIPOD_STORE" not in env_of(0)
 
 
 @given(nnodes=st.integers(1, 12), nproc=st.integers(1, 8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,12 +49,15 @@ def body_of(action: Action, *facts: ObservedAgent, nproc: str = "auto", **spec: 
     return None if call is None else call.body
 
 
-def call_of(action: Action, *facts: ObservedAgent, nproc: str = "auto", generation: int = 3, **spec: Any) -> Any:
+def call_of(
+    action: Action, *facts: ObservedAgent, nproc: str = "auto", generation: int = 3, served: bool = False, **spec: Any
+) -> Any:
     pods = [pod(number) for number in range(len(facts))]
+    record = replace(trains(len(facts), generation), agents_serve_store=served)
     statuses: Any = Known({one.uid: fact for one, fact in zip(pods, facts, strict=True)})
     commands = CommandBuilder(
-        {"nprocPerNode": nproc, **spec}, {one.name: one for one in pods}, trains(len(facts), generation), statuses,
-        lambda one: Address("job", one.ip, 8080),
+        {"nprocPerNode": nproc, **spec}, {one.name: one for one in pods}, record, statuses,
+        lambda one: Address("job", one.ip, 8080 + one.id.ordinal),
     )  # fmt: skip
     return commands.build(action)
 
@@ -99,6 +103,20 @@ def test_workers_are_prepared_for_the_generation_after_the_present_one() -> None
 
 def test_workers_that_must_begin_with_the_checkpoint_are_told_of_no_store() -> None:
     assert body_of(PrepareWorkers(pod(1).name, follows=False), ready(), ready()) == {"nnodes": 2, "generation": 3}
+
+
+@pytest.mark.parametrize(
+    "action",
+    [START, AssignSpare(pod(1).name, 2), PrepareWorkers(pod(1).name)],
+    ids=lambda action: type(action).__name__,
+)
+def test_where_the_workers_of_a_generation_meet_is_what_the_record_says(action: Action) -> None:
+    """And nothing that agents say now: each call of a generation must say the same."""
+    able = replace(ready(), can_serve_store=True)
+    served, hosted = call_of(action, able, agent(generation=None), served=True), call_of(action, able, able)
+    assert served.body["store_port"] == 8080, "the port of the agent with group rank 0"
+    assert served.body["master_addr"] == "10.0.0.0"
+    assert "store_port" not in hosted.body
 
 
 @pytest.mark.parametrize(

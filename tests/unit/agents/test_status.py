@@ -192,6 +192,18 @@ def test_how_far_prepared_workers_are(body: dict[str, Any], can: bool, how: Prep
 
 
 @pytest.mark.parametrize(
+    ("body", "can"),
+    [
+        pytest.param({**OURS, "features": ["reach", "store"]}, True, id="it could"),
+        pytest.param({**OURS, "features": ["reach", "prepare"]}, False, id="of the previous version, or without a key"),
+        pytest.param({"status": "ready", "features": ["store"]}, False, id="another make"),
+    ],
+)
+def test_whether_an_agent_can_serve_a_store(body: dict[str, Any], can: bool) -> None:
+    assert parse_status(body, ObservedAgent(), NOW).fact.can_serve_store is can
+
+
+@pytest.mark.parametrize(
     ("body", "state", "kept"),
     [
         pytest.param({**OURS, "in_memory": {"kind": "replicated", "kept": 3}}, "replicated", 3, id="after a stop"),

@@ -25,6 +25,7 @@ class StandIn:
         self.number, self.calls, self.is_ours = number, calls, is_ours
         self.state, self.version = "ready", 1
         self.stays_stopping = False
+        self.features = ["store"] if is_ours else []
         agent = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -54,7 +55,9 @@ class StandIn:
 
     def status(self, long_polls: bool) -> dict[str, object]:
         assert self.is_ours or not long_polls, "only agents that show a version are asked that way"
-        told: dict[str, object] = {"status": self.state} | ({"version": self.version} if self.is_ours else {})
+        told: dict[str, object] = {"status": self.state} | (
+            {"version": self.version, "features": self.features} if self.is_ours else {}
+        )
         if self.state == "stopping" and not self.stays_stopping:
             self.calls.append((self.number, "became ready", {}))
             self.state = "ready"
@@ -103,6 +106,17 @@ def test_a_start_names_rank_size_and_generation(agents: list[StandIn], operator:
     assert {body["faultCount"] for body in bodies.values()} == {2}
     assert len({body["master_port"] for body in bodies.values()}) == 1
     assert {body.get("generation") for body in bodies.values()} == {3 if agents[0].is_ours else None}
+
+
+@pytest.mark.parametrize("is_older", [False, True], ids=["all serve a store", "one is older"])
+def test_a_start_names_a_store_where_all_agents_can_use_it(
+    agents: list[StandIn], operator: SmallOperator, is_older: bool
+) -> None:
+    agents[1].features = [] if is_older else agents[1].features
+    agents[1].client.status()
+    operator.start([agent.client for agent in agents[:2]])
+    port = agents[0].client.port if agents[0].is_ours and not is_older else None
+    assert [body.get("store_port") for _, path, body in agents[0].calls if path == "/start"] == [port, port]
 
 
 def test_the_generation_that_is_stopped_is_the_old_one(agents: list[StandIn], operator: SmallOperator) -> None:

@@ -71,7 +71,7 @@ records = st.builds(
     size_before_growth=counts, resize_failures=counts, resize_failed_at=maybe_times,
     gang=st.none() | st.builds(PartialGang, times, counts, counts, maybe_times), resize_began_at=maybe_times,
     resize_statistics=st.builds(ResizeStatistics, st.none() | spans, st.lists(st.tuples(counts, spans), max_size=3).map(tuple)),
-    suspended_time=spans, shrank_after_fault=st.booleans(), is_full_restart=st.booleans(),
+    suspended_time=spans, shrank_after_fault=st.booleans(), agents_serve_store=st.booleans(), is_full_restart=st.booleans(),
     phase_times=st.builds(PhaseTimes, names, maybe_times, sums, names, sums),
 )  # fmt: skip
 

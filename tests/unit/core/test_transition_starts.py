@@ -81,6 +81,24 @@ def test_what_a_start_notes(began: Any, reason: Reason, resize_began_at: datetim
 
 
 @pytest.mark.parametrize(
+    ("can", "secrets", "before", "after"),
+    [
+        pytest.param((True, True), ("key", "key"), False, True, id="all can"),
+        pytest.param((True, True), ("", ""), False, True, id="all can, without authentication"),
+        pytest.param((True, False), ("key", "key"), True, False, id="one is of an earlier version"),
+        pytest.param((True, True), ("key", "other"), True, False, id="two would not know each other"),
+        pytest.param((True, True), ("key", ""), True, False, id="authentication was turned off between them"),
+    ],
+)
+def test_an_agent_serves_the_store_where_all_members_can_use_it(
+    can: tuple[bool, ...], secrets: tuple[str, ...], before: bool, after: bool
+) -> None:
+    record = trains(transition=transition(target_size=2, from_size=2), agents_serve_store=before)
+    pods = [(pod(n, key_secret=secrets[n]), ready(1, can_serve_store=can[n])) for n in range(2)]
+    assert step_of(observed(job(record), pods)).record.agents_serve_store is after
+
+
+@pytest.mark.parametrize(
     ("cause", "from_size", "number", "size_before_growth", "failures"),
     [
         pytest.param(GROWTH, 2, 3, 2, 0, id="a growth is one until it runs"),

@@ -79,7 +79,7 @@ def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 def begin(training: Training, members: Members, monkeypatch: pytest.MonkeyPatch, key: str = KEY) -> Follower:
     """Have members follow a training; return once its donor has taken them."""
     address = ("127.0.0.1", training.donor.port)
-    monkeypatch.setattr(follower_module, "donor_address", lambda store, generation: address)
+    monkeypatch.setattr(follower_module, "donor_address", lambda store, generation, key: address)
     monkeypatch.setattr(follower_module, "WHOLE_S", 0.0)
     return Follower(members, key, "a store")
 
