@@ -107,7 +107,7 @@ def test_workers_that_must_begin_with_the_checkpoint_are_told_of_no_store() -> N
 
 @pytest.mark.parametrize(
     "action",
-    [START, AssignSpare(pod(1).name, 2), PrepareWorkers(pod(1).name)],
+    [START, AssignSpare(pod(1).name, 2), PrepareWorkers(pod(1).name, follows=True)],
     ids=lambda action: type(action).__name__,
 )
 def test_where_the_workers_of_a_generation_meet_is_what_the_record_says(action: Action) -> None:
