@@ -95,10 +95,10 @@ class Site:
         )
 
     def pods(self) -> dict[str, tuple[str, int]]:
-        """Give the job's pods: UID, and how often its workers were started."""
+        """Give the job's pods: UID, and how often its workers were started (a pod that no node has seen yet: never)."""
         items = list_objects(self.cluster, "pods", JOBS, labelSelector="HPJob%3Dllm")
         names = {one["metadata"]["name"]: one["metadata"]["uid"] for one in items}
-        return {name: (uid, len(self.nodes.starts[name])) for name, uid in names.items()}
+        return {name: (uid, len(self.nodes.starts.get(name, []))) for name, uid in names.items()}
 
     def knows_the_keys(self, name: str) -> bool:
         """Whether a release can call the agents of the job's pods."""
