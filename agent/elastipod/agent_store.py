@@ -1,7 +1,8 @@
 """The store that an agent serves, as a worker sees it: one connection for each rank and generation, which all threads share.
 
-A thread of its own reads the answers, so a call that waits holds up no other. When the connection is closed or lost, all calls end at
-once: they raise ConnectionError, as do all later ones. It is never opened again, since a call whose answer is lost may have counted.
+One of the threads that wait for answers reads those of all, so a call that waits holds up no other, and a single caller is woken by
+nothing but its answer. When the connection is closed or lost, all calls end at once: they raise ConnectionError, as do all later ones.
+It is never opened again, since a call whose answer is lost may have counted.
 Imports no torch.
 """
 
@@ -51,14 +52,6 @@ class StoreCallRefused(ElastipodError, RuntimeError):
     """The store does not carry out a call, such as one beyond its limits; the text says why."""
 
 
-class _Call:
-    __slots__ = ("answer", "is_done")
-
-    def __init__(self) -> None:
-        self.answer: list[bytes] | None = None
-        self.is_done = threading.Event()
-
-
 class StoreConnection:
     """Calls from any thread. Made by `open_store`."""
 
@@ -66,19 +59,14 @@ class StoreConnection:
         """session: whose agent has proven that it has the key."""
         self._peer, self._session, self._address = peer, session, address
         self._received = bytearray()
-        self._lock = threading.Lock()  # the order of frames is that of their seals
+        self._sending = threading.Lock()  # the order of frames is that of their seals
         self._last = 0
-        self._calls: dict[bytes, _Call] = {}
+        self._turn = threading.Condition()  # guards what follows
+        self._answers: dict[bytes, list[bytes]] = {}
+        self._is_read = False  # by one of those who wait
         self._end = ""  # why there is no connection any more
         self._pid = os.getpid()
-        self._send([])
-        self._reader = threading.Thread(target=self._read, name="elastipod-store-reader", daemon=True)
-        self._reader.start()
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether calls fail."""
-        return bool(self._end)
+        self._send(b"", [])
 
     def call(self, name: bytes, *arguments: bytes, wait_s: float = 0.0) -> list[bytes]:
         """Make a call and give what follows the status of its answer. wait_s: how long the agent may delay it.
@@ -88,19 +76,14 @@ class StoreConnection:
         """
         if self._pid != os.getpid():
             raise ConnectionError("a forked process does not use the store connection of its parent")
-        call = _Call()
-        with self._lock:
+        with self._sending:
             self._last += 1
             ticket = number(self._last)
-            self._calls[ticket] = call
-            if not self._end:
-                self._send([ticket, name, *arguments])
-        if self._end or not call.is_done.wait(wait_s + ANSWER_S):
-            self.close("it does not answer")
-        self._calls.pop(ticket, None)
-        if call.answer is None:
+            self._send(ticket, [name, *arguments])
+        answer = self._answer(ticket, time.monotonic() + wait_s + ANSWER_S)
+        if answer is None:
             raise ConnectionError(f"the store at {self._address} is gone: {self._end}")
-        status, *values = call.answer
+        status, *values = answer
         if status == AnswerKind.REFUSED:
             raise StoreCallRefused(f"the store at {self._address} refuses {name.decode()}: {_text(values)}")
         if status == AnswerKind.LATE:
@@ -111,46 +94,69 @@ class StoreConnection:
         """End every call that is under way, and all later ones. From any thread."""
         if self._pid != os.getpid():
             return  # the connection is that of the parent
+        self._lose(why)
+        with self._turn:
+            if not self._is_read:  # else the one who reads it closes it
+                self._peer.close()
+
+    def _lose(self, why: str) -> None:
         self._end = self._end or why
         with suppress(OSError):
-            self._peer.shutdown(socket.SHUT_RDWR)  # wakes the reader, which ends the calls and closes the socket
-        self._reader.join(HANDSHAKE_S)
+            self._peer.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
 
-    def _send(self, parts: Sequence[bytes]) -> None:
+    def _send(self, ticket: bytes, parts: Sequence[bytes]) -> None:
         try:
-            self._peer.sendall(self._session.seal(parts))
+            self._peer.sendall(self._session.seal([ticket, *parts] if parts else []))
         except OSError as error:
-            self._end = self._end or str(error)
-            with suppress(OSError):
-                self._peer.shutdown(socket.SHUT_RDWR)
+            self._lose(str(error))
 
-    def _read(self) -> None:
+    def _answer(self, ticket: bytes, deadline: float) -> list[bytes] | None:
+        """Wait for an answer, and read those of other threads meanwhile if none of them does; None when there will be none."""
+        while True:
+            with self._turn:
+                may_go_on = self._turn.wait_for(
+                    lambda: ticket in self._answers or self._end or not self._is_read, deadline - time.monotonic()
+                )
+                if not may_go_on:  # the one who reads may wait for longer
+                    self._lose("it does not answer")
+                if ticket in self._answers or self._end:
+                    return self._answers.pop(ticket, None)
+                self._is_read = True
+            try:
+                self._read_until(ticket, deadline)
+            finally:
+                with self._turn:
+                    self._is_read = False
+                    if self._end:
+                        self._peer.close()
+                    self._turn.notify_all()
+
+    def _read_until(self, ticket: bytes, deadline: float) -> None:
+        """Read answers up to that of one call."""
         try:
-            while True:
-                ticket, *answer = self._next_frame()
-                if not ticket:
+            while ticket not in self._answers and not self._end:
+                read, *answer = self._next_frame(deadline)
+                if not read:
                     raise ConnectionResetError(_text(answer[1:]))
-                if (call := self._calls.get(ticket)) is not None:
-                    call.answer = answer
-                    call.is_done.set()
+                with self._turn:
+                    self._answers[read] = answer
+                    self._turn.notify_all()
         except (OSError, WireError, ValueError) as error:
-            with self._lock:  # no call is added afterwards without being ended
-                self._end = self._end or str(error)
-            for call in list(self._calls.values()):
-                call.is_done.set()
-            self._peer.close()
+            self._lose(str(error))
 
-    def _next_frame(self) -> list[bytes]:
-        size = HEAD_BYTES + rest_of_frame(self._filled(HEAD_BYTES), MAX_ANSWER_BYTES)
-        frame = self._filled(size)
+    def _next_frame(self, deadline: float) -> list[bytes]:
+        size = HEAD_BYTES + rest_of_frame(self._filled(HEAD_BYTES, deadline), MAX_ANSWER_BYTES)
+        frame = self._filled(size, deadline)
         del self._received[:size]
         return self._session.open(*content_and_mac(frame[HEAD_BYTES:]))
 
-    def _filled(self, size: int) -> bytes:
+    def _filled(self, size: int, deadline: float) -> bytes:
         while len(self._received) < size:
             try:
                 chunk = self._peer.recv(_CHUNK)
-            except TimeoutError:  # the limit of one send or receipt; a quiet store is none
+            except TimeoutError:  # the limit of one send or receipt
+                if time.monotonic() > deadline:
+                    raise ConnectionResetError("it does not answer") from None
                 continue
             if not chunk:
                 raise ConnectionResetError("the agent has closed the connection")

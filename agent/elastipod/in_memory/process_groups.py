@@ -83,7 +83,8 @@ class ProcessGroups:
                 time.monotonic() + limit.total_seconds(), is_over, place.world_size, is_served=bool(place.store)
             )
             for number in range(MAX_TRIES):
-                if self._try(dist.PrefixStore(f"try/{number}", self._store), place, wait):  # type: ignore[attr-defined]
+                store = dist.PrefixStore(f"try/{number}", self._store)  # type: ignore[attr-defined]
+                if self._try(store, place, wait, is_first=number == 0):
                     if is_over():
                         self.abort()  # the call for it may have come before there was anything to abort
                     self._former_store = None  # every rank that read it is here
@@ -182,8 +183,9 @@ class ProcessGroups:
             else:
                 return dist.PrefixStore(world_prefix(place.generation), store)  # type: ignore[attr-defined]
 
-    def _try(self, store: Any, place: WorldPlace, wait: _Wait) -> bool:
-        _arrive(store, place, wait)
+    def _try(self, store: Any, place: WorldPlace, wait: _Wait, *, is_first: bool) -> bool:
+        if not (is_first and place.store):  # earlier versions, which host a store, arrive twice
+            _arrive(store, place, wait)
         number_groups_anew()
         sockets = open_sockets()
         try:

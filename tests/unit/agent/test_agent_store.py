@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.agent_client import until
 from tests.patience import PATIENCE_S
 from tests.unit.agent.agent_in_process import AgentInProcess
 from tests.unit.agent.worker_scripts import DRAINS, WAITS
@@ -22,7 +21,8 @@ def meet(agent: AgentInProcess, generation: int) -> StoreConnection:
 
 
 def until_ended(connection: StoreConnection) -> None:
-    until(lambda: connection.is_closed, "the end of the store")
+    with pytest.raises(ConnectionError, match="is gone"):
+        connection.call(b"wait", b"60", b"never", wait_s=60.0)
     connection.close()
 
 

@@ -89,6 +89,18 @@ def test_a_wait_that_is_longer_than_one_call_calls_again(served: ServedStore, mo
         assert waiting.answer() is None
 
 
+def test_an_answer_that_does_not_come_ends_the_connection_though_another_thread_reads(
+    served: ServedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connected(served) as connection:
+        reader = Later(lambda: connection.call(b"wait", b"60", b"never", wait_s=PATIENCE_S))
+        waits(served)
+        monkeypatch.setattr("elastipod.agent_store.ANSWER_S", 0.05)
+        for each in (Later(lambda: connection.call(b"wait", b"60", b"not this one either")), reader):
+            with pytest.raises(ConnectionError, match="is gone: it does not answer"):
+                each.answer()
+
+
 def test_values_that_are_too_many_for_one_call_are_sent_with_several(served: ServedStore) -> None:
     large = {f"k{number}": b"x" * MAX_VALUE_BYTES for number in range(30)}
     with connected(served) as connection:
@@ -146,7 +158,7 @@ def test_who_comes_before_the_start_waits_for_it() -> None:
         assert asked.is_waiting
         served.begin(5, 2)
         assert asked.answer() == [b"1"]
-        assert not stray.is_closed
+        assert served.do(lambda: len(served.store._connections)) == 2, "the other one waits on"
         served.begin(6, 2, is_server=False)
         with pytest.raises(ConnectionError, match="the store of generation 6 is not served here"):
             stray.call(b"count")

@@ -123,17 +123,14 @@ def calls_of_ranks(size: int) -> list[Counter[str]]:
 
 
 def test_the_calls_of_a_rank_do_not_become_more_as_the_world_grows() -> None:
-    """A rank arrives twice, writes its address, reads all others at once, and reads the verdict; the last one tells the others."""
+    """A rank arrives, writes its address, reads all others at once, and reads the verdict; the last one tells the others."""
     for size in (2, 3, 6):
         found = calls_of_ranks(size)
-        expected = {"add": 3, "wait": 3, "set": 1, "get": 2}
+        most = {"add": 2, "wait": 2, "set": 2, "get": 2, "compare_set": 1}
         of_all = sum(found, Counter())
         assert of_all["compare_set"] >= 1, "a verdict"
-        assert of_all["set"] == size + 2, "addresses, and that all have arrived, twice"
-        for calls in found:
-            assert calls | Counter(set=3, compare_set=1) == Counter(expected | {"set": 3, "compare_set": 1}), (
-                f"{size} ranks"
-            )
+        assert of_all["set"] == size + 1, "addresses, and that all have arrived"
+        assert [calls for calls in found if calls - Counter(most)] == [], f"with {size} ranks"
 
 
 def test_ranks_meet_again_in_the_next_generation_under_other_ranks() -> None:
