@@ -7,12 +7,13 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import TypeVar
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
 
 from bench.common.machine import descendants
 
@@ -90,18 +91,23 @@ class Process:
 class Processes:
     """A context in which processes are started; at its end none of them, nor a descendant of one, is alive.
 
-    This process adopts those whose parent dies, so that everything that was started stays among its descendants.
+    This process adopts those whose parent dies, so that everything that was started stays among its descendants. SIGTERM and SIGHUP
+    end the context too, as Ctrl-C does. It is entered by the main thread.
     """
 
     def __init__(self) -> None:
         self._all: list[Process] = []
+        self._before: dict[int, Any] = {}  # what signals did
 
     def __enter__(self) -> Processes:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._before = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.end()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> Process:
         """Start a process; its log is written in its working directory."""
@@ -116,6 +122,10 @@ class Processes:
                 process.kill_tree()
         self._all.clear()
         until(_no_descendant, "the end of all processes", _ENDS_WITHIN_S, seen=lambda: str(descendants(os.getpid())))
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 def _no_descendant() -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bench.common.processes import Failed, Process, Processes, free_port, until
 from bench.launchers.client import Client
+from bench.launchers.small_operator import KEEPS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("train.py")
@@ -145,10 +146,9 @@ def worker_environment(folder: Path) -> dict[str, str]:
 
 def sized(plain: Path, megabytes: float, kind: str = "ddp") -> Launcher:
     """Give our agent with a training that keeps a state of this size in memory. kind: as train_sized.py knows them."""
-    keeps = "in_process_restart"
     script = {"script": SIZED_SCRIPT, "arguments": (f"{megabytes:g}", kind)}
     name = f"{megabytes:g} MB" if kind == "ddp" else kind
-    return Launcher(name, plain, is_warm=True, is_ours=True, restart_mode=keeps, **script)  # type: ignore[arg-type]
+    return Launcher(name, plain, is_warm=True, is_ours=True, restart_mode=KEEPS, **script)  # type: ignore[arg-type]
 
 
 def launchers(plain: Path, original: Path) -> dict[str, Launcher]:
@@ -163,7 +163,7 @@ def launchers(plain: Path, original: Path) -> dict[str, Launcher]:
     tuned = "--rdzv-conf=is_host=0,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
     sides = (
         Launcher("warm", plain, is_warm=True, is_ours=True),
-        Launcher("memory", plain, is_warm=True, is_ours=True, script=MEMORY_SCRIPT, restart_mode="in_process_restart"),
+        Launcher("memory", plain, is_warm=True, is_ours=True, script=MEMORY_SCRIPT, restart_mode=KEEPS),
         Launcher("cold", plain, ("--no-warm-workers",), is_ours=True),
         Launcher("original", original),
         Launcher("torchrun-tuned", plain, (tuned,)),

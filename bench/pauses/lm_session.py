@@ -13,13 +13,13 @@ from bench.common.machine import descendants
 from bench.common.processes import Process, Processes, free_port, until
 from bench.launchers.client import Client
 from bench.launchers.nodes import REPOSITORY, worker_environment
-from bench.launchers.small_operator import SmallOperator
+from bench.launchers.small_operator import KEEPS, SmallOperator
 from bench.pauses.parts import Pause, read_spans
 
 from elastipod_local.demo.run_log import Generation, read_run
 
 SCRIPT = REPOSITORY / "examples" / "lm" / "train.py"
-MODES = {"process": "process_level_restart", "memory": "in_process_restart", "crash": "in_process_restart"}
+MODES = {"process": "process_level_restart", "memory": KEEPS, "crash": KEEPS}
 OF_DEMO = ("--steps=560", "--checkpoint-every=20", "--min-step-time=0.25")
 DRAIN_S = 120
 SETTLED_S = 6.0  # agents prepare their next start 5 s after one

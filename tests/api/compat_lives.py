@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from tests.api.compat_jobs import EXPECTED, FOLDER, name_of, namespace_of
 from tests.api.compat_nodes import PlayedNodes
 from tests.api.compat_queues import compat_queues, set_apart
 from tests.api.jobs import job
+from tests.api.restarted_operator import RestartedOperator
 from tests.objects import list_objects
 from tests.patience import PATIENCE_S
 
@@ -178,19 +178,9 @@ def operator(
     key.write_text("0123456789abcdef" * 4 + "\n", encoding="utf-8")
     environ = {**os.environ, **cluster.environment(), "WATCH_NAMESPACES": ",".join(namespaces), "METRICS_PORT": "0"}
     environ |= {"ELASTIPOD_INSTALL_KEY_FILE": str(key), **(more or {})}
-    with log.open("wb") as output:
-        command = [sys.executable, *program]
-        process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-    try:
+    with RestartedOperator([sys.executable, *program], environ, log) as running:
         yield log
-        assert process.poll() is None, f"the operator ended by itself: {log.read_text()[-3000:]}"
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(5)
+        assert running.is_alive, f"the operator ended by itself: {log.read_text()[-3000:]}"
 
 
 def _apply_states(cluster: Cluster) -> None:

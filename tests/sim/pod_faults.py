@@ -92,9 +92,8 @@ def agent_hangs(sim: Simulation, event: Event) -> str:
     pod.agent.hangs_until = sim.kernel.now + event.seconds
     is_alone = len(sim.checker.record.members) <= 1
     if is_alone or any(other.what == "evaluate" for other in sim.schedule.events):
-        touch(
-            sim, pod, event
-        )  # neither others nor steps tell that it is alive; a pod that waits may say that it is not reached
+        # Neither others nor steps tell that it is alive, and a pod that waits may say that it is not reached.
+        touch(sim, pod, event)
     sim.checker.hidden(pod.name, pod.agent.hangs_until + AFTERMATH_S)
     return f"{pod.name} for {event.seconds:g} s"
 

@@ -154,9 +154,8 @@ class ProcessGroups:
         self._served = open_store(place.store, greeting, key, wait.left_s, lambda: wait.is_at_end)
         agent_store.meet_at(self._served)
         if wait.is_at_end:
-            self._served.close(
-                "the generation is over"
-            )  # the call for it may have come before there was anything to close
+            # The call for it may have come before there was anything to close.
+            self._served.close("the generation is over")
         return dist.PrefixStore(world_prefix(place.generation), TorchAgentStore(self._served))  # type: ignore[attr-defined]
 
     def _hosted_store(self, place: WorldPlace, wait: _Wait) -> Any:

@@ -37,7 +37,9 @@ def metadata_changes(job: Job, todo: Plan) -> dict[str, Any]:
     else:
         is_owned = todo.record.owner == job.fact.uid
         record = todo.record if is_owned else replace(todo.record, owner=job.fact.uid)
-        wanted = {ANNOTATION_STATE: encode(record), ANNOTATION_SIZE: str(todo.size)}
+        wanted = {ANNOTATION_SIZE: str(todo.size)}
+        if record != job.fact.record:  # encoding it costs more than the rest of a pass
+            wanted[ANNOTATION_STATE] = encode(record)
         signals = ",".join(f"{effect} {signal}" for signal, effect in CONFIGURED.items())
         if signals or present.get(ANNOTATION_NODE_SIGNALS):
             wanted[ANNOTATION_NODE_SIGNALS] = signals

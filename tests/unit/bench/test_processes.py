@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -40,6 +41,27 @@ def test_the_end_takes_everything_along(tmp_path: Path) -> None:
     pids = [int(pid) for pid in started.split()]
     assert len(pids) == 6
     until(lambda: not any(map(psutil.pid_exists, pids)), "the killed ones' parents to collect them", PATIENCE_S)
+
+
+STARTS_AND_WAITS = """
+import os, sys, time
+from pathlib import Path
+from bench.common.processes import Processes
+with Processes() as processes:
+    print(processes.start("one", ["sleep", "99"], os.environ, Path(sys.argv[1]) / "one.txt").pid, flush=True)
+    time.sleep(99)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=lambda number: number.name)
+def test_a_signal_that_ends_a_benchmark_ends_what_it_started(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", STARTS_AND_WAITS, str(tmp_path)]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        started = int(process.stdout.readline())
+        process.send_signal(number)
+        assert process.wait(PATIENCE_S) in (128 + number, -number)
+    assert not psutil.pid_exists(started)
 
 
 def test_a_wait_ends_at_its_deadline_and_says_what_was_seen() -> None:
