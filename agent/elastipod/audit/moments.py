@@ -51,4 +51,6 @@ def _copies(tensor: torch.Tensor) -> int | None:
 
 
 def _square(tensor: torch.Tensor) -> float:
-    return float(tensor.detach().double().square().sum().item())
+    import torch
+
+    return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64).item()) ** 2  # without a wider copy
