@@ -112,7 +112,7 @@ async def _serve(
     agent = Agent(settings, dict(environ), root, pump, log)
     calls = CallLog(log, settings.server_log_level, METRICS)
     key = worker_key(credentials)
-    store = StoreServer(key, calls.refused)
+    store = StoreServer(key, calls.refused, log.warning)
     agent.give_workers(key, store)
     control = ControlApi(agent, calls.answered, lambda: _details(settings, environ))
     admit = admission_of(credentials)

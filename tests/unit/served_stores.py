@@ -20,10 +20,14 @@ T = TypeVar("T")
 
 
 class ServedStore:
-    """Calls into the server from the test's thread. refusals: what it has logged. names: of the calls of each connection, by its number."""
+    """Calls into the server from the test's thread.
+
+    refusals, warnings: what it has logged. names: of the calls of each connection, by its number.
+    """
 
     def __init__(self, key: str = KEY, max_connections: int = 8, port: int = 0) -> None:
         self.refusals: list[str] = []
+        self.warnings: list[str] = []
         self.names: dict[int, list[str]] = {}
         self.port = port
         self._key, self._max_connections = key, max_connections
@@ -71,7 +75,7 @@ class ServedStore:
         self.store._keys.call = counted  # type: ignore[method-assign]
 
     async def _listen(self) -> None:
-        self.store = StoreServer(self._key, lambda status, why: self.refusals.append(why))
+        self.store = StoreServer(self._key, lambda status, why: self.refusals.append(why), self.warnings.append)
         self._server = HttpServer(
             _answer, lambda path: 0, lambda status, why: self.refusals.append(why),
             upgrades={PATH: self.store.serve}, max_connections=self._max_connections,

@@ -27,8 +27,12 @@ from elastipod.store_wire import (
 )
 from elastipod_agent.core.served_store import Answers, CallRefused, StoreAdmission, StoreFence, StoreKeys, Ticket
 from elastipod_agent.server.http_messages import Head, RequestRefused
+from elastipod_agent.workers.linux import allow_descriptors
 
 KEEPALIVE_S = 30  # a worker whose node is gone closes nothing
+OTHER_DESCRIPTORS = (
+    1024  # that an agent has for all else: calls, workers and their output; what containerd 2 allows without more ado
+)
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -36,10 +40,10 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class StoreServer:
     """Belongs to the event loop's thread. key: which the workers of the job share; "" serves nobody."""
 
-    def __init__(self, key: str, log_refusal: Callable[[int, str], None]) -> None:
+    def __init__(self, key: str, log_refusal: Callable[[int, str], None], warn: Callable[[str], None]) -> None:
         self.fence = StoreFence()
         self._key = key
-        self._log_refusal = log_refusal
+        self._log_refusal, self._warn = log_refusal, warn
         self._keys = StoreKeys(0)
         self._connections: dict[int, _Connection] = {}
         self._numbers = itertools.count()
@@ -50,6 +54,11 @@ class StoreServer:
     def begin(self, generation: int, num_ranks: int, *, is_server: bool) -> None:
         """A generation of this many workers is started. is_server: its ranks meet here, and nobody else's."""
         self.fence.begin(generation, num_ranks, is_server=is_server)
+        wanted = OTHER_DESCRIPTORS + self.fence.max_connections
+        if is_server and not allow_descriptors(wanted):
+            self._warn(
+                f"the store for {num_ranks} ranks may need {wanted} descriptors, and the hard limit is lower; raise it (ulimit -Hn)"
+            )
         self._renew(num_ranks)
 
     def end(self) -> None:

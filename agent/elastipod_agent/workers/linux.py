@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import struct
 from collections.abc import Callable
@@ -39,6 +40,18 @@ def request_short_time_slices() -> None:
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     attr = _SCHED_ATTR.pack(_SCHED_ATTR.size, os.SCHED_OTHER, _RESET_ON_FORK, nice, 0, _SHORTEST_SLICE_NS, 0, 0)
     _libc.syscall(number, 0, attr, 0)
+
+
+def allow_descriptors(number: int) -> bool:
+    """Let this process have so many files and connections open; whether it may, which its hard limit decides.
+
+    Workers that are started from it later inherit the limit.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = number if hard == resource.RLIM_INFINITY else min(number, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most == number
 
 
 def die_with_parent(parent: int) -> None:

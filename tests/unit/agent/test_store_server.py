@@ -5,12 +5,16 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import resource
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +27,8 @@ from elastipod.agent_store import AgentStore, ConnectionRefused, StoreCallRefuse
 from elastipod.store_wire import HEADER, MAX_VALUE_BYTES, PATH, UPGRADE, Greeting, SealedSession, fields_of
 from elastipod_agent.core import served_store as limits
 from elastipod_agent.server import store_server
+
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -99,6 +105,54 @@ def test_an_answer_that_does_not_come_ends_the_connection_though_another_thread_
         for each in (Later(lambda: connection.call(b"wait", b"60", b"not this one either")), reader):
             with pytest.raises(ConnectionError, match="is gone: it does not answer"):
                 each.answer()
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "num_ranks", "is_server", "then"),
+    [
+        pytest.param(1024, 4096, 1000, True, 2088, id="room for all ranks"),
+        pytest.param(1024, resource.RLIM_INFINITY, 1000, True, 2088, id="no hard limit"),
+        pytest.param(resource.RLIM_INFINITY, resource.RLIM_INFINITY, 1000, True, None, id="no limit"),
+        pytest.param(3000, 4096, 1000, True, None, id="there is room"),
+        pytest.param(1024, 4096, 1000, False, None, id="another agent serves"),
+        pytest.param(1024, 4096, 5000, True, 4096, id="as far as it goes"),
+    ],
+)
+def test_an_agent_may_have_a_connection_open_for_each_rank(
+    soft: int, hard: int, num_ranks: int, is_server: bool, then: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: asked.append(limits))
+    with served_store(None) as served:
+        served.begin(1, num_ranks, is_server=is_server)
+    assert asked == ([] if then is None else [(then, hard)])
+    told = "the store for 5000 ranks may need 6088 descriptors, and the hard limit is lower; raise it (ulimit -Hn)"
+    assert served.warnings == ([told] if num_ranks == 5000 else [])
+
+
+MEETS_WITH_FEW_DESCRIPTORS = """
+import resource
+from contextlib import ExitStack
+from tests.patience import PATIENCE_S
+from tests.unit.served_stores import KEY, served_store
+from elastipod.agent_store import open_store
+from elastipod.store_wire import Greeting
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+with ExitStack() as stack:
+    served = stack.enter_context(served_store(1, num_ranks=80))
+    for rank in range(80):
+        connection = open_store(served.address, Greeting(1, rank), KEY, PATIENCE_S)
+        stack.callback(connection.close)
+        (count,) = connection.call(b"add", b"n", b"1")
+print(int(count))
+"""
+
+
+def test_more_ranks_than_descriptors_were_allowed_meet() -> None:
+    command = [sys.executable, "-c", MEETS_WITH_FEW_DESCRIPTORS]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (done.stdout, done.stderr) == ("80\n", "")
 
 
 def test_values_that_are_too_many_for_one_call_are_sent_with_several(served: ServedStore) -> None:
