@@ -218,7 +218,8 @@ def partition(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
         at_claim = directory.list_complete()
         (said,) = world.results()
         assert said == "fenced", said
-        assert directory.list_complete() == at_claim, "a replaced generation committed or deleted"
+        found = directory.list_complete()
+        assert found == at_claim, f"a replaced generation committed or deleted: {at_claim}, then {found}"
         commits += at_claim[0].step
         fenced += 1
     return {"fenced": fenced, "commits": commits}

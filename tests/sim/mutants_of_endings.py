@@ -41,7 +41,7 @@ def charge_nobody_for_a_save_that_failed(patch: pytest.MonkeyPatch) -> None:
 
 def prune_the_newest(patch: pytest.MonkeyPatch) -> None:
     def prune(self: CheckpointStore, generation: int, keep: int, *_: Any, **__: Any) -> None:
-        for each in sorted(self.list_complete(), key=lambda one: (one.generation, one.step))[keep:]:
-            self._delete(each)
+        oldest_first = sorted(self.list_complete(), key=lambda one: (one.generation, one.step))
+        self._delete(oldest_first[keep:], generation)
 
     patch.setattr(CheckpointStore, "prune", prune)

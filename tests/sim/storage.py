@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO
 
@@ -63,8 +63,9 @@ class FileStore(CheckpointStore):
     def location(self, of: CheckpointId) -> str:
         return of.name
 
-    def _delete(self, old: CheckpointId) -> None:
-        self.discard(old.name)
+    def _delete(self, old: Sequence[CheckpointId], generation: int) -> None:
+        for each in old:
+            self.discard(each.name)
 
     def _fence_off(self, generation: int) -> None:
         """A draft that is begun here is committed or given up before anything else happens."""

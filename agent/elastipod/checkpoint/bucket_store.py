@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit, urlunsplit
@@ -124,10 +124,12 @@ class BucketStore(CheckpointStore):
             if of.generation <= generation and not is_complete:
                 self._delete_folder(of.name)
 
-    def _delete(self, old: CheckpointId) -> None:
+    def _delete(self, old: Sequence[CheckpointId], generation: int) -> None:
         """Delete the manifest first, so that a half-deleted checkpoint does not count."""
-        self._remove(f"{old.name}/{MANIFEST}")
-        self._delete_folder(old.name)
+        for each in old:
+            self.check_fence(generation)
+            self._remove(f"{each.name}/{MANIFEST}")
+            self._delete_folder(each.name)
 
     def _written(self) -> Iterator[tuple[CheckpointId, bool]]:
         """List the drafts and checkpoints, and whether each is complete: one listing, and a read of short manifests."""

@@ -1,7 +1,7 @@
 """Checkpoints in a directory of a local or shared POSIX file system. No torch.
 
-A checkpoint is written in a hidden folder and committed by one rename. A claim renames the hidden folders of older
-generations, so that their commits fail.
+A checkpoint is written in a hidden folder and committed by one rename, and deleted by way of another one. A claim renames the
+hidden folders of older generations, so that their commits and deletions fail.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from elastipod.checkpoint.manifest import MANIFEST, CheckpointId, Manifest
-from elastipod.checkpoint.store import CLAIMS, COMPLETE, CheckpointStore
+from elastipod.checkpoint.store import CLAIMS, COMPLETE, FULL, CheckpointStore
 from elastipod.errors import CheckpointError, FencedError
 from elastipod.synced_files import create_synced, sync_directory
 
@@ -115,14 +115,37 @@ class DirectoryStore(CheckpointStore):
             if found and int(found[1]) <= generation:
                 shutil.rmtree(self.path / name, ignore_errors=True)
 
-    def _delete(self, old: CheckpointId) -> None:
-        """Hide the checkpoint before deleting it, so that a half-deleted one is never seen under its name."""
-        hidden = self.path / f".tmp-{old.name}-{secrets.token_hex(4)}"
-        try:
-            os.rename(self.path / old.name, hidden)
-        except FileNotFoundError:
+    def _delete(self, old: Sequence[CheckpointId], generation: int) -> None:
+        """Move them into a hidden folder first, so that a half-deleted one is never seen under its name.
+
+        A claim renames that folder like a draft, and nothing can be moved into it any more.
+        """
+        if not old:
             return
-        shutil.rmtree(hidden, ignore_errors=True)
+        try:
+            hidden = self.begin(CheckpointId(0, generation))
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self._delete_without_room(old, generation)
+            return
+        try:
+            for each in old:
+                try:
+                    os.rename(self.path / each.name, hidden / each.name)
+                except FileNotFoundError:  # it is gone, or the folder is
+                    self.check_fence(generation)
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
+
+    def _delete_without_room(self, old: Sequence[CheckpointId], generation: int) -> None:
+        """Make room where there is none even for a folder; else no later save could."""
+        for each in old:
+            hidden = self.path / f".tmp-{each.name}-{secrets.token_hex(4)}"
+            self.check_fence(generation)
+            with suppress(FileNotFoundError):
+                os.rename(self.path / each.name, hidden)
+            shutil.rmtree(hidden, ignore_errors=True)
 
     def _canonical_name(self) -> str:
         return os.path.realpath(self.path)

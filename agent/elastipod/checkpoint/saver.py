@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 import time
@@ -18,7 +17,7 @@ from elastipod.checkpoint.manifest import CheckpointId, FileRecord, Manifest
 from elastipod.checkpoint.process_exit import wait_at_exit
 from elastipod.checkpoint.staged_state import StagedState
 from elastipod.checkpoint.staging import Staging
-from elastipod.checkpoint.store import CheckpointStore
+from elastipod.checkpoint.store import FULL, CheckpointStore
 from elastipod.errors import CheckpointError, FencedError
 from elastipod.json_records import decode, encode
 from elastipod.rank_in_world import RankInWorld
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from elastipod.audit.sample_log import SampleLog
 
 log = logging.getLogger(__name__)
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Save:
@@ -193,7 +190,7 @@ class Saver:
 
     def _failed(self, target: CheckpointId, error: OSError) -> CheckpointError:
         what = f"cannot write the checkpoint of step {target.step} in {self._store.name}: {error.strerror or error}"
-        if error.errno in _FULL:
+        if error.errno in FULL:
             what += (
                 "; make room there or keep fewer, the earlier checkpoints are untouched and the next save tries again"
             )

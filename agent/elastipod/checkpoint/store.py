@@ -7,12 +7,13 @@ it (docs/design/contracts.md, 6). `CheckpointStore` holds what directories and o
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
@@ -33,6 +34,8 @@ CLAIMS = ".claims"
 OWNER = f"{CLAIMS}/job"
 IDENTITY = f"{CLAIMS}/id"
 MAX_MANIFEST_BYTES = 64 << 20
+
+FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of storage that has no room
 
 COMPLETE = re.compile(r"step-(\d{10})-gen-(\d{6})")
 _CLAIM = re.compile(r"gen-(\d{6,})")
@@ -92,7 +95,11 @@ class CheckpointStore(ABC):
         """Return where a complete checkpoint is: a path, or an address that fsspec understands."""
 
     @abstractmethod
-    def _delete(self, old: CheckpointId) -> None: ...
+    def _delete(self, old: Sequence[CheckpointId], generation: int) -> None:
+        """Delete complete checkpoints, none of them half. generation: of this writer.
+
+        Raises FencedError when a newer one has claimed the directory; then no further checkpoint is deleted.
+        """
 
     @abstractmethod
     def _fence_off(self, generation: int) -> None:
@@ -215,7 +222,8 @@ class CheckpointStore(ABC):
 
         Newest is by generation, then step, so the present run's checkpoints outlive those of a former one. keep_every: intact
         checkpoints of steps that are a multiple of it stay as well. Checkpoints that another version of this library wrote are
-        neither deleted nor counted, and are named once in the log. A fenced generation deletes nothing (FencedError).
+        neither deleted nor counted, and are named once in the log. A fenced generation deletes nothing (FencedError), not even if
+        it was about to when it was fenced; only in an object store, a deletion that is under way may end after the claim.
         """
         self.check_fence(generation)
         damaged_ids = set(damaged)
@@ -223,13 +231,13 @@ class CheckpointStore(ABC):
             set(self.list_complete()) - damaged_ids, key=lambda each: (each.generation, each.step), reverse=True
         )
         left = keep
+        old: list[CheckpointId] = []
         for each in intact:
             if left:
                 left -= self._may_delete(each)
             elif (not keep_every or each.step % keep_every) and self._may_delete(each):
-                self._delete(each)
-        for each in damaged_ids:
-            self._delete(each)
+                old.append(each)
+        self._delete([*old, *sorted(damaged_ids)], generation)
         self._delete_unfinished(generation)
         for name in self._names(CLAIMS):
             found = _CLAIM.fullmatch(name)

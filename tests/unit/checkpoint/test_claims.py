@@ -283,8 +283,8 @@ def test_parts_of_files_are_read(directory: DirectoryStore) -> None:
     ]  # fmt: skip
     with pytest.raises(FileNotFoundError):
         directory.size_of(of, "b")
-    directory._delete(of)
-    directory._delete(of)
+    directory._delete([of], 1)
+    directory._delete([of], 1)
     assert directory._names("") == [".claims"]
     assert directory._names("none") == directory._names("none/deeper") == []
 

@@ -115,10 +115,11 @@ def test_a_checkpoint_is_read_by_these_calls(store: BucketStore, asked: Asked) -
         store.size_of(OF, "missing")
 
 
-@pytest.mark.parametrize("delete", [lambda store: store.discard(OF.name), lambda store: store._delete(OF)])
+@pytest.mark.parametrize("delete", [lambda store: store.discard(OF.name), lambda store: store._delete([OF], 3)])
 def test_a_checkpoint_is_deleted_from_its_manifest_on(
-    store: BucketStore, asked: Asked, delete: Callable[[BucketStore], None]
+    store: BucketStore, asked: Asked, delete: Callable[[BucketStore], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(store, "check_fence", lambda generation: None)
     for name in ("begun", "part", "elastipod.json"):
         put(f"{OF.name}/{name}")
     put("step-0000000007-gen-000003/begun")
@@ -126,6 +127,15 @@ def test_a_checkpoint_is_deleted_from_its_manifest_on(
     assert asked.calls == [("rm_file", f"{AT}/elastipod.json"), ("rm", AT, {"recursive": True})]
     assert there() == ["step-0000000007-gen-000003/begun"]
     delete(store)  # what is not there any more is no failure
+
+
+def test_a_replaced_generation_deletes_no_checkpoint(store: BucketStore) -> None:
+    for name in (f"{OF.name}/part", f"{OF.name}/elastipod.json", ".claims/gen-000004"):
+        put(name)
+    before = there()
+    with pytest.raises(FencedError):
+        store._delete([OF], 3)
+    assert there() == before
 
 
 def test_a_claim_asks_for_its_place_and_fences_older_drafts_off(store: BucketStore, asked: Asked) -> None:
