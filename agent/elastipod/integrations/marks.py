@@ -112,10 +112,14 @@ class MarkedCheckpoints:
         report_checkpoint(step, str(path))
 
     def prune(self, keep: int) -> None:
-        """Delete all but the ``keep`` newest complete checkpoints, on rank 0. What is not complete stays."""
+        """Delete all but the ``keep`` newest complete checkpoints, on rank 0. What is not complete stays.
+
+        Raises FencedError on every rank when a newer generation took over.
+        """
 
         def prune() -> None:
             for old in self._complete()[keep:]:
+                self._store.check_fence(self.generation)
                 (old.path / MARK).unlink()  # a checkpoint that is deleted in part is none
                 shutil.rmtree(old.path, ignore_errors=True)
 

@@ -76,6 +76,18 @@ def test_only_complete_checkpoints_beyond_the_newest_are_deleted(tmp_path: Path)
     ]
 
 
+def test_a_replaced_generation_deletes_nothing(tmp_path: Path) -> None:
+    old = MarkedCheckpoints(tmp_path, NAME)
+    for step in (1, 2):
+        write(old, step)
+    new = MarkedCheckpoints(tmp_path, NAME)
+    with pytest.raises(FencedError, match="generation 2 has taken over"):
+        old.prune(1)
+    assert (tmp_path / "checkpoint-1" / MARK).exists()
+    new.prune(1)
+    assert not (tmp_path / "checkpoint-1").exists()
+
+
 def test_a_replaced_generation_is_refused_before_it_writes(tmp_path: Path) -> None:
     old, _new = MarkedCheckpoints(tmp_path, NAME), MarkedCheckpoints(tmp_path, NAME)
     with pytest.raises(FencedError, match="generation 2 has taken over"):
