@@ -44,9 +44,10 @@ def test_the_end_takes_everything_along(tmp_path: Path) -> None:
 
 
 STARTS_AND_WAITS = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from bench.common.processes import Processes
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a command in the background inherits that it is ignored
 with Processes() as processes:
     print(processes.start("one", ["sleep", "99"], os.environ, Path(sys.argv[1]) / "one.txt").pid, flush=True)
     time.sleep(99)
