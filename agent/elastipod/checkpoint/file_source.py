@@ -34,6 +34,13 @@ if TYPE_CHECKING:
     from elastipod.torch_compat import StorageInfo
 
 _STREAMS = 8  # reads of an object store at once
+_END = struct.Struct(
+    "<4s4H2LH"
+)  # of a zip file: signature, disks, entries (2), bytes and offset of the directory, comment
+_END64 = struct.Struct(
+    "<4sQ2H2L4Q"
+)  # the same of zip64: signature, own size, versions, disks, entries (2), bytes, offset
+_LOCATOR_BYTES = 20  # between the two
 _DIRECTORY_BYTES = 4096  # at the end of a tensor's zip file; they contain its directory
 _LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip file's entry, up to the lengths of its name and its extra fields
 
@@ -168,8 +175,7 @@ def _payload_start(file: BinaryIO, start: int, length: int) -> int:
     """Return where the numbers of a tensor begin in what torch.save wrote: an uncompressed zip file of ``length`` bytes."""
     skipped = max(0, length - _DIRECTORY_BYTES)
     file.seek(start + skipped)
-    entry = _entry_of_numbers(file.read(length - skipped))
-    header = skipped + entry.header_offset  # counted from where the read began
+    header = _entry_of_numbers(file.read(length - skipped)).header_offset
     if not 0 <= header <= length - _LOCAL_HEADER.size:
         raise DamagedCheckpoint("its directory points elsewhere")
     file.seek(start + header)
@@ -177,16 +183,35 @@ def _payload_start(file: BinaryIO, start: int, length: int) -> int:
     return start + header + _LOCAL_HEADER.size + int(name_bytes) + int(extra_bytes)
 
 
-def _entry_of_numbers(directory: bytes) -> zipfile.ZipInfo:
-    """Return the entry that holds the numbers. directory: the end of the zip file."""
+def _entry_of_numbers(tail: bytes) -> zipfile.ZipInfo:
+    """Return the entry that holds the numbers. tail: the end of the zip file; offsets count from its beginning."""
     try:
-        with zipfile.ZipFile(io.BytesIO(directory)) as archive:
+        with zipfile.ZipFile(io.BytesIO(_directory_alone(tail))) as archive:
             entry = next((each for each in archive.infolist() if each.filename.endswith("/data/0")), None)
     except Exception as error:  # zipfile raises many errors for damaged bytes; nothing is read from storage here
         raise DamagedCheckpoint(f"its directory cannot be read: {type(error).__name__}") from error
     if entry is None:
         raise DamagedCheckpoint("it holds no tensor")
     return entry
+
+
+def _directory_alone(tail: bytes) -> bytes:
+    """Return the directory at the end of a zip file as one of its own, without zip64's records.
+
+    Those say where they are in the whole file, and Python since the fix of CVE-2025-8291 refuses a file where they are elsewhere.
+    """
+    last = tail[-_END.size :]
+    if len(last) < _END.size or not last.startswith(b"PK\x05\x06"):
+        raise zipfile.BadZipFile("it does not end with a directory")
+    _, _, _, _, num_entries, size, _, _ = _END.unpack(last)
+    end = len(tail) - _END.size
+    if tail[end - _LOCATOR_BYTES :].startswith(b"PK\x06\x07"):
+        end -= _LOCATOR_BYTES + _END64.size
+        record = _END64.unpack(tail[end : end + _END64.size])
+        num_entries, size = record[7], record[8]
+    if not 0 < size <= end:
+        raise zipfile.BadZipFile("the directory is not there")
+    return tail[end - size : end] + _END.pack(b"PK\x05\x06", 0, 0, num_entries, num_entries, size, 0, 0)
 
 
 def _read_into(file: BinaryIO, raw: torch.Tensor) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -249,3 +250,18 @@ def test_the_file_of_a_rank_holds_chunks_and_values_with_their_sums() -> None:
         str(values["a"][0]): f"c{zlib.crc32(entry(values['a'])):08x}",
         str(values["b"][0]): f"c{zlib.crc32(entry(values['b'])):08x}",
     }
+
+
+def test_the_directory_says_nothing_of_where_it_is_in_the_whole_file() -> None:
+    """Python since the fix of CVE-2025-8291 refuses one whose zip64 records are elsewhere, as they are in the end of a file alone."""
+    written = io.BytesIO()
+    torch.save(torch.arange(4096.0), written)
+    tail = written.getvalue()[-4096:]
+    assert b"PK\x06\x07" in tail, "torch writes zip64 records"
+    alone = file_source._directory_alone(tail)
+    assert b"PK\x06\x07" not in alone
+    assert b"PK\x06\x06" not in alone
+    with zipfile.ZipFile(io.BytesIO(written.getvalue())) as archive:
+        wanted = {each.filename: (each.header_offset, each.file_size) for each in archive.infolist()}
+    with zipfile.ZipFile(io.BytesIO(alone)) as archive:
+        assert {each.filename: (each.header_offset, each.file_size) for each in archive.infolist()} == wanted
