@@ -66,7 +66,7 @@ class StoreConnection:
         self._is_read = False  # by one of those who wait
         self._end = ""  # why there is no connection any more
         self._pid = os.getpid()
-        self._send(b"", [])
+        self._send([])
 
     def call(self, name: bytes, *arguments: bytes, wait_s: float = 0.0) -> list[bytes]:
         """Make a call and give what follows the status of its answer. wait_s: how long the agent may delay it.
@@ -79,7 +79,7 @@ class StoreConnection:
         with self._sending:
             self._last += 1
             ticket = number(self._last)
-            self._send(ticket, [name, *arguments])
+            self._send([ticket, name, *arguments])
         answer = self._answer(ticket, time.monotonic() + wait_s + ANSWER_S)
         if answer is None:
             raise ConnectionError(f"the store at {self._address} is gone: {self._end}")
@@ -104,9 +104,9 @@ class StoreConnection:
         with suppress(OSError):
             self._peer.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
 
-    def _send(self, ticket: bytes, parts: Sequence[bytes]) -> None:
+    def _send(self, parts: Sequence[bytes]) -> None:
         try:
-            self._peer.sendall(self._session.seal([ticket, *parts] if parts else []))
+            self._peer.sendall(self._session.seal(parts))
         except OSError as error:
             self._lose(str(error))
 

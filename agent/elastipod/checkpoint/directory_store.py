@@ -40,7 +40,7 @@ class DirectoryStore(CheckpointStore):
         super().__init__(str(self.path))
 
     def begin(self, target: CheckpointId) -> Path:
-        path = self.path / f".tmp-{target.name}-{secrets.token_hex(4)}"
+        path = self._hidden(target)
         path.mkdir(parents=True)
         try:
             # Check after creating the folder: a later claim will see the folder.
@@ -141,11 +141,15 @@ class DirectoryStore(CheckpointStore):
     def _delete_without_room(self, old: Sequence[CheckpointId], generation: int) -> None:
         """Make room where there is none even for a folder; else no later save could."""
         for each in old:
-            hidden = self.path / f".tmp-{each.name}-{secrets.token_hex(4)}"
+            hidden = self._hidden(each)
             self.check_fence(generation)
             with suppress(FileNotFoundError):
                 os.rename(self.path / each.name, hidden)
             shutil.rmtree(hidden, ignore_errors=True)
+
+    def _hidden(self, of: CheckpointId) -> Path:
+        """Return a new name that readers do not see, and that a claim finds."""
+        return self.path / f".tmp-{of.name}-{secrets.token_hex(4)}"
 
     def _canonical_name(self) -> str:
         return os.path.realpath(self.path)

@@ -34,12 +34,9 @@ if TYPE_CHECKING:
     from elastipod.torch_compat import StorageInfo
 
 _STREAMS = 8  # reads of an object store at once
-_END = struct.Struct(
-    "<4s4H2LH"
-)  # of a zip file: signature, disks, entries (2), bytes and offset of the directory, comment
-_END64 = struct.Struct(
-    "<4sQ2H2L4Q"
-)  # the same of zip64: signature, own size, versions, disks, entries (2), bytes, offset
+# The end of a zip file: signature, disks, entries (2), bytes and offset of the directory, comment; and zip64's, with versions.
+_END = struct.Struct("<4s4H2LH")
+_END64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR_BYTES = 20  # between the two
 _DIRECTORY_BYTES = 4096  # at the end of a tensor's zip file; they contain its directory
 _LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip file's entry, up to the lengths of its name and its extra fields

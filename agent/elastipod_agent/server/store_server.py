@@ -30,9 +30,8 @@ from elastipod_agent.server.http_messages import Head, RequestRefused
 from elastipod_agent.workers.linux import allow_descriptors
 
 KEEPALIVE_S = 30  # a worker whose node is gone closes nothing
-OTHER_DESCRIPTORS = (
-    1024  # that an agent has for all else: calls, workers and their output; what containerd 2 allows without more ado
-)
+# That an agent has for all else: calls, workers and their output. It is what containerd 2 allows without more ado.
+OTHER_DESCRIPTORS = 1024
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
