@@ -7,7 +7,6 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PY := .venv/bin/python
 TIERS := unit sim api e2e chart
-CODE := operator agent client localcluster tests bench examples
 # What the session that runs the tests has; empty means the test's own default.
 NAME ?=
 SEED ?=

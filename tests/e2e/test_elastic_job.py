@@ -87,6 +87,16 @@ def test_user_scales_and_the_operator_dies(job: JobRun, cluster: Cluster) -> Non
         stranger.value.close()
         assert job.credentials(pod).key
         assert job.credentials(pod).key not in cluster.kubectl("logs", name)
+
+    # All pods are deleted, and the checkpoints in their memory with them: the job resumes from a durable one.
+    job.until("a durable checkpoint", lambda: [*job.samples().parent.glob("checkpoints/step-*")])
+    generation = job.history()[-1]["generation"]
+    cluster.kubectl("delete", "pod", *(pod["metadata"]["name"] for pod in job.pods()), "--grace-period=1")
+    resumed = job.until(
+        "steps of a later generation",
+        lambda: [step for number, steps in steps_of(job).items() if number > generation for step in steps],
+    )
+    assert min(resumed) > 50
     job.delete()
     assert not job.pods()
     job.until(

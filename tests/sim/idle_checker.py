@@ -24,8 +24,10 @@ from elastipod_operator.metrics import EVICTION_CAUSES
 if TYPE_CHECKING:
     from tests.sim.shell import Shell
 
-# Every other of these times a second look is taken; a prime, so that it falls anywhere between the whole seconds of other times.
+# A second look at what was decided is taken once in so many times: it costs as much as the operator's own, and a time that is
+# forgotten stays so. 7.3 falls anywhere between the whole seconds of other times.
 LOOK_EVERY_S = 7.3
+DECIDES_EACH = 4
 # What is still to be done then is no matter of moments.
 PATIENCE_S = 2.0
 # A look that comes within this time anyway need not be told of: the longest retry of a pass.
@@ -108,7 +110,7 @@ class IdleChecker:
         """Decide again now and then, without carrying it out. A time that is forgotten stays so until the next look."""
         for number in itertools.count(1):
             yield LOOK_EVERY_S
-            if not (first := self._left_undone(decides=number % 2 == 0)):
+            if not (first := self._left_undone(decides=number % DECIDES_EACH == 0)):
                 continue
             passes = self._shell.passes
             yield PATIENCE_S

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -53,6 +55,7 @@ class SampleLog:
         dp_mesh: DeviceMesh | None = None,
         resume: ResumePoint | None = None,
         writes: bool | None = None,
+        after: SampleLog | None = None,
     ) -> None:
         """Create the file, and the directory where it is missing, and write the first line.
 
@@ -60,13 +63,16 @@ class SampleLog:
         parallelism, those among the data-parallel ranks. dp_mesh: instead of them, the mesh, as for `ElasticBatches.iterate`. resume:
         what `CheckpointManager.load_latest` gave. writes: False on a rank whose samples another one logs; the log then has no
         file, and its methods do nothing, so that every rank can pass one to `CheckpointManager.save`. None: what
-        `elastipod.reads_data` says of a whole mesh, else True. Raises SampleLogError when this generation and rank already have a
-        log in the directory, or when it cannot be created.
+        `elastipod.reads_data` says of a whole mesh, else True. after: this process's log of an earlier generation, which `sync` of
+        this one makes durable too. Raises SampleLogError when this generation and rank already have a log in the directory, or when
+        it cannot be created.
         """
         place = place_of(rank, world_size, dp_mesh)
         self.path = Path(directory) / f"gen-{generation:06d}-rank-{place.rank:05d}.jsonl"
         self._writes = writes = logs_samples(dp_mesh) if writes is None else writes
         self._descriptor: int | None = None
+        self._lock = threading.Lock()  # a save writes and syncs in its own thread while training may close the log
+        self._earlier = after._not_durable() if after is not None else ()
         if not writes:
             return
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -124,20 +130,18 @@ class SampleLog:
 
     def sync(self) -> None:
         """Make everything written so far durable (fsync), and the file's name with it: its creation waits for no disk."""
-        if not self._writes:
-            return
-        descriptor = self._open_descriptor()
-        try:
-            os.fsync(descriptor)
-            sync_directory(self.path.parent)
-        except OSError as error:
-            raise SampleLogError(f"cannot put the sample log {self.path} on disk: {error.strerror}") from error
+        for path in filter(Path.exists, self._earlier):  # a user may have deleted or moved one
+            self._fsync(path, partial(os.open, path, os.O_RDONLY | os.O_CLOEXEC))
+        self._earlier = ()
+        if self._writes:
+            self._fsync(self.path, self._duplicate)
 
     def close(self) -> None:
         """Close the file. May be called twice."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        with self._lock:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
 
     def __enter__(self) -> SampleLog:
         return self
@@ -151,18 +155,39 @@ class SampleLog:
         if not self._writes:
             return
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
-        descriptor = self._open_descriptor()
-        try:
-            written = os.write(descriptor, line)
-        except OSError as error:
-            raise SampleLogError(f"cannot write the sample log {self.path}: {error.strerror}") from error
+        with self._lock:
+            descriptor = self._open_descriptor()
+            try:
+                written = os.write(descriptor, line)
+            except OSError as error:
+                raise SampleLogError(f"cannot write the sample log {self.path}: {error.strerror}") from error
         if written != len(line):
             raise SampleLogError(f"only {written} of {len(line)} bytes went into {self.path}; is its disk full?")
+
+    def _fsync(self, path: Path, opened: Callable[[], int]) -> None:
+        """Make a log and its name durable. opened: gives a descriptor of its own, which stays open however long a disk takes."""
+        try:
+            descriptor = opened()
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            sync_directory(path.parent)
+        except OSError as error:
+            raise SampleLogError(f"cannot put the sample log {path} on disk: {error.strerror}") from error
+
+    def _duplicate(self) -> int:
+        with self._lock:
+            return os.dup(self._open_descriptor())
 
     def _open_descriptor(self) -> int:
         if self._descriptor is None:
             raise SampleLogError(f"the sample log {self.path} is closed")
         return self._descriptor
+
+    def _not_durable(self) -> tuple[Path, ...]:
+        """Give the logs that a later one has to sync."""
+        return (*self._earlier, self.path) if self._writes else self._earlier
 
 
 def _samples(indices: Sequence[int]) -> dict[str, object]:

@@ -107,7 +107,7 @@ class State:
         groups = ProcessGroups(backend, timeout)
         self._world = WorldLife(self._memory, self._limit, groups, wrap, durable)
         self._durable, self._checkpoint_every = durable, checkpoint_every
-        self._sample_log, self._log_of_generation = sample_log, None
+        self._sample_log, self._log_of_generation, self._log_before = sample_log, None, None
         self._seed = seed
         self._checks_changes, self._is_first_step, self._notary = checks_changes, False, None
         self._optimizers = OptimizerWatch(self._members)
@@ -116,6 +116,7 @@ class State:
         self._has_finished = False
 
     _log_of_generation: SampleLog | None
+    _log_before: SampleLog | None  # of the generation before, whose lines the next save makes durable
     _notary: Notary | None
 
     # -- what a script uses --------------------------------------------------------------------------------------
@@ -298,7 +299,7 @@ class State:
         self._world.leave(error, is_torn=self._optimizers.has_run)
         if self._log_of_generation is not None:  # a save that the world waited for has just written its last line
             self._log_of_generation.close()
-            self._log_of_generation = None
+            self._log_before, self._log_of_generation = self._log_of_generation, None
         self._optimizers.has_run = False
 
     def _open_log(self) -> None:
@@ -316,6 +317,7 @@ class State:
             rank=self.rank,
             world_size=self.world_size,
             resume=_Origin(self.completed, self._memory.origin),
+            after=self._log_before,
         )
         self._memory.origin = generation
         if self._world.is_loaded and self._durable is not None:

@@ -79,7 +79,7 @@ def test_the_log_of_a_world_says_where_it_began(
     ((given,), named) = played.parts.sample_log.call_args_list[0][0][:1], played.parts.sample_log.call_args.kwargs
     resume = named.pop("resume")
     assert (given, played.parts.sample_log.call_args.args) == ("folder", ("folder", PLAN))
-    assert named == {"generation": generation, "rank": 1, "world_size": 2}
+    assert named == {"generation": generation, "rank": 1, "world_size": 2, "after": played.log_before}
     assert (resume.step, resume.generation, played.memory.origin) == (2, 4, generation)
     log = played.parts.sample_log.return_value
     loaded = [mock.call.loaded(2, played.durable.optimizer_norm.return_value)] * (is_loaded and has_durable)
@@ -93,6 +93,7 @@ def test_a_save_that_a_planned_change_waits_for_finds_its_log_open(monkeypatch: 
     played.world.leave.side_effect = lambda *_, **__: of_log.extend(played.log.mock_calls)
     played.state._leave(None)
     assert (of_log, played.log.mock_calls, played.state._log_of_generation) == ([], [mock.call.close()], None)
+    assert played.state._log_before is played.log, "the next save makes its lines durable"
 
 
 def test_without_a_folder_there_is_no_log(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,12 +40,12 @@ class Played:
         self.memory.rank.completed, self.memory.origin, self.memory.kind = 2, 4, "replicated"
         self.world.collective_of_library = self._collective
         self.in_collective = 0
-        self.log = mock.Mock(spec=SampleLog)
+        self.log, self.log_before = mock.Mock(spec=SampleLog), mock.Mock(spec=SampleLog)
         values: dict[str, Any] = {
             "_members": parts.members, "_world": self.world, "_memory": self.memory, "_durable": self.durable, "_limit": parts.limit,
             "_optimizers": mock.Mock(has_run=False), "_chaos": parts.chaos, "_apply": None, "_checkpoint_every": 0,
             "_sample_log": "folder", "_log_of_generation": self.log, "_seed": 7, "_checks_changes": True, "_is_first_step": False,
-            "_notary": None, "_started": 0.0, "_has_finished": False, **settings,
+            "_log_before": self.log_before, "_notary": None, "_started": 0.0, "_has_finished": False, **settings,
         }  # fmt: skip
         self.state: Any = object.__new__(State)
         self.state.__dict__.update(values)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
+from tests.unit.checkpoint.recorded_disk import recorded_disk
 from tests.unit.library.sample_logs import PLAN
 
 from elastipod.audit.sample_log import SampleLog
 from elastipod.errors import SampleLogError
 
 
-def open_log(directory: Path) -> SampleLog:
-    return SampleLog(directory, PLAN, generation=3, rank=1, world_size=2)
+def open_log(directory: Path, generation: int = 3, after: SampleLog | None = None) -> SampleLog:
+    return SampleLog(directory, PLAN, generation=generation, rank=1, world_size=2, after=after)
 
 
 def test_the_lines_are_those_of_the_contract(tmp_path: Path) -> None:
@@ -70,3 +73,59 @@ def test_a_closed_log_takes_no_lines(tmp_path: Path) -> None:
     log.close()
     with pytest.raises(SampleLogError, match="is closed"):
         log.step(PLAN.batch(1, 1, 2))
+
+
+def test_a_log_makes_durable_what_this_process_logged_in_earlier_generations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that lives through several generations saves the last one, and the audit needs the samples of all."""
+    with recorded_disk(tmp_path, monkeypatch) as disk:
+        logs: list[SampleLog] = []
+        for generation in (3, 4, 5, 6):
+            logs.append(open_log(tmp_path, generation, logs[-1] if logs else None))
+            logs[-1].step(PLAN.batch(1, 1, 2))
+            logs[-1].close() if generation < 6 else None
+        logs[1].path.unlink()
+        logs[3].sync()
+        assert [disk.is_synced(log.path) for log in logs] == [True, False, True, True]
+        synced = len(disk.calls)
+        logs[3].sync()
+        assert {call.path for call in disk.calls[synced:]} == {logs[3].path, tmp_path}, "the others were synced once"
+        logs[3].close()
+
+
+def test_a_save_that_ends_late_never_writes_into_a_file_that_has_taken_the_place_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of a save that nobody awaits runs on while training closes the log, and descriptors are used again."""
+    log, other = open_log(tmp_path), tmp_path / "other"
+    is_writing, may_write, write = threading.Event(), threading.Event(), os.write
+
+    def late_write(descriptor: int, data: bytes) -> int:
+        is_writing.set()
+        may_write.wait(0.3)
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", late_write)
+    save = threading.Thread(target=log.saved, args=(1,))
+    save.start()
+    is_writing.wait(PATIENCE_S)
+    log.close()
+    with other.open("wb"):
+        may_write.set()
+        save.join()
+    assert other.read_bytes() == b""
+    assert log.path.read_text().splitlines()[-1].startswith('{"kind":"saved"')
+
+
+def test_a_log_is_synced_by_a_descriptor_that_nobody_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, fsync, synced = open_log(tmp_path), os.fsync, list[str]()
+
+    def slow_fsync(descriptor: int) -> None:
+        log.close()
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow_fsync)
+    log.sync()
+    assert synced == [str(log.path), str(tmp_path)]
