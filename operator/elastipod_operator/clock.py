@@ -25,13 +25,13 @@ class SteadyClock:
 
     def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic) -> None:
         self._wall = wall
-        self._steady = steady
+        self.steady = steady
         self._at = wall()
         self._read_at = steady()
 
     def now(self) -> datetime:
         """Give the time."""
-        read_at = self._steady()
+        read_at = self.steady()
         passed_s = max(0.0, read_at - self._read_at)
         self._read_at = read_at
         self._at += passed_s
@@ -46,6 +46,11 @@ CLOCK = SteadyClock()
 def now() -> datetime:
     """Give the time of this process's clock."""
     return CLOCK.now()
+
+
+def steady() -> float:
+    """Give seconds that never jump, for intervals."""
+    return CLOCK.steady()
 
 
 async def wait(event: asyncio.Event, until: datetime | None) -> None:

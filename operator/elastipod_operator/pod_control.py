@@ -26,16 +26,21 @@ Place = Callable[[Job, Sequence[CreatePod]], Awaitable[tuple[list[tuple[CreatePo
 
 @dataclass(slots=True)
 class RetryBackoff:
-    """The back-off of a call. refusal: the API server's message, empty after other failures. Can be lost without harm."""
+    """The back-off of a call. refusal: the API server's message, empty after other failures. Can be lost without harm.
+
+    It ends by the clock of timers, so that the retry that a timer wakes for is never too early: UTC may be slower for a while.
+    """
 
     refusal: str = ""
     retry_at: datetime | None = None
+    """When it ends, approximately, for plans."""
     refused: int = 0
     failed: int = 0
+    _until_s: float = 0.0
 
     def is_active(self) -> bool:
         """Whether it is too early to try again."""
-        return self.retry_at is not None and clock.now() < self.retry_at
+        return self.retry_at is not None and clock.steady() < self._until_s
 
     def note_refusal(self, message: str, key: str) -> float:
         """Record a refusal; gives the seconds until the retry. key: spreads the retries of different jobs."""
@@ -59,7 +64,7 @@ class RetryBackoff:
 
     def _wait(self, first_s: float, last_s: float, times: int, key: str) -> float:
         wait = backoff(timedelta(seconds=first_s), timedelta(seconds=last_s), times, key)
-        self.retry_at = clock.now() + wait
+        self.retry_at, self._until_s = clock.now() + wait, clock.steady() + wait.total_seconds()
         return wait.total_seconds()
 
 

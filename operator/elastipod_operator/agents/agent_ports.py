@@ -1,4 +1,4 @@
-"""The part of the agents that the shell uses. The operator passes `AgentStatusCache` and `CommandSender`, the simulator its models."""
+"""The part of the agents that the shell uses: `AgentStatusCache` and `CommandSender`, and what unit tests put in their place."""
 
 from __future__ import annotations
 

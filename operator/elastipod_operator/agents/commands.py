@@ -6,13 +6,13 @@ import asyncio
 import itertools
 import json
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
+from .. import clock
 from .authentication import AuthenticationFailed, Authenticators, Response
 from .encoded_json import EncodedJson
 from .polled_agent import Address
@@ -58,7 +58,7 @@ class CommandSender:
 
     def _forget_settled(self) -> None:
         """Those sent first are first in the dict."""
-        limit = time.monotonic() - SETTLE_S
+        limit = clock.steady() - SETTLE_S
         settled = list(itertools.takewhile(lambda key: self._sent[key] <= limit, self._sent))
         for key in settled:
             del self._sent[key]
@@ -81,7 +81,7 @@ class CommandSender:
             )
         key = (command.pod_uid, *command.key)
         self._sent.pop(key, None)
-        self._sent[key] = time.monotonic()
+        self._sent[key] = clock.steady()
         return ""
 
     async def _exchange(self, command: Command, body: bytes) -> Response:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -54,7 +53,7 @@ class PeerReachability:
 
     def check(self, silent: PolledAgent, agents: Iterable[PolledAgent]) -> None:
         """Ask other agents of the job about one that does not answer, if a check is due."""
-        now, place = time.monotonic(), silent.address.host_port
+        now, place = clock.steady(), silent.address.host_port
         since = silent.fact.last_answer or silent.fact.trying_since
         if since is None or clock.now() - since < ASK_AFTER:
             return

@@ -14,7 +14,6 @@ import errno
 import json
 import logging
 import sys
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from operator import attrgetter
@@ -180,7 +179,7 @@ class AgentStatusCache:
         retry_s = FIRST_RETRY_S
         quick = 0
         while True:
-            began = time.monotonic()
+            began = clock.steady()
             try:
                 answer = await self._requests.ask(polled, self._poll_s)
             except PollInterrupted:
@@ -194,12 +193,12 @@ class AgentStatusCache:
                 continue
             retry_s = FIRST_RETRY_S
             self._take(polled, answer)
-            quick = quick + 1 if time.monotonic() - began < QUICK_S else 0
+            quick = quick + 1 if clock.steady() - began < QUICK_S else 0
             if answer.version is None or quick > QUICK_ANSWERS:
                 await asyncio.sleep(PLAIN_POLL_S)
 
     def _poll_s(self, polled: PolledAgent) -> float:
-        now = time.monotonic()
+        now = clock.steady()
         suspected_at = self._suspected_at.get(polled.address.job)
         wait_s = LONG_POLL_S
         if suspected_at is None or now - suspected_at >= SUSPECT_FOR_S:
@@ -209,7 +208,7 @@ class AgentStatusCache:
 
     def _suspect(self, job: str) -> None:
         """Poll the other agents of a job at once, because one of them does not answer."""
-        self._suspected_at[job] = time.monotonic()
+        self._suspected_at[job] = clock.steady()
         for polled in self._jobs.get(job, {}).values():
             if polled.is_long and polled.connection is not None:
                 polled.connection.interrupt()
@@ -278,7 +277,7 @@ class AgentStatusCache:
             asyncio.get_running_loop().call_later(left_s + 0.01, self._wake, polled.address.job)
 
     def _wake_for_silence(self, job: str) -> None:
-        now = time.monotonic()
+        now = clock.steady()
         if now - self._woken_at.get(job, now - SILENCE_WAKE_S) >= SILENCE_WAKE_S:
             self._woken_at[job] = now
             self._wake(job)

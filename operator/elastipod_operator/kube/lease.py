@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from .. import clock
 from .api import CALL_ERRORS, Api, ApiError
 from .preflight import Refusal
 from .scope import Scope, scope_of
@@ -122,8 +122,8 @@ class Lease:
             return True
         version = str(lease["metadata"]["resourceVersion"])
         if version != self._seen:
-            self._seen, self._seen_at = version, time.monotonic()
-        return time.monotonic() - self._seen_at > LEASE_S
+            self._seen, self._seen_at = version, clock.steady()
+        return clock.steady() - self._seen_at > LEASE_S
 
     def _body(self, lease: dict[str, Any] | None) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeVar
 
 from .. import clock, metrics
@@ -36,24 +36,24 @@ KUEUE_MISSING = (
 
 @dataclass(slots=True)
 class Retry:
-    """The back-off of one kind of call."""
+    """The back-off of one kind of call, by the clock of timers: the pass that a timer requests must not come too early."""
 
     tries: int = 0
-    at: datetime | None = None
+    _until_s: float | None = None
 
     def is_due(self) -> bool:
         """Whether a retry is due."""
-        return self.at is None or clock.now() >= self.at
+        return self._until_s is None or clock.steady() >= self._until_s
 
     def note_failure(self) -> float:
         """Record a failure; gives the seconds until the retry."""
         wait_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2.0**self.tries)
-        self.tries, self.at = self.tries + 1, clock.now() + timedelta(seconds=wait_s)
+        self.tries, self._until_s = self.tries + 1, clock.steady() + wait_s
         return wait_s
 
     def reset(self) -> None:
         """Clear the back-off after success."""
-        self.tries, self.at = 0, None
+        self.tries, self._until_s = 0, None
 
 
 @dataclass(slots=True)

@@ -34,6 +34,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """A clock that goes only when it is told to."""
     now = [datetime(2026, 3, 1, 12, 10, tzinfo=UTC)]
     monkeypatch.setattr(clock, "now", lambda: now[0])
+    monkeypatch.setattr(clock, "steady", lambda: now[0].timestamp())
 
     def pass_by(seconds: float) -> None:
         now[0] += timedelta(seconds=seconds)

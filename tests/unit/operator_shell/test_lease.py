@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Coroutine
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from tests.unit.operator_shell.virtual_time import run_in_virtual_time
 
-from elastipod_operator.kube import lease as lease_module
+from elastipod_operator import clock
 from elastipod_operator.kube.api import Api, ApiError
 from elastipod_operator.kube.lease import LEASE_S, RENEW_DEADLINE_S, RETRY_S, Lease
 from elastipod_operator.kube.preflight import Refusal
@@ -94,7 +93,7 @@ def play(monkeypatch: pytest.MonkeyPatch, scenario: Scenario) -> None:
     """Run a scenario, with the loop's clock in place of the machine's in the lease, too."""
 
     async def all_of_it() -> None:
-        monkeypatch.setattr(lease_module, "time", SimpleNamespace(monotonic=now))
+        monkeypatch.setattr(clock, "steady", now)
         await scenario(LeaseServer())
 
     run_in_virtual_time(all_of_it())
