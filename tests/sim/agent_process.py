@@ -124,6 +124,7 @@ class AgentProcess:
             if self._working:
                 self._working = False
                 self._training.workers_ended(self, self.generation)
+            self.pod.agent_changed()  # its connections close
 
     def vanish(self) -> None:
         """Power loss: nobody is told."""

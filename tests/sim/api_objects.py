@@ -71,8 +71,8 @@ class ApiObjects(ABC):
         """Of the operator's machine."""
         self.api_clock_s = 0.0
         """How far the clock of the API server is ahead."""
-        self.is_seen = True
-        """Whether the operator hears in time how nodes are."""
+        self.unseen_until = 0.0
+        """Until when the operator may hear late how nodes are."""
         self._in_force: tuple[Body | None, Mapping[str, str], Body] = (None, {}, spec)
         """The spec and the annotations that it was read from, and the spec in force."""
         self.is_fenced = True
@@ -93,6 +93,11 @@ class ApiObjects(ABC):
         """Of the UIDs of pods and the names of nodes."""
         self.number = number
         self._watches: list[Watch] = []
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the operator hears in time how nodes are."""
+        return self.kernel.now >= self.unseen_until
 
     @abstractmethod
     def delete(self, pod: SimPod, *, force: bool = False, disrupted: str = "", grace_s: float | None = None) -> None:

@@ -56,6 +56,10 @@ class Cluster(ApiServer):
 
     # -- pods
 
+    def pod_at(self, ip: str) -> SimPod | None:
+        """Give the pod that has an address."""
+        return next((pod for pod in self.pods.values() if pod.ip == ip), None)
+
     def delete(self, pod: SimPod, *, force: bool = False, disrupted: str = "", grace_s: float | None = None) -> None:
         """Delete a pod as kubectl, the eviction API or a controller does. A second time may shorten its grace."""
         if disrupted:

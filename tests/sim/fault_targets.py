@@ -27,10 +27,11 @@ HINDRANCES = {
     ),
     *("hide_node", "hide_all", "deafen_node", "mute_node", "impostor", "agent_hangs", "agent_lags", "agent_lies"),
 }
-# What keeps the operator from seeing in time how nodes are.
+# What keeps the operator from seeing in time how nodes are, or from judging it by the right time, which takes hours to become right.
 BLINDNESS = {
     *("slow_watch", "broken_watch", "repeated_watch", "operator_stands_still", "second_operator", "clock_jumps")
 }
+BLIND_FOR_GOOD = "clock_jumps"
 # What may keep a pod from being drained before it is killed.
 DELAYS = HINDRANCES | {"freeze_node", "cut_node", "part_nodes", "kill_node", "lose_rack", "delete_node"}
 # During these, and for a while after them, writes may come late, and invariants about who may write do not hold.
@@ -71,6 +72,8 @@ STARTED_S = 100.0  # a minute in which a start is not taken, and what it takes t
 AFTERMATH_S = 120.0
 # From the end of an operator that writes late to when none of its writes is on its way any more.
 FENCED_AGAIN_S = 60.0
+# From the end of what keeps an operator from seeing nodes to when it has acted on all that it was told since.
+SEEN_AGAIN_S = 60.0
 
 Fault = Callable[["Simulation", "Event"], str]
 """Does it; gives what happened in words, nothing when it hit nobody."""

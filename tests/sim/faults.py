@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 from typing import TYPE_CHECKING
 
 from tests.sim import control_faults, network_faults, node_faults, pod_faults, user_edits
 from tests.sim.events import Event
-from tests.sim.fault_targets import DELAYS, FENCED_AGAIN_S, LATE_WRITERS, QUOTA_HINDRANCES, Fault
+from tests.sim.fault_targets import (
+    BLIND_FOR_GOOD,
+    BLINDNESS,
+    DELAYS,
+    FENCED_AGAIN_S,
+    LATE_WRITERS,
+    QUOTA_HINDRANCES,
+    SEEN_AGAIN_S,
+    Fault,
+)
 from tests.sim.network_faults import KEY_FAULTS
 from tests.sim.queue_faults import QUEUE_FAULTS
 from tests.sim.storage import STORAGE_TROUBLES
@@ -41,6 +51,9 @@ def note(sim: Simulation, event: Event) -> None:
     sim.cluster.may_be_late |= event.what in DELAYS
     if event.what in LATE_WRITERS:
         _excuse_writers(sim, event.seconds + FENCED_AGAIN_S)
+    if event.what in BLINDNESS:
+        until = math.inf if event.what == BLIND_FOR_GOOD else sim.kernel.now + event.seconds + SEEN_AGAIN_S
+        sim.cluster.unseen_until = max(sim.cluster.unseen_until, until)
     if sim.server is not None and event.what in QUOTA_HINDRANCES:
         sim.server.watch.hinder(event.seconds)
 

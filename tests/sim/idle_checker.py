@@ -36,7 +36,7 @@ SOON_S = 16.0
 
 @dataclass(frozen=True, slots=True)
 class IdleJob:
-    """A job at rest. heard: whether the statuses asks the agent of a pod."""
+    """A job at rest. heard: whether the agent of a pod is polled."""
 
     job: Job
     todo: Plan
@@ -133,7 +133,7 @@ class IdleChecker:
             return
         state = todo.conditions[-1]
         events = (ENDED[state.type],) if state.type in ENDED else WAITS_FOR.get((state.type, state.reason), ())
-        at = IdleJob(job, todo, view.statuses.asks)
+        at = IdleJob(job, todo, self._shell.statuses.asks)
         if not any(event(at) for event in events):
             awaited = ", ".join(event.__name__ for event in events) or "nothing that is known here"
             raise Violation(

@@ -41,6 +41,7 @@ class InvariantState:
         """When a generation of each kind last ran, by the operator's clock."""
         self._stepped = 0
         self._excused = 0
+        self._num_hidden = 0
         self._inflicted = 0
         self._knows_spec = True
         self._given_up: set[str] = set()
@@ -84,6 +85,7 @@ class InvariantState:
     def hidden(self, pod: str, until: float) -> None:
         """The operator cannot reach a pod's agent: that may spoil a resize, but never a generation that trains."""
         self._hidden[pod] = max(until, self._hidden.get(pod, 0.0))
+        self._num_hidden += 1
 
     def record_wiped(self, *, with_spec: bool) -> None:
         """The annotations were removed from outside: one unexplained recovery is excused.

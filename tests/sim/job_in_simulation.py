@@ -11,7 +11,7 @@ from random import Random
 from tests.sim.cluster import Cluster
 from tests.sim.copied_annotations import copied_annotations
 from tests.sim.events import Make
-from tests.sim.fault_targets import BLINDNESS, DELAYS
+from tests.sim.fault_targets import DELAYS
 from tests.sim.invariant_state import JOB_UID, Violation, policy_in
 from tests.sim.invariants import InvariantChecker
 from tests.sim.kernel import Kernel
@@ -67,7 +67,6 @@ class JobInSimulation(ABC):
         if self.schedule.copied is not None:
             self.cluster.copy_annotations(copied_annotations(self.schedule.copied, self.schedule.spec()))
         self.cluster.api_clock_s = self.schedule.api_clock_s
-        self.cluster.is_seen = not any(event.what in BLINDNESS for event in self.schedule.events)
         self.cluster.agents_tell_of_others = self.schedule.agents_tell_of_others
         for _ in range(self.schedule.nodes):
             self.cluster.add_node()

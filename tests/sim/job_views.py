@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.api_calls import ApiCalls
 from tests.sim.cluster import Cluster
-from tests.sim.commands import SimCommandSender
 from tests.sim.invariant_state import Violation
 from tests.sim.invariants import InvariantChecker
-from tests.sim.kernel import Kernel, Script
+from tests.sim.kernel import Script
 from tests.sim.objects import Body
-from tests.sim.status_cache import SimStatusCache
 
-from elastipod_operator.agents.commands import Command
-from elastipod_operator.agents.polled_agent import Address
 from elastipod_operator.core.actions import JobEvent, Plan
-from elastipod_operator.core.snapshot import ObservedAgent, ObservedJob
+from elastipod_operator.core.snapshot import ObservedJob
 
 if TYPE_CHECKING:
     from tests.sim.shell import Shell
@@ -27,7 +22,7 @@ if TYPE_CHECKING:
 class JobView:
     """A job as one operator reaches it: its part of the API server, its agents, and what was decided about it last."""
 
-    def __init__(self, shell: Shell, kernel: Kernel, rng: Random, cluster: Cluster, checker: InvariantChecker) -> None:
+    def __init__(self, shell: Shell, cluster: Cluster, checker: InvariantChecker) -> None:
         self._shell = shell
         self.cluster = cluster
         self.checker = checker
@@ -35,11 +30,8 @@ class JobView:
         self.passes = 0
         self.looks = 0
         """How often the decision that is under way was made."""
-        self.authenticators = shell.authenticators
-        self.statuses = SimStatusCache(
-            kernel, rng, cluster, shell.now, shell.wake, lambda: shell.held_until, shell.authenticators
-        )
-        self.commander = SimCommandSender(self, kernel, rng, cluster, checker)
+        self.is_ending = False
+        """Whether the job is being deleted, so far as the pass knows that makes calls."""
         self.api = ApiCalls(self, cluster)
 
     @property
@@ -134,57 +126,6 @@ class RoutedApi:
 
     def watch(self, path: str, query: list[tuple[str, str]], limit_s: float) -> AsyncIterator[Body]:
         return self._views.first.api.watch(path, query, limit_s)
-
-
-class RoutedStatuses:
-    """What the operator's `AgentStatusCache` is to its Reconciler."""
-
-    def __init__(self, views: Views) -> None:
-        self._views = views
-
-    def watch(self, pod_uid: str, address: Address) -> None:
-        view = self._views.of_pod(pod_uid)
-        if address.job != view.cluster.job_uid:
-            raise Violation(f"the agent of pod {pod_uid} is asked for job {address.job}")
-        view.statuses.watch(pod_uid, address)
-
-    def watches(self, pod_uid: str, ip: str, port: int, restarts: int = 0) -> bool:
-        return self._views.of_pod(pod_uid).statuses.watches(pod_uid, ip, port, restarts)
-
-    def stop_polling(self, pod_uid: str) -> None:
-        self._views.of_pod(pod_uid).statuses.stop_polling(pod_uid)
-
-    def forget(self, pod_uid: str) -> None:
-        self._views.of_pod(pod_uid).statuses.forget(pod_uid)
-
-    def fact(self, pod_uid: str) -> ObservedAgent:
-        return self._views.of_pod(pod_uid).statuses.fact(pod_uid)
-
-    def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
-        view, uids = self._views.of_pods(pod_uids)
-        return view.statuses.progress(uids)
-
-    def worker_data(self, pod_uids: Iterable[str]) -> list[Any] | None:
-        view, uids = self._views.of_pods(pod_uids)
-        return view.statuses.worker_data(uids)
-
-    async def close(self) -> None:
-        for view in self._views.all:
-            await view.statuses.close()
-
-
-class RoutedCommands:
-    """What the operator's `CommandSender` is to its Reconciler."""
-
-    def __init__(self, views: Views) -> None:
-        self._views = views
-
-    async def send(self, commands: list[Command]) -> list[str]:
-        view, _ = self._views.of_pods(command.pod_uid for command in commands)
-        wrong = [one.pod_uid for one in commands if one.address.job != view.cluster.job_uid]
-        if wrong:
-            raise Violation(f"calls for another job go to the agents of {wrong}")
-        return await view.commander.send(commands)
 
 
 class SimEvents:

@@ -208,10 +208,14 @@ class SimPod:
 
     def refuses(self) -> bool:
         """Whether its network tells the operator that nobody listens on the agent's port."""
-        node, now = self.node, self._cluster.kernel.now
-        if self.agent is None or self.agent.alive or not self.node_runs() or node is None or self.ended:
+        if self.agent is None or self.agent.alive or not self.node_runs() or self.ended:
             return False
-        return max(node.hidden_until, node.mute_until) <= now
+        return not self.is_mute()
+
+    def is_mute(self) -> bool:
+        """Whether nothing that its node sends arrives at the operator."""
+        node = self.node
+        return node is not None and max(node.hidden_until, node.mute_until) > self._cluster.kernel.now
 
     def _is_open(self) -> bool:
         return self.agent is not None and self.agent.alive and self.node_runs() and not self.agent.hangs()

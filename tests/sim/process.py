@@ -200,8 +200,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         error = context.get("exception")
         if not self._is_over and isinstance(error, Exception) and not isinstance(error, CALL_ERRORS):
             raise_later = Violation(f"{context.get('message')}: {type(error).__name__}: {error}")
-            self._kernel.at(self._kernel.now, lambda: _raise(raise_later))
+            self._kernel.at(self._kernel.now, lambda: raise_now(raise_later))
 
 
-def _raise(error: Exception) -> None:
+def raise_now(error: Exception) -> None:
     raise error

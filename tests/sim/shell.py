@@ -1,4 +1,4 @@
-"""One life of the operator's process: the Reconciler as it is shipped, over models of all that it reaches the world through.
+"""One life of the operator's process: the operator as it is shipped, over models of the API server and of the network to its agents.
 
 It can die between any two calls; a new one begins with nothing but what the API server and the agents tell.
 """
@@ -13,17 +13,19 @@ from random import Random
 from typing import Any
 
 from tests.sim.cluster import Cluster
+from tests.sim.commands import SimCommandSender
 from tests.sim.idle_checker import IdleChecker
 from tests.sim.invariant_state import JOB_UID
 from tests.sim.invariants import InvariantChecker
-from tests.sim.job_views import JobView, RoutedApi, RoutedCommands, RoutedStatuses, SimEvents, Views
+from tests.sim.job_views import JobView, RoutedApi, SimEvents, Views
 from tests.sim.kernel import EPOCH, Kernel, Process, Script
 from tests.sim.objects import Body
 from tests.sim.process import VirtualLoop
+from tests.sim.status_cache import SimStatusCache
 from tests.sim.watches import Watch
 
 from elastipod_operator import clock, reconcile_pass
-from elastipod_operator.agents.agent_ports import ConnectAgents
+from elastipod_operator.agents.agent_ports import ConnectAgents, Wake
 from elastipod_operator.agents.authentication import Authenticators
 from elastipod_operator.agents.commands import Command
 from elastipod_operator.clock import SteadyClock
@@ -49,9 +51,8 @@ class ObservedReconciler(Reconciler):
     """The Reconciler with its steps shown to the checker; nothing that it does is changed. slots: calls for pods at a time."""
 
     def __init__(self, shell: Shell, store: Store, slots: int, keys: JobKeys) -> None:
-        connect: ConnectAgents = lambda _: (RoutedStatuses(shell.views), RoutedCommands(shell.views))  # noqa: E731
-        super().__init__(RoutedApi(shell.views), store, connect, SimEvents(shell.views), keys)
-        self._agents = ObservedAgents(connect, self.wake, shell, keys)
+        super().__init__(RoutedApi(shell.views), store, shell.connect, SimEvents(shell.views), keys)
+        self._agents = ObservedAgents(shell.connect, self.wake, shell, keys)
         self._control = replace(self._control, slots=asyncio.Semaphore(slots), forget=self._agents.forget)
         self._reconcile = ObservedPass(**{**vars(self._reconcile), "agents": self._agents}, shell=shell)
 
@@ -64,7 +65,7 @@ class ObservedAgents(JobAgents):
         self._shell = shell
 
     async def send(self, job: Job, calls: list[Command]) -> None:
-        self._shell.views.of_job(job.fact.uid).commander.is_ending = job.fact.deleting_since is not None
+        self._shell.views.of_job(job.fact.uid).is_ending = job.fact.deleting_since is not None
         await super().send(job, calls)
 
 
@@ -131,20 +132,19 @@ class Shell:
         self.held_until = 0.0
         """It stands still until then, and goes on where it was."""
         self._loop = VirtualLoop(kernel, steady, self._held)  # type: ignore[abstract]  # sockets and processes: the core uses none
-        self.authenticators = Authenticators()
-        self.views = Views([JobView(self, kernel, its.rng, its, checker) for its, checker in jobs])
+        self.views = Views([JobView(self, its, checker) for its, checker in jobs])
+        self._rng = rng
         self.store = Store(steady.now)
         with self._loop.inside():
             self.reconciler = ObservedReconciler(self, self.store, rng.choice(SLOTS), keys)
         self._events = WatchEvents(self.store, self.reconciler)
         self._watches: list[Watch] = []
         for view in self.views.all:
-            view.cluster.followers.append(view.statuses.agent_changed)
+            view.cluster.followers.append(self.statuses.agent_changed)
             self._watches.append(view.cluster.watch(self._watched))
         self._idle_checker = IdleChecker(self, kernel, self._loop)
         self._loop.at_rest = self._idle_checker.look
-        scripts = (*(view.statuses.beat() for view in self.views.all), self._idle_checker.second_looks())
-        self._beside: list[Process] = [kernel.spawn(script, self._held) for script in scripts]
+        self._second_looks: Process = kernel.spawn(self._idle_checker.second_looks(), self._held)
         if cluster.tenant is not None:
             self._watch_workloads()
 
@@ -152,6 +152,12 @@ class Shell:
     def passes(self) -> int:
         """How many passes over its jobs it has begun."""
         return sum(view.passes for view in self.views.all)
+
+    def connect(self, wake: Wake) -> tuple[SimStatusCache, SimCommandSender]:
+        """Connect to the agents; the last connection is the one that is used."""
+        known = Authenticators()
+        self.statuses = SimStatusCache(self.views, self._kernel, self._rng, wake, known)
+        return self.statuses, SimCommandSender(self.views, self._kernel, self._rng, known)
 
     def _watch_workloads(self) -> None:
         of = self.reconciler
@@ -166,10 +172,8 @@ class Shell:
         self.alive = False
         for view, watch in zip(self.views.all, self._watches, strict=True):
             view.cluster.unwatch(watch)
-            view.cluster.followers.remove(view.statuses.agent_changed)
-            view.statuses.is_open = False
-        for process in self._beside:
-            process.kill()
+            view.cluster.followers.remove(self.statuses.agent_changed)
+        self._second_looks.kill()
         self._loop.end()
         for view in self.views.all:
             view.api.close()

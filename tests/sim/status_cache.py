@@ -1,185 +1,187 @@
-"""What the agents of the job said last, as the operator's status cache has it: heartbeats, changes, answers that come late."""
+"""The operator's status cache as it is shipped, over the modelled network: long polls, answers that come late, agents that are silent.
+
+What is modelled is one poll of an agent, and one question to another agent about it.
+"""
 
 from __future__ import annotations
 
-import json
+import asyncio
+import errno
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from functools import partial
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from tests.sim.cluster import Cluster
-from tests.sim.kernel import Kernel, Script
+from tests.sim.agents import SimAgent
+from tests.sim.invariant_state import Violation
+from tests.sim.kernel import Kernel
 from tests.sim.objects import Body, SimPod
+from tests.sim.process import raise_now
 
-from elastipod_operator.agents import status_cache as shipped
-from elastipod_operator.agents.authentication import Authenticators
-from elastipod_operator.agents.peer_reachability import ASK_AFTER, PEERS_ASKED
-from elastipod_operator.agents.polled_agent import Address
-from elastipod_operator.agents.status import InvalidStatus, parse_status
-from elastipod_operator.core.silence import SILENCE_LIMIT, is_answering
-from elastipod_operator.core.snapshot import ObservedAgent
+from elastipod_operator import clock
+from elastipod_operator.agents.authentication import AuthenticationFailed, Authenticators
+from elastipod_operator.agents.encoded_json import EncodedJson
+from elastipod_operator.agents.peer_reachability import CALL_S, PeerReachability
+from elastipod_operator.agents.polled_agent import Address, PolledAgent
+from elastipod_operator.agents.polls import ConnectFailed
+from elastipod_operator.agents.status import AgentStatus, parse_status
+from elastipod_operator.agents.status_cache import AgentStatusCache
+from elastipod_operator.agents.status_requests import CONNECT_S, StatusRequests
 
-HEARTBEAT_S = 4.0
+if TYPE_CHECKING:
+    import aiohttp
+    from tests.sim.job_views import JobView, Views
 
-
-@dataclass(slots=True)
-class PolledAgent:
-    """An agent that is polled, and its newest status."""
-
-    address: Address
-    fact: ObservedAgent
-    heard_at: float
-    asked_at: float = 0.0
-    """When other agents were asked about it."""
-    worker_data: str = ""
-    is_stopped: bool = False
-    """Its container has ended; what it said last stays known."""
+NO_SESSION = cast("aiohttp.ClientSession", None)
+"""Nothing here goes over a real network."""
+TO_ANSWER_S = (0.005, 0.1)
+PollS = Callable[[PolledAgent], float]
 
 
-class SimStatusCache:
-    """The part of the operator's status cache that decisions and orders are made from.
-
-    wake: called when something that matters changed. held_until: the operator stands still until then.
-    """
+class SimStatusCache(AgentStatusCache):
+    """The cache of one operator. What it is asked about several jobs at once, or in the name of another job, is a Violation."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        rng: Random,
-        cluster: Cluster,
-        now: Callable[[], datetime],
-        wake: Callable[[str], None],
-        held_until: Callable[[], float],
-        authenticators: Authenticators,
+        self, views: Views, kernel: Kernel, rng: Random, wake: Callable[[str], None], known: Authenticators
     ) -> None:
-        self._kernel = kernel
-        self._rng = rng
-        self._cluster = cluster
-        self._now = now
-        self._wake = wake
-        self._held_until = held_until
-        self._authenticators = authenticators
-        self._polled: dict[str, PolledAgent] = {}
-        self.is_open = True
-
-    def fact(self, pod_uid: str) -> ObservedAgent:
-        return self._polled[pod_uid].fact if pod_uid in self._polled else ObservedAgent()
-
-    def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
-        return {}
-
-    def worker_data(self, pod_uids: Iterable[str]) -> list[Any] | None:
-        told = [self._polled[uid] for uid in pod_uids if uid in self._polled]
-        if any(one.fact.refused_answer for one in told):
-            return None
-        return [entry for one in told for entry in json.loads(f"[{one.worker_data}]")]
+        super().__init__(NO_SESSION, wake, known)
+        self._views = views
+        self._requests = self._polls = SimStatusRequests(views, kernel, rng, known)
+        self._peers = SimPeerReachability(views, rng, known, wake)
 
     def watch(self, pod_uid: str, address: Address) -> None:
-        """Begin to ask an agent."""
-        self._polled[pod_uid] = PolledAgent(address, ObservedAgent(trying_since=self._now()), -HEARTBEAT_S)
-        real = self._cluster.pods.get(pod_uid)
-        if real is not None:
-            self.agent_changed(real)
+        if address.job != self._views.of_pod(pod_uid).cluster.job_uid:
+            raise Violation(f"the agent of pod {pod_uid} is asked for job {address.job}")
+        super().watch(pod_uid, address)
 
-    def watches(self, pod_uid: str, ip: str, port: int, restarts: int = 0) -> bool:
-        """Whether the agent of a pod is asked at this address already. restarts: of its container."""
-        polled = self._polled.get(pod_uid)
-        return polled is not None and (polled.address.ip, polled.address.restarts) == (ip, restarts)
+    def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
+        return super().progress(self._views.of_pods(pod_uids)[1])
+
+    def worker_data(self, pod_uids: Iterable[str]) -> EncodedJson | None:
+        return super().worker_data(self._views.of_pods(pod_uids)[1])
 
     def asks(self, pod_uid: str) -> bool:
         """Whether an agent is asked, so that its answers and its silence are known."""
-        return pod_uid in self._polled and not self._polled[pod_uid].is_stopped
-
-    def stop_polling(self, pod_uid: str) -> None:
-        """Stop asking an agent that has ended."""
-        if pod_uid in self._polled:
-            self._polled[pod_uid].is_stopped = True
-
-    def forget(self, pod_uid: str) -> None:
-        """Stop asking the agent of a pod that is gone."""
-        self._polled.pop(pod_uid, None)
-
-    async def close(self) -> None:
-        """Stop asking everybody."""
-        self._polled.clear()
-
-    def beat(self) -> Script:
-        """Ask everybody every few seconds."""
-        while True:
-            yield 1.0
-            for uid, polled in list(self._polled.items()):
-                if polled.is_stopped:
-                    continue
-                pod = self._cluster.pods.get(uid)
-                is_refused = pod is not None and pod.refuses()
-                if is_refused is not polled.fact.connection_refused:
-                    polled.fact = replace(polled.fact, connection_refused=is_refused)
-                if pod is not None and pod.answers() and self._kernel.now - polled.heard_at >= HEARTBEAT_S:
-                    self._refresh(pod)
-                since = polled.fact.last_answer or polled.fact.trying_since
-                silence = self._now() - since if since is not None else timedelta(0)
-                if pod is not None and silence >= ASK_AFTER and self._kernel.now - polled.asked_at >= HEARTBEAT_S:
-                    self._ask_peers(pod, polled)
-                if silence >= SILENCE_LIMIT:
-                    self._wake(polled.address.job)
-
-    def _ask_peers(self, silent: SimPod, polled: PolledAgent) -> None:
-        """Ask other agents whether they reach one that does not answer."""
-        asked_at = self._now()
-        others = (self._cluster.pods.get(uid) for uid, one in self._polled.items() if _can_tell(one, asked_at))
-        able = [pod for pod in others if pod is not None and pod is not silent and pod.answers() and pod.hears()]
-        if not able:
-            return
-        polled.asked_at = self._kernel.now
-        words = [pod.reaches(silent) for pod in self._rng.sample(able, min(len(able), PEERS_ASKED))]
-
-        def heard() -> None:
-            if self.is_open and self._polled.get(silent.uid) is polled:
-                polled.fact = replace(polled.fact, is_reached=any(words), peers_asked_at=asked_at)
-                self._cluster.met[f"peers: {'it is reached' if any(words) else 'it is missed'}"] += 1
-                self._wake(polled.address.job)
-
-        self._kernel.after(self._rng.uniform(0.01, 2.2), heard)
+        polled = self._polled.get(pod_uid)
+        return polled is not None and polled.task is not None
 
     def agent_changed(self, pod: SimPod) -> None:
-        """An agent answers a long poll."""
-        self._kernel.after(self._rng.uniform(0.005, 0.1), lambda: self._refresh(pod))
+        """An agent has news, or its process has ended: who waits for it hears of it."""
+        self._polls.agent_changed(pod)
 
-    def _refresh(self, pod: SimPod) -> None:
-        if not self.is_open or pod.uid not in self._polled or pod.agent is None or not pod.answers():
-            return
-        if self._kernel.now < self._held_until():
-            return
-        polled, said, late_s = self._polled[pod.uid], pod.agent.status(), pod.agent.lags_until - self._kernel.now
-        credentials, network = polled.address.credentials, self._cluster.network
-        is_refused = not network.call(pod, self._authenticators, credentials, "GET", "/status", None, said)
-        if is_refused != polled.fact.authentication_failed:
-            polled.fact = replace(polled.fact, authentication_failed=is_refused)
-            self._wake(polled.address.job)
-        if is_refused:
-            return
-        if late_s <= 0:
-            self._take(pod, said)
-        else:  # what it said arrives when it is not true any more
-            self._cluster.met["agent: answers late"] += 1
-            self._kernel.after(min(late_s, 1.0 + pod.agent.lag_s), lambda: self._take(pod, said))
 
-    def _take(self, pod: SimPod, said: Body) -> None:
-        polled = self._polled.get(pod.uid)
-        if not self.is_open or polled is None or polled.is_stopped:
-            return
-        before, now = polled.fact, self._now()
+@dataclass(slots=True, eq=False)
+class _Poll:
+    """A poll that an agent has, and the future of its answer."""
+
+    pod: SimPod
+    agent: SimAgent
+    answer: asyncio.Future[Body]
+
+
+class SimStatusRequests(StatusRequests):
+    """Polls over the modelled network. Connections break with the process of an agent; everything else is silence."""
+
+    def __init__(self, views: Views, kernel: Kernel, rng: Random, known: Authenticators) -> None:
+        self._views = views
+        self._kernel = kernel
+        self._rng = rng
+        self._known = known
+        self._waiting: dict[str, list[_Poll]] = {}
+
+    async def ask(self, polled: PolledAgent, poll_s: PollS) -> AgentStatus:
+        view = self._views.of_job(polled.address.job)
+        pod = view.cluster.pod_at(polled.address.ip)
+        wait_s = poll_s(polled) if polled.version is not None else 0.0
+        if pod is None or pod.agent is None or not pod.answers():
+            await self._fail(pod, wait_s, is_connected=polled.version is not None)
+        assert pod is not None
+        said = await self._answer(pod, polled.version, wait_s)
+        if not self._is_believed(view, pod, polled, said):
+            raise AuthenticationFailed("the answer is not from the job's agent")
+        return parse_status(said, polled.fact, clock.now())
+
+    def _is_believed(self, view: JobView, pod: SimPod, polled: PolledAgent, said: Body) -> bool:
+        """Check an answer as the operator does. A Violation ends the run here: the cache outlives any error of a poll."""
         try:
-            answer = parse_status(said, before, now)
-        except InvalidStatus:
+            return view.cluster.network.call(pod, self._known, polled.address.credentials, "GET", "/status", None, said)
+        except Violation as violation:
+            self._kernel.at(self._kernel.now, partial(raise_now, violation))
+            return False
+
+    async def _fail(self, pod: SimPod | None, wait_s: float, *, is_connected: bool) -> None:
+        """Wait for an answer that does not come. Raises OSError."""
+        if pod is not None and pod.refuses():
+            await asyncio.sleep(self._rng.uniform(*TO_ANSWER_S))
+            raise ConnectFailed(errno.ECONNREFUSED, "connection refused")
+        connects = is_connected or (pod is not None and pod.agent is not None and pod.agent.hangs())
+        await asyncio.sleep(wait_s + CONNECT_S + 1 if connects else CONNECT_S)
+        raise TimeoutError("the agent did not answer in time")
+
+    async def _answer(self, pod: SimPod, known: int | None, wait_s: float) -> Body:
+        """Give what an agent that is reached answers: at once if it has news, else with the next, or when the poll's time is over."""
+        loop = asyncio.get_running_loop()
+        assert pod.agent is not None
+        poll = _Poll(pod, pod.agent, loop.create_future())
+        waiting = self._waiting.setdefault(pod.uid, [])
+        waiting.append(poll)
+        limit = loop.call_later(wait_s + CONNECT_S + 1, self._time_out, poll)
+        has_news = known is None or pod.agent.version != known
+        self._kernel.after(self._rng.uniform(*TO_ANSWER_S) if has_news else wait_s, lambda: self._reply(poll))
+        try:
+            return await poll.answer
+        finally:
+            limit.cancel()
+            waiting.remove(poll)
+
+    def agent_changed(self, pod: SimPod) -> None:
+        for poll in self._waiting.get(pod.uid, ()):
+            self._kernel.after(self._rng.uniform(*TO_ANSWER_S), lambda poll=poll: self._reply(poll))  # type: ignore[misc]
+
+    def _reply(self, poll: _Poll) -> None:
+        """Let the answer of an agent arrive. The operator may read it much later, if it stands still."""
+        pod, agent, future = poll.pod, poll.agent, poll.answer
+        if future.done():
             return
-        polled.fact, polled.worker_data, polled.heard_at = answer.fact, answer.worker_data, self._kernel.now
-        is_news = shipped._stable_part(before) != shipped._stable_part(polled.fact)
-        if is_news or shipped._was_silent(before, polled.fact):
-            self._wake(polled.address.job)
+        if not agent.alive:
+            if pod.node_runs() and not pod.is_mute():
+                future.set_exception(ConnectionResetError("the agent closed the connection"))
+            return
+        if not pod.answers():
+            return
+        said, late_s = agent.status(), agent.lags_until - self._kernel.now
+        if late_s <= 0:
+            future.set_result(said)
+            return
+        # It arrives when it is not true any more.
+        self._views.of_pod(pod.uid).cluster.met["agent: answers late"] += 1
+        self._kernel.after(min(late_s, 1.0 + agent.lag_s), lambda: None if future.done() else future.set_result(said))
+
+    def _time_out(self, poll: _Poll) -> None:
+        if not poll.answer.done():
+            poll.answer.set_exception(TimeoutError("the agent did not answer in time"))
 
 
-def _can_tell(one: PolledAgent, now: datetime) -> bool:
-    return one.fact.can_reach and not one.is_stopped and is_answering(one.fact, now)
+class SimPeerReachability(PeerReachability):
+    """Questions to other agents over the modelled network."""
+
+    def __init__(self, views: Views, rng: Random, known: Authenticators, wake: Callable[[str], None]) -> None:
+        super().__init__(NO_SESSION, known, wake, parts=None)  # type: ignore[arg-type]  # no incomplete responses here
+        self._views = views
+        self._rng = rng
+
+    async def _ask_peer(self, peer: Address, place: str) -> bool | None:
+        view = self._views.of_job(peer.job)
+        asked, silent = view.cluster.pod_at(peer.ip), view.cluster.pod_at(place.rpartition(":")[0])
+        if asked is None or not (asked.hears() and asked.answers()):
+            await asyncio.sleep(CALL_S)
+            return None
+        await asyncio.sleep(self._rng.uniform(0.01, 2.2))
+        is_reached = silent is not None and asked.reaches(silent)
+        _note(view, is_reached=is_reached)
+        return is_reached
+
+
+def _note(view: JobView, *, is_reached: bool) -> None:
+    view.cluster.met[f"peers: {'it is reached' if is_reached else 'it is missed'}"] += 1

@@ -28,7 +28,11 @@ OWN_STOP_S = 5.0
 SLOW_S = (15.0, 60.0)
 STORAGE_ERRORS = (OSError, CheckpointError)
 NOTHING = Checkpoint(0, 0)
-STORAGE_TROUBLES_OF_A_RUN = {FAILED_SAVE := "a save that failed", SLOW_SAVE := "a slow save"}
+STORAGE_TROUBLES_OF_A_RUN = {
+    FAILED_SAVE := "a save that failed",
+    SLOW_SAVE := "a slow save",
+    SLOW_LOAD := "a slow load",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,8 @@ class Training:
         yield self._rng.uniform(0.5, 3.0)
         if self.storage.is_slow and not run.is_from_memory:
             yield self._rng.uniform(*SLOW_S)
+            if run.event_pending:
+                run.spoiled.add(SLOW_LOAD)  # the time of a drain that began meanwhile may be over
         if run.phase is Phase.LOADING:
             run.phase, run.is_filled = Phase.STEPPING, True
         if run.phase is Phase.STEPPING and self.total is not None and run.step >= self.total:
