@@ -128,7 +128,7 @@ class SimStatusRequests(StatusRequests):
         waiting.append(poll)
         limit = loop.call_later(wait_s + CONNECT_S + 1, self._time_out, poll)
         has_news = known is None or pod.agent.version != known
-        self._kernel.after(self._rng.uniform(*TO_ANSWER_S) if has_news else wait_s, lambda: self._reply(poll))
+        self._kernel.after(self._rng.uniform(*TO_ANSWER_S) if has_news else wait_s, partial(self._reply, poll))
         try:
             return await poll.answer
         finally:
@@ -137,7 +137,7 @@ class SimStatusRequests(StatusRequests):
 
     def agent_changed(self, pod: SimPod) -> None:
         for poll in self._waiting.get(pod.uid, ()):
-            self._kernel.after(self._rng.uniform(*TO_ANSWER_S), lambda poll=poll: self._reply(poll))  # type: ignore[misc]
+            self._kernel.after(self._rng.uniform(*TO_ANSWER_S), partial(self._reply, poll))
 
     def _reply(self, poll: _Poll) -> None:
         """Let the answer of an agent arrive. The operator may read it much later, if it stands still."""
@@ -179,9 +179,5 @@ class SimPeerReachability(PeerReachability):
             return None
         await asyncio.sleep(self._rng.uniform(0.01, 2.2))
         is_reached = silent is not None and asked.reaches(silent)
-        _note(view, is_reached=is_reached)
+        view.cluster.met[f"peers: {'it is reached' if is_reached else 'it is missed'}"] += 1
         return is_reached
-
-
-def _note(view: JobView, *, is_reached: bool) -> None:
-    view.cluster.met[f"peers: {'it is reached' if is_reached else 'it is missed'}"] += 1

@@ -129,6 +129,16 @@ def test_a_condition_names_the_nodes_that_a_waiting_pod_avoids() -> None:
     assert f"0 of 2 replicas are ready ({told})" in starts.conditions[-1].message
 
 
+def test_a_record_that_names_a_node_twice_is_put_into_a_right_sentence() -> None:
+    """As only one that was edited by hand does."""
+    twice = Record(
+        transition=transition(TransitionKind.START), node_faults=(offence("bad", 2, 60), offence("bad", 1, 60))
+    )
+    waits = pod(0, phase="Pending", node="", ip="", started=False, avoids=("bad",), created_at=NOW)
+    todo = plan(observed(job(twice, AVOID), [(waits, None)]))
+    assert "new pods avoid bad: 1 fault, until" in todo.conditions[-1].message
+
+
 def test_who_lacks_its_minimum_uses_a_node_again_that_it_avoided_in_vain() -> None:
     began = transition(TransitionKind.RECOVERY, began_s=90, cause="WorkerCrash", is_budget_checked=True, deadline=NOW)
     record = trains(transition=began, node_faults=(offence("bad"),))

@@ -12,6 +12,7 @@ from ..reasons import AnyReason
 from ..record import Record
 from ..replica import Replica
 from ..snapshot import NOT_CONSIDERED
+from ..wording import counted
 
 # So many avoided nodes are named in a sentence.
 NAMED = 3
@@ -41,7 +42,7 @@ def avoidance(record: Record, context: Context) -> str:
     if not nodes or all(r.pod.node for r in context.replicas.newest.values() if r.may_train):
         return ""
     period, closed = context.policy.eval_period, context.snapshot.closed_nodes
-    faults = {o.node: f"{o.times} faults, until {time_of_day(o.at + period)}" for o in record.node_faults}
+    faults = {o.node: f"{counted(o.times, 'fault')}, until {time_of_day(o.at + period)}" for o in record.node_faults}
     told = "; ".join(f"{node}: {closed.get(node) or faults[node]}" for node in nodes[:NAMED])
     more = f"; and {len(nodes) - NAMED} more" if len(nodes) > NAMED else ""
     return f" (new pods avoid {told}{more})"
