@@ -10,6 +10,17 @@ from typing import Any
 TIMEOUT_S = 5.0
 
 
+class ClosedWhenReset(ssl.SSLSocket):
+    """Closed when it is reset between its connection and the handshake, as by a server that is killed; Python leaves it open."""
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        try:
+            return super().recv(buflen, flags)
+        except OSError:
+            self.close()
+            raise
+
+
 @dataclass(frozen=True, slots=True)
 class ApiServer:
     """An API server and the client certificate with which it is called."""
@@ -31,6 +42,7 @@ class ApiServer:
 
     def _request(self, path: str) -> bytes | None:
         context = ssl.create_default_context(cafile=str(self.authority))
+        context.sslsocket_class = ClosedWhenReset
         context.load_cert_chain(self.certificate, self.key)
         connection = http.client.HTTPSConnection(self.host, self.port, timeout=TIMEOUT_S, context=context)
         try:
