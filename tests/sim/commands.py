@@ -52,13 +52,11 @@ class SimCommandSender(CommandSender):
         """Make a call; gives the status of its answer. Raises OSError."""
         yield from view.may_die()
         pod = view.cluster.pods.get(command.pod_uid)
-        if pod is None:
-            yield float(CALL_TIMEOUT.sock_connect or 0)
-            raise TimeoutError
-        self._note(view, pod, command, body)
-        if pod.agent is None or not pod.hears():
+        if pod is not None:
+            self._note(view, pod, command, body)
+        if pod is None or pod.agent is None or not pod.hears():
             yield from _fail(pod)
-        assert pod.agent is not None
+        assert pod is not None
         credentials = command.address.credentials
         if not view.cluster.network.call(pod, self._known, credentials, "POST", command.path, body, {}):
             return UNAUTHORIZED
@@ -109,11 +107,11 @@ def _take(agent: SimAgent, path: str, body: dict[str, Any]) -> CallDecision | No
     return {"/start": agent.start, "/prepare": agent.prepare, "/stop": agent.stop}[path](body)
 
 
-def _fail(pod: SimPod) -> Script:
+def _fail(pod: SimPod | None) -> Script:
     """Wait for an answer that does not come. Raises OSError."""
-    if pod.refuses():
+    if pod is not None and pod.refuses():
         yield 0.01
         raise ConnectionRefusedError
-    is_connected = pod.agent is not None and pod.agent.hangs()
+    is_connected = pod is not None and pod.agent is not None and pod.agent.hangs()
     yield float((CALL_TIMEOUT.total if is_connected else CALL_TIMEOUT.sock_connect) or 0)
     raise TimeoutError

@@ -16,6 +16,7 @@ from typing import Any, cast
 from tests.sim.invariant_state import Violation
 from tests.sim.kernel import EPOCH, Kernel
 from tests.sim.process import VirtualLoop, raise_now
+from tests.stored_lease import StoredLease
 
 from elastipod_operator.clock import SteadyClock
 from elastipod_operator.kube.api import Api, ApiError
@@ -27,47 +28,24 @@ SETTLE_S = LEASE_S + RENEW_DEADLINE_S + 5 * RETRY_S
 Body = dict[str, Any]
 
 
-class LeaseServer:
+class TroubledLeaseServer(StoredLease):
     """The API server, as far as one lease is concerned."""
 
     def __init__(self, kernel: Kernel, rng: Random, met: Counter[str]) -> None:
+        super().__init__()
         self._kernel = kernel
         self._rng = rng
         self._met = met
-        self._lease: Body | None = None
-        self._version = 0
         self.down_until = self.slow_until = self.lossy_until = 0.0
 
     async def read_lease(self, namespace: str, name: str) -> Body:
-        return await self._call(self._read)
+        return await self._call(self.read)
 
     async def create_lease(self, namespace: str, body: Body) -> Body:
-        return await self._call(lambda: self._create(body))
+        return await self._call(lambda: self.write(body, must_exist=False))
 
     async def replace_lease(self, namespace: str, name: str, body: Body) -> Body:
-        return await self._call(lambda: self._replace(body))
-
-    def _read(self) -> Body:
-        if self._lease is None:
-            raise ApiError(404, "the lease is not there")
-        metadata = {**self._lease["metadata"], "resourceVersion": str(self._version)}
-        return {**self._lease, "metadata": metadata, "spec": dict(self._lease["spec"])}
-
-    def _create(self, body: Body) -> Body:
-        if self._lease is not None:
-            raise ApiError(409, "the lease is there already")
-        return self._store(body)
-
-    def _replace(self, body: Body) -> Body:
-        if body["metadata"].get("resourceVersion") != str(self._version):
-            self._met["409"] += 1
-            raise ApiError(409, "the object has been modified")
-        return self._store(body)
-
-    def _store(self, body: Body) -> Body:
-        self._version += 1
-        self._lease = body
-        return self._read()
+        return await self._call(lambda: self.write(body, must_exist=True))
 
     def _delay_s(self) -> float:
         return self._rng.uniform(0.0, 7.0 if self._kernel.now < self.slow_until else 0.05)
@@ -85,6 +63,7 @@ class LeaseServer:
                     body = effect()
                 except ApiError as refused:
                     error = refused
+                    self._met["409"] += "modified" in str(refused)
             if self._kernel.now < self.lossy_until and self._rng.random() < 0.4:
                 self._met["an answer is lost"] += 1
                 return
@@ -158,7 +137,7 @@ class LeaseSimulation:
         self.kernel = Kernel()
         self.rng = Random(seed)
         self.met: Counter[str] = Counter()
-        self.server = LeaseServer(self.kernel, self.rng, self.met)
+        self.server = TroubledLeaseServer(self.kernel, self.rng, self.met)
         self._is_over = False
         self._count = 0
         self._operators = [self._new_operator() for _ in range(self.rng.choice((2, 2, 3)))]

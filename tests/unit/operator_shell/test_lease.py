@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import pytest
+from tests.stored_lease import StoredLease
 from tests.unit.operator_shell.virtual_time import run_in_virtual_time
 
 from elastipod_operator import clock
@@ -24,14 +24,14 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-class LeaseServer:
-    """Keeps leases as the API server does. takes_s: from a request to its arrival, and from there to the answer.
+class LeaseServer(StoredLease):
+    """Keeps a lease as the API server does. takes_s: from a request to its arrival, and from there to the answer.
 
     asked: when each write was asked for, and by whom. cut_off: whose writes fail, while others' succeed.
     """
 
     def __init__(self) -> None:
-        self.lease: dict[str, Any] | None = None
+        super().__init__()
         self.is_broken = False
         self.cut_off: str | None = None
         self.takes_s = (0.0, 0.0)
@@ -44,9 +44,7 @@ class LeaseServer:
 
     async def read_lease(self, namespace: str, name: str) -> dict[str, Any]:
         await self._arrives()
-        if self.lease is None:
-            raise ApiError(404, "not found")
-        return await self._answer(self.lease)
+        return await self._answer(self.read())
 
     async def create_lease(self, namespace: str, body: dict[str, Any]) -> dict[str, Any]:
         return await self._write(body, must_exist=False)
@@ -60,28 +58,14 @@ class LeaseServer:
         await self._arrives()
         if by == self.cut_off:
             raise ApiError(503, "etcd is away")
-        version = body["metadata"].get("resourceVersion")
-        if (self.lease is not None) is not must_exist:
-            raise ApiError(409, "already exists")
-        if self.lease is not None and version != self.lease["metadata"]["resourceVersion"]:
-            raise ApiError(409, "the object has been modified")
-        self.put(body)
-        assert self.lease is not None
-        return await self._answer(self.lease)
-
-    def put(self, body: dict[str, Any]) -> None:
-        """Keep a lease under the next version."""
-        before = 0 if self.lease is None else int(self.lease["metadata"]["resourceVersion"])
-        self.lease = copy.deepcopy(body)
-        self.lease["metadata"]["resourceVersion"] = str(before + 1)
+        return await self._answer(self.write(body, must_exist=must_exist))
 
     async def _arrives(self) -> None:
         await asyncio.sleep(self.takes_s[0])
         if self.is_broken:
             raise ApiError(503, "etcd is away")
 
-    async def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        answer = copy.deepcopy(body)
+    async def _answer(self, answer: dict[str, Any]) -> dict[str, Any]:
         await asyncio.sleep(self.takes_s[1])
         return answer
 
