@@ -121,7 +121,10 @@ def test_a_killed_worker_is_replaced_and_a_resize_keeps_processes(
     assert sum(report.steps_repeated.values()) <= 1, "one crash, and a planned change"
 
 
-@pytest.mark.parametrize("agent_is_killed", [True, False], ids=["agent", "worker"])
+@pytest.mark.parametrize(
+    "agent_is_killed",
+    [pytest.param(True, id="agent"), pytest.param(False, id="worker", marks=pytest.mark.long("variants"))],
+)
 def test_who_has_group_rank_zero_dies_and_the_others_go_on_from_memory(
     agent_is_killed: bool, agents: Any, tmp_path: Path
 ) -> None:

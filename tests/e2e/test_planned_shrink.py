@@ -147,6 +147,7 @@ def test_a_pod_that_must_go_takes_another_along(begin: Any, undisturbed: dict[st
     check_end(job, undisturbed, stay=(0, 2))
 
 
+@pytest.mark.long("variants")
 def test_a_pod_that_must_go_when_all_have_stopped_gives_its_shard_away_from_the_next_generation(
     begin: Any,
     undisturbed: dict[str, str],  # noqa: F811

@@ -84,6 +84,7 @@ def test_the_manifest_of_the_example_is_what_the_command_renders(capsys: pytest.
     assert rendered(capsys) == (EXAMPLE / "job.yaml").read_text()
 
 
+@pytest.mark.long("variants")
 def test_each_start_takes_the_configuration_of_its_size(
     tmp_path: Path,
     run_agent: RunAgent,

@@ -39,6 +39,7 @@ def _one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
 
+@pytest.mark.long("variants")
 def test_the_script_before_runs_with_torchrun(tmp_path: Path) -> None:
     (tmp_path / "before.py").write_text(with_epochs(BEFORE, 1))
     printed = paste("mkdir -p out; torchrun --standalone --nproc-per-node=2 before.py out", tmp_path)

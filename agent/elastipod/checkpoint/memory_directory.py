@@ -21,6 +21,8 @@ from elastipod.checkpoint.save_plan import SavePlan
 
 SLOTS = 2
 STALE_AFTER_S = 3 * 86_400.0  # folders of jobs that have not saved for this long are deleted
+# A plan is there before the header that refers to it; a process of an older generation may list the folder in between.
+PLAN_MIN_AGE_S = 60.0
 MEMORY_ENV = "ELASTIPOD_MEMORY_DIR"
 DEFAULT_ROOT = "/dev/shm"  # noqa: S108  # a memory file system
 _FOLDER = "elastipod-images-"
@@ -82,9 +84,12 @@ class MemoryDirectory:
                     self.withdraw(name)
 
     def store_plan(self, plan: SavePlan) -> None:
-        """Store the plan that images refer to."""
-        if not (self.path / f"plan-{plan.digest}.json").exists():
-            self._write(f"plan-{plan.digest}.json", plan.to_json())
+        """Store the plan that images refer to; one that is there is as new as if it had been written again."""
+        name = f"plan-{plan.digest}.json"
+        try:
+            os.utime(self.path / name)
+        except FileNotFoundError:
+            self._write(name, plan.to_json())
 
     def plan(self, digest: str) -> SavePlan | None:
         """Return a plan, None if it is missing or does not match its name."""
@@ -100,7 +105,7 @@ class MemoryDirectory:
     def remove_stale_images(self, keep: Iterable[str], *, older_than: int) -> None:
         """Delete images of generations before ``older_than`` unless named in ``keep``, plans that no image needs, and temporary files.
 
-        What cannot be deleted stays until the next save.
+        Plans of the last minute stay. So does what cannot be deleted, until the next save.
         """
         kept = set(keep)
         try:
@@ -111,9 +116,12 @@ class MemoryDirectory:
         for name in names:
             found = re.fullmatch(r"\.?(image-gen-(\d+)-rank-\d+-slot-\d)\..*", name)
             is_old = found is not None and int(found[2]) < older_than and found[1] not in kept
-            if is_old or (name.startswith(("plan-", ".plan-")) and name not in needed):
-                with suppress(OSError):
+            with suppress(OSError):
+                if is_old or (name.startswith(("plan-", ".plan-")) and name not in needed and self._is_settled(name)):
                     (self.path / name).unlink()
+
+    def _is_settled(self, name: str) -> bool:
+        return time.time() - os.stat(self.path / name).st_mtime > PLAN_MIN_AGE_S
 
     def size_of(self, names: Iterable[str]) -> int:
         """Return the bytes of memory that images occupy, complete or not; missing ones occupy none."""

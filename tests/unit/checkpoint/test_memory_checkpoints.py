@@ -259,6 +259,7 @@ def test_drafts_that_a_crash_left_in_memory_are_deleted(tmp_path: Path) -> None:
         trainer.save(manager, 1)
         (job,) = (tmp_path / "memory").iterdir()
         (job / ".plan-0123.json-89abcdef").touch()
+        os.utime(job / ".plan-0123.json-89abcdef", (1, 1))
         (job / ".image-gen-000000-rank-00000-slot-0.json-89abcdef").touch()
         trainer.save(manager, 2)
         assert [path.name for path in some(job.iterdir()) if path.name.startswith(".")] == []

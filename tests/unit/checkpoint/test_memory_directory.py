@@ -6,6 +6,7 @@ import errno
 import hashlib
 import logging
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,9 +97,11 @@ def test_a_plan_is_kept_once_and_read_by_its_digest(
     path = directory.path / f"plan-{plan.digest}.json"
     directory.store_plan(plan)
     assert (names(directory), path.read_text(encoding="utf-8")) == ([path.name], plan.to_json())
-    written = path.stat().st_mtime_ns
+    written = path.stat().st_ino
+    os.utime(path, (1, 1))
     directory.store_plan(plan)
-    assert path.stat().st_mtime_ns == written
+    assert path.stat().st_ino == written
+    assert path.stat().st_mtime > time.time() - memory_directory.PLAN_MIN_AGE_S / 2, "as new as if it had been written"
     assert directory.plan(plan.digest) == plan
     assert directory.plan("0" * 32) is None
     (directory.path / f"plan-{'0' * 32}.json").write_text(plan.to_json())
@@ -147,6 +150,7 @@ def test_only_what_no_present_image_needs_is_deleted(directory: MemoryDirectory)
         "plan-dddd.json", "plan-old.json", "plan-none.json", ".plan-dddd.json-0123", "notes", "planned",
     ):  # fmt: skip
         (directory.path / name).touch()
+        os.utime(directory.path / name, (1, 1))
     directory.remove_stale_images([old.name], older_than=1)
     kept = {
         f"{NAME}.json", f"{NAME}.bin", f"{old.name}.json", f"{old.name}.bin", f".{old.name}.json-0123", f".{NAME}.json-0123",
@@ -160,6 +164,23 @@ def test_only_what_no_present_image_needs_is_deleted(directory: MemoryDirectory)
     assert set(names(directory)) == kept, "a plan goes with the next save"
     directory.remove_stale_images((), older_than=2)
     assert set(names(directory)) == kept - {"plan-old.json"}
+
+
+def test_a_plan_that_an_image_is_about_to_refer_to_is_kept(directory: MemoryDirectory) -> None:
+    """A process of an older generation that still lives lists the folder between the plan and the header."""
+    chunk = Chunk("w", ("w",), "uint8", (8,), (0,), (8,), 8)
+    plan = make_save_plan([LocalState("w", (chunk,), ())], is_in_memory=True)
+    directory.store_plan(plan)
+    draft = directory.path / f".plan-{plan.digest}.json-0123"
+    draft.touch()
+    directory.remove_stale_images((), older_than=1)
+    assert directory.plan(plan.digest) == plan
+    assert draft.exists()
+    for path in (draft, directory.path / f"plan-{plan.digest}.json"):
+        age_s = memory_directory.PLAN_MIN_AGE_S + 1
+        os.utime(path, (time.time() - age_s,) * 2)
+    directory.remove_stale_images((), older_than=1)
+    assert names(directory) == []
 
 
 def test_a_folder_that_is_gone_is_nothing_to_clean(directory: MemoryDirectory) -> None:
