@@ -207,3 +207,11 @@ def without_compile_wrapper(model: nn.Module) -> nn.Module:
 def set_last_learning_rates(schedule: LRScheduler, rates: Sequence[object]) -> None:
     """Set what ``schedule.get_last_lr()`` gives."""
     schedule._last_lr = list(rates)  # type: ignore[arg-type]  # floats, or the tensors of a compiled optimizer
+
+
+def forget_gradients(scaler: torch.amp.GradScaler) -> None:
+    """Let a GradScaler forget that gradients of a step were unscaled, as its `update` does at the end of the step.
+
+    It has no public call for a step that is broken off; since torch 1.6 the states are in this dictionary, by optimizer.
+    """
+    scaler._per_optimizer_states.clear()

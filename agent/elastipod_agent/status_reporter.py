@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from elastipod_agent.generation.faults import Fault, GenerationEnd
 from elastipod_agent.inprocess.worker_pool import WorkerPool
 from elastipod_agent.log import EventLog
 from elastipod_agent.status import StatusStore
+from elastipod_agent.workers import process_table
 from elastipod_agent.workers.failure import write_termination_message
 
 UNANSWERED = "no worker asks elastic_event_detected() or handles SIGUSR1"
@@ -34,6 +36,7 @@ class StatusReporter:
         self._log = log
         self._usual_mode = usual_mode
         self._reported = reported
+        self._unkillable: tuple[int, ...] = ()
         status.set(restart_mode=usual_mode.value)
 
     def ready(self) -> None:
@@ -140,8 +143,12 @@ class StatusReporter:
             self._log.info(UNANSWERED, generation=self._status.current.generation)
 
     def stopped(self) -> None:
-        """A stop found no worker to end: READY."""
-        self._status.enter(S.READY, drained=False)
+        """A stop found no run to end: READY, unless processes of an earlier one still live although they were killed."""
+        self._unkillable = process_table.living_below(os.getpid(), self._unkillable)
+        if self._unkillable:
+            self._stuck(self._unkillable)
+        else:
+            self._status.enter(S.READY, drained=False)
 
     def ended(self, end: GenerationEnd) -> None:
         """The generation has ended: enter the state that its end means. After a fault without a stop the state stays FAULTED."""
@@ -174,6 +181,7 @@ class StatusReporter:
 
     def _stuck(self, stuck: tuple[int, ...]) -> None:
         """Processes that survive SIGKILL hold their devices, so this pod can run no other generation: FAULTED."""
+        self._unkillable = stuck
         pids = ", ".join(map(str, stuck))
         self._log.error("processes cannot be killed", pids=pids)
         if self._status.current.state is not S.FAULTED:

@@ -10,7 +10,7 @@ from .core.actions import CreatePod
 from .core.reasons import Reason
 from .core.wording import counted
 from .in_flight import InFlight
-from .kube.api import CALL_ERRORS, ApiError
+from .kube.api import CALL_ERRORS
 from .kube.applied import effective_spec, needs_pods
 from .kube.job_keys import secret_manifest
 from .kube.placement import Placement
@@ -55,7 +55,7 @@ class PodCreation:
     async def create_secret(self, job: Job, actions: Sequence[CreatePod]) -> bool:
         """Create the Secret that new pods refer to, or pods that cannot start, if it is missing.
 
-        False if no pods may be created now. Raises as Api does.
+        False if no pods may be created now. A failure ends no pass: stops and drains do not need the Secret.
         """
         if self.backoff.is_active():
             return False
@@ -65,12 +65,14 @@ class PodCreation:
             return True
         try:
             await timed_write("secret", self._control.api.create_secret(secret_manifest(job.fact, token)))
-        except ApiError as error:
+        except CALL_ERRORS as error:
             if is_name_taken(error):
                 return True
-            if not is_refusal(error):
-                raise
-            self._refused(f"{CANNOT_AUTHENTICATE}: {error}")
+            if is_refusal(error):
+                self._refused(f"{CANNOT_AUTHENTICATE}: {error}")
+            else:
+                await self._control.failed(job, error)
+                self._control.wake_in(self.backoff.note_failure(self._uid), self._uid)
             return False
         return True
 

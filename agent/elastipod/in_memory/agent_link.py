@@ -12,7 +12,7 @@ from typing import Literal
 
 from elastipod.elastic_event import reset_elastic_event
 from elastipod.ipc.clients import InProcessRestartSocketClient
-from elastipod.ipc.connections import HyperPodIPCException
+from elastipod.ipc.connections import AnswerIsLate, HyperPodIPCException
 from elastipod.ipc.protocol import SOCKET_ENV, STORE_ENV, RestartMode
 from elastipod.local_worker import local_worker, store_generation
 from elastipod.string_enum import StringEnum
@@ -20,6 +20,7 @@ from elastipod.worker_file import EventLevel
 
 log = logging.getLogger(__name__)
 
+WATCH_S = 5.0  # after a planned end no answer comes; a watcher has a thread, and one of the few connections that a worker may have
 CLOSE_S = 2.0  # for a watcher that has its answer already
 OWN_STOP_S = 5.0  # an operator calls all agents within milliseconds, and again after a second where a call is lost
 OWN_STOP_POLL_S = 0.01
@@ -175,7 +176,9 @@ class AgentLink:
     def _watch(self, generation: int, is_over: threading.Event, on_end: Callable[[], None]) -> None:
         while not is_over.is_set() and self._watched_generation == generation:
             try:
-                self._client.hyperpod_wait_fault()
+                self._client.hyperpod_wait_fault(WATCH_S)
+            except AnswerIsLate:
+                continue  # nothing has happened; is this generation still the watched one?
             except HyperPodIPCException as error:
                 log.debug("the agent cannot be asked for the end of the generation: %s", error)
                 time.sleep(1.0)

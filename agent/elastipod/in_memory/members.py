@@ -15,7 +15,7 @@ from elastipod.checkpoint.image import checksum
 from elastipod.checkpoint.live_objects import Stateful
 from elastipod.checkpoint.value_codec import decode_value, encode_value
 from elastipod.checkpoint.value_tree import join_tensors, split_tensors
-from elastipod.torch_compat import DTensor
+from elastipod.torch_compat import DTensor, forget_gradients
 
 MODEL = "model"
 _LATER = object()
@@ -126,9 +126,15 @@ class Members:
                 member.load_state_dict(join_tensors(values[name], content.tensors))
 
     def zero_grad(self) -> None:
-        """Drop all gradients: those of a step that was interrupted must not be added to those of the next."""
-        if self:
-            self.model.zero_grad(set_to_none=True)
+        """Drop all gradients, and what a GradScaler knows of them: an interrupted step must leave nothing to the next one."""
+        for module in self.of_type(nn.Module):
+            module.zero_grad(set_to_none=True)
+        for optimizer in self.of_type(torch.optim.Optimizer):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+        for scaler in self.of_type(torch.amp.GradScaler):
+            forget_gradients(scaler)
 
     def sharded_keys(self) -> frozenset[str]:
         """Give the keys of the tensors of which this rank holds a part."""

@@ -55,6 +55,7 @@ class MemoryState:
         self.members = members
         self.rank = RankState()
         self.origin = 0
+        self._is_as_built = True  # nothing has changed the tensors yet
         self._limit = limit
         self._images: dict[int, Content] = {}
         self.following = Following(members, is_possible=can_be_followed and self.kind == "replicated")
@@ -70,6 +71,8 @@ class MemoryState:
         """Go to another phase, and drop the images that the protocol has dropped."""
         if rank.phase is not self.rank.phase:
             self._limit.enter(rank.phase)
+        if rank.completed is None and self.rank.completed is not None:
+            self._is_as_built = False  # the optimizer has run in part, or another step is about to overwrite this one
         self.rank = rank
         self._images = {step: image for step, image in self._images.items() if step in rank.images}
 
@@ -79,6 +82,7 @@ class MemoryState:
 
     def commit(self) -> None:
         """The gradients were good and have been applied."""
+        self._is_as_built = False
         self._at_rest.forget()
         self.following.at_step(self.completed + 1)
         # Nothing is waited for between the two moves, so the clock needs to know of neither.
@@ -122,9 +126,18 @@ class MemoryState:
         """Have members for the present world: those of the last one."""
 
     def begin_anew(self, step: int, rank: int, world_size: int, *, is_loaded: bool) -> list[Offer]:
-        """Give the offers of ranks that have loaded a checkpoint, or of which the first gives what it has built."""
+        """Give the offers of ranks that have loaded a checkpoint, or of which the first gives what it has built.
+
+        Raises ElastipodError on a rank that has trained or followed, when nothing was loaded: its process must end for a new one.
+        """
         holders = range(world_size if is_loaded else 1)
         self._at_rest.forget()
+        if is_loaded:
+            self._is_as_built = False
+        elif not self._is_as_built:
+            raise ElastipodError(
+                "no rank has a whole step in memory, and there is no checkpoint: new processes start from the beginning"
+            )
         if rank in holders:
             if self.following.has_changed_state and not is_loaded:
                 raise ElastipodError(
@@ -137,6 +150,8 @@ class MemoryState:
         """Hold the state of the agreed step afterwards. Collective. Raises WorldLost, BadManifest."""
         donors = resume.donors[0]
         receivers = [rank for rank in range(len(offers)) if rank not in donors]
+        if self.rank.completed is None:
+            self._is_as_built = False  # a transfer that is broken off leaves a mixture
         if self.rank.completed is None and resume.step in self._images:
             self._at_rest.forget()
             self.members.load(self._images[resume.step].copied())

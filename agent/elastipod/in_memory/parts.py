@@ -7,7 +7,7 @@ a new world needs one rank's list of shapes, where checkpoints, which know any l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,16 +108,19 @@ class PartContent:
         )
 
 
-def part_content(members: Members, part: int) -> PartContent:
+def part_content(members: Members, part: int, progress: Callable[[], None] = lambda: None) -> PartContent:
     """Give the part of the state that the members of this rank are, in host memory: their own where they lie there, else a copy.
 
-    Raises UnknownSharding, which names the tensor.
+    progress: called after each tensor; the copy of a large one from a device takes its time. Raises UnknownSharding, which names the
+    tensor.
     """
     content = members.content()
     shapes = tuple(shape_of(key, tensor) for key, tensor in content.tensors.items())
-    return PartContent(
-        part, shapes, {key: local_of(each).to("cpu") for key, each in content.tensors.items()}, content.values
-    )
+    tensors: dict[str, torch.Tensor] = {}
+    for key, each in content.tensors.items():
+        tensors[key] = local_of(each).to("cpu")
+        progress()
+    return PartContent(part, shapes, tensors, content.values)
 
 
 def shape_of(key: str, tensor: torch.Tensor) -> ShardedShape:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -27,28 +27,34 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def compare_layouts(
-    shapes: Sequence[ShardedShape], sources: PartSources, given: Sequence[int], target: PartTarget, part: int | None
+    shapes: Sequence[ShardedShape],
+    sources: PartSources,
+    given: Sequence[int],
+    target: PartTarget,
+    part: int | None,
+    progress: Callable[[], None] = lambda: None,
 ) -> str:
     """Compare each tensor's sum over the former layout with that over the new one; name those that differ. Collective.
 
-    given: the parts of the former layout that this rank answers for. part: its new one, None where another rank answers for it.
+    given: the parts of the former layout that this rank answers for. part: its new one, None where another rank answers for it. progress:
+    called for every few megabytes, since the sums take seconds for each gigabyte.
     """
     sharded = [shape for shape in shapes if shape.dim is not None]
     sums = torch.zeros(2, len(sharded), dtype=torch.int64)
     for at, shape in enumerate(sharded):
         for one in given:
             span = PartSpan(Span(shape.key, *shape.stretch(one)), one)
-            sums[0, at] += placed_sum(sources.view(span), span.span.start, shape)
+            sums[0, at] += placed_sum(sources.view(span), span.span.start, shape, progress)
         if part is not None:
             span = PartSpan(Span(shape.key, *shape.stretch(part)), part)
-            sums[1, at] += placed_sum(target.view(span), span.span.start, shape)
+            sums[1, at] += placed_sum(target.view(span), span.span.start, shape, progress)
     if sharded and dist.is_initialized():
         dist.all_reduce(sums)
     differing = [shape.key for at, shape in enumerate(sharded) if sums[0, at] != sums[1, at]]
     return _named(differing)
 
 
-def placed_sum(raw: torch.Tensor, start: int, shape: ShardedShape) -> int:
+def placed_sum(raw: torch.Tensor, start: int, shape: ShardedShape, progress: Callable[[], None] = lambda: None) -> int:
     """Sum the elements of a stretch, each with a weight of its place in the whole tensor, modulo 2**64.
 
     So sums of stretches add up to that of the whole, however it is divided. start: the stretch's first byte.
@@ -60,6 +66,7 @@ def placed_sum(raw: torch.Tensor, start: int, shape: ShardedShape) -> int:
         block = words[begin : begin + _BLOCK].to(device="cpu", dtype=torch.int64)
         places = torch.arange(first + begin, first + begin + block.numel())
         total += (block * (places * _FACTOR + _OFFSET)).sum()
+        progress()
     return int(total)
 
 

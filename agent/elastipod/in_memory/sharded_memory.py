@@ -120,7 +120,7 @@ class ShardedMemory(MemoryState):
             if self.rank.is_prepared:
                 self._complete_alone(part)
             else:
-                self._held = part_content(self.members, part)
+                self._held = part_content(self.members, part, self._limit.progress)
         self._is_live, self._mesh = False, None
         if self.members:
             release_shard_groups(self.members.model)
@@ -131,7 +131,8 @@ class ShardedMemory(MemoryState):
 
     def _complete_alone(self, part: int) -> None:
         """All ranks may have been prepared, and some may have committed: hold the state before the step and after it."""
-        before = part_content(self.members, part).copied()
+        before = part_content(self.members, part, self._limit.progress).copied()
+        self._limit.progress()
         try:
             self._apply()
         except (RuntimeError, ElastipodError) as error:  # an `apply` of the script that needs its peers
@@ -140,7 +141,7 @@ class ShardedMemory(MemoryState):
             return
         self._keep(self.completed, before)
         self.rank = self.rank.completed_alone()
-        self._held = part_content(self.members, part)
+        self._held = part_content(self.members, part, self._limit.progress)
 
     # -- joining the next one ------------------------------------------------------------------------------------
 
@@ -212,7 +213,7 @@ class ShardedMemory(MemoryState):
             target.finish()
             given = [part for part, donors in resume.donors.items() if donors[0] == rank]
             is_counted = rank < self._plan.num_shards(len(offers))  # one of each part, where there are replicas
-            differing = compare_layouts(shapes, sources, given, target, self._part if is_counted else None)
+            differing = compare_layouts(shapes, sources, given, target, self._part if is_counted else None, progress)
         if differing:
             raise StateDiffersError(
                 f"after the change to {len(offers)} ranks the state of step {resume.step} is not what it was, in {differing}"

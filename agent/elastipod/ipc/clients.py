@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
-from elastipod.ipc.connections import Connections, HyperPodIPCException
+from elastipod.ipc.connections import AnswerIsLate, Connections, HyperPodIPCException
 from elastipod.ipc.protocol import MAX_WAIT_S, STORE_ENV, CheckpointType, RestartMode
 
 _OUR_VARIABLES = ("ELASTIPOD_GENERATION", "ELASTIPOD_PROGRESS", STORE_ENV)
@@ -159,7 +159,7 @@ class InProcessRestartSocketClient:
             if not answer.get("is_late"):
                 return answer
             if deadline is not None and time.monotonic() >= deadline:
-                raise HyperPodIPCException(f"no answer from the agent within {timeout:g} seconds ({call})")
+                raise AnswerIsLate(f"no answer from the agent within {timeout:g} seconds ({call})")
 
 
 class CheckpointDiscoverySocketClient:

@@ -29,6 +29,10 @@ class HyperPodIPCException(RuntimeError):
     """A call to the agent failed: it timed out, the agent is gone, or the agent refused it. The text says which."""
 
 
+class AnswerIsLate(HyperPodIPCException):
+    """Nothing that the caller waits for has happened within its time-out; the agent is well."""
+
+
 class Connections:
     """Connections to one agent. Each serves one call at a time; threads that call at the same time use one each.
 

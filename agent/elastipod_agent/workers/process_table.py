@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,13 @@ def descendants(processes: dict[int, Process], ancestor: int) -> list[Process]:
         found.extend(below)
         waiting.extend(process.pid for process in below)
     return found
+
+
+def living_below(ancestor: int, pids: Collection[int]) -> tuple[int, ...]:
+    """Give those of the pids that are living processes below ``ancestor``."""
+    if not pids:
+        return ()
+    return tuple(one.pid for one in descendants(snapshot(), ancestor) if one.pid in pids and not one.is_dead)
 
 
 def command_line(pid: int, proc: Path = PROC) -> bytes:

@@ -15,7 +15,8 @@ Installs the operator for elastic PyTorch training: the CustomResourceDefinition
 their permissions.
 
 ```
-helm install elastipod charts/elastipod --namespace aws-hyperpod --create-namespace
+helm install elastipod charts/elastipod --namespace aws-hyperpod --create-namespace \\
+  --set image.repository=REGISTRY/elastipod/operator --set image.tag=TAG
 helm test elastipod --namespace aws-hyperpod       # an operator answers, and one of them leads
 ```
 

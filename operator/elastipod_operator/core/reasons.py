@@ -454,7 +454,7 @@ class Reason(StrEnum):
     )
     EVENT_UNANSWERED = (
         "EventUnanswered", "", WARNING, HAPPENS, "No worker can notice a drain, so they are stopped at once.",
-        "Call `elastic_event_detected()` in the training loop, or handle SIGTERM.",
+        "Call `elastic_event_detected()` in the training loop, or handle SIGUSR1.",
     )  # fmt: skip
     FULL_JOB_RESTART = (
         "FullJobRestart", "", WARNING, HAPPENS, "All pods are recreated, after too many restarts or because a worker asked for it.",

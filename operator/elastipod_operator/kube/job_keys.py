@@ -21,6 +21,7 @@ from typing import Any
 from ..agents.authentication import NO_CREDENTIALS, Credentials
 from ..core.names import API_VERSION, KIND, LABEL_JOB, LABEL_UID
 from ..core.snapshot import ObservedJob, ObservedPod
+from .containers import agent_container_name
 from .reading import mapping, mappings, text
 
 # Variables of the agent's container, and the entries of the Secret that they come from.
@@ -112,9 +113,10 @@ def key_entries(secret: str) -> list[dict[str, Any]]:
 
 
 def key_secret_of(body: Mapping[str, Any], container: str) -> str:
-    """Give the Secret that holds the key, or only the token, of a pod's agent; "" for none."""
-    containers = mappings(mapping(body.get("spec")).get("containers"))
-    agent = next((one for one in containers if one.get("name") == container), {})
+    """Give the Secret that holds the key, or only the token, of a pod's agent; "" for none. container: as for `agent_container_name`."""
+    spec = mapping(body.get("spec"))
+    name = agent_container_name(spec, container)
+    agent = next((one for one in mappings(spec.get("containers")) if one.get("name") == name), {})
     for entry in mappings(agent.get("env")):
         if entry.get("name") in (KEY_ENV, TOKEN_ENV):
             return text(mapping(mapping(entry.get("valueFrom")).get("secretKeyRef")).get("name"))

@@ -6,16 +6,21 @@ import asyncio
 import json
 import os
 import stat
+import threading
 from contextlib import suppress
+from unittest import mock
 
 import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.agent.ipc_pod import Pod, ask
 
+from elastipod.in_memory import agent_link
+from elastipod.in_memory.agent_link import AgentLink
 from elastipod.ipc.connections import HyperPodIPCException
 from elastipod.ipc.protocol import CheckpointType, RestartMode
 from elastipod_agent.core.inprocess_restart import RankPosition
 from elastipod_agent.core.requests import StartRequest
+from elastipod_agent.ipc.ipc_server import MAX_PER_PROCESS
 from elastipod_agent.ipc.run_coordinator import ReportedFault
 
 
@@ -218,3 +223,28 @@ async def test_checkpoints_of_all_local_ranks_make_one(pod: Pod) -> None:
         await asyncio.to_thread(client.update, 5, "/x/5", CheckpointType.MODEL_CHECKPOINT)
     assert await asyncio.to_thread(first.get_latest_checkpoint_path) == "/x/5"
     assert pod.coordinator.checkpoints.progress() == {"run": {"progressData": "/x/5", "progressCount": 5}}
+
+
+async def test_planned_ends_leave_neither_threads_nor_connections_behind(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent says nothing to who watches a generation that ends as planned, and a worker has few connections."""
+    monkeypatch.setattr(agent_link, "WATCH_S", 0.02)
+
+    def num_watchers() -> int:
+        return sum(thread.name == "elastipod-generation-watcher" for thread in threading.enumerate())
+
+    with mock.patch.dict(os.environ):
+        link = AgentLink(await pod.client())
+        for generation in range(1, MAX_PER_PROCESS + 3):
+            pod.begin(generation)
+            await asyncio.to_thread(link.park)
+            link.watch(generation)
+            await pod.until(lambda: num_watchers() <= 1)
+            pod.coordinator.end_run(is_faulty=False)
+        pod.begin(generation + 1)
+        await asyncio.to_thread(link.park)
+        link.watch(generation + 1)
+        pod.coordinator.end_run(is_faulty=True)
+        assert await asyncio.to_thread(link.wait_until_over, PATIENCE_S)
+        await pod.until(lambda: num_watchers() == 0)

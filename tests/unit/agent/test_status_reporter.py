@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -290,6 +291,29 @@ def test_a_fault_that_is_shown_already_is_not_replaced_by_stuck_processes(report
     reported.one.fault(Fault("WorkerCrash", FAILURE))
     reported.one.ended(GenerationEnd(outcome=Outcome.CRASHED, stuck=(11,)))
     assert (reported.status.state, reported.status.reason) == (S.FAULTED, "WorkerCrash")
+
+
+@pytest.mark.parametrize("is_faulted", [True, False], ids=["after a fault", "after a stop"])
+def test_no_later_stop_makes_a_pod_usable_whose_processes_survived_a_kill(reported: Reported, is_faulted: bool) -> None:
+    survivor = subprocess.Popen(["sleep", "600"])
+    try:
+        reported.run_until(S.RUNNING if is_faulted else S.STOPPING)
+        if is_faulted:
+            reported.one.fault(Fault("WorkerCrash", FAILURE))
+        outcome = Outcome.CRASHED if is_faulted else Outcome.STOPPED
+        reported.one.ended(GenerationEnd(outcome=outcome, stuck=(survivor.pid, 1)))
+        for _ in range(2):
+            reported.one.stopping(PROCESSES, is_graceful=False, timeout_s=0)
+            reported.one.stopped()
+            status = reported.status
+            assert (status.state, status.reason) == (S.FAULTED, "WorkerUnhealthy")
+            assert status.message == f"processes {survivor.pid} cannot be killed; the node may need attention"
+    finally:
+        survivor.kill()
+        survivor.wait()
+    reported.one.stopping(PROCESSES, is_graceful=False, timeout_s=0)
+    reported.one.stopped()
+    assert (reported.status.state, reported.status.reason, reported.status.message) == (S.READY, None, None)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.DRAINED, Outcome.STOPPED])

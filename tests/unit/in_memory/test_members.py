@@ -142,3 +142,22 @@ def test_a_digest_sees_errors_of_opposite_sign_in_one_tensor() -> None:
     found = {digest_of_tensor(each) for each in (words, moved, words[:4999], words.flip(0))}
     assert len(found) == 4
     assert digest_of_tensor(words) == digest_of_tensor(words.clone())
+
+
+def test_an_interrupted_step_leaves_nothing_to_the_next_one() -> None:
+    """Neither gradients of another member or of parameters that only an optimizer has, nor what the GradScaler knows of them."""
+    model, critic, loose = nn.Linear(2, 1), nn.Linear(2, 1), nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([*model.parameters(), loose], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    members = Members(
+        {"model": model, "critic": critic, "optimizer": optimizer, "optimizer_of_critic": torch.optim.SGD(critic.parameters()),
+         "scaler": scaler}
+    )  # fmt: skip
+    parameters = [*model.parameters(), *critic.parameters(), loose]
+    for _ in range(2):
+        loss = model(torch.ones(2)) + critic(torch.ones(2)) + loose.sum()
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.unscale_(optimizer)
+        assert [parameter.grad is None for parameter in parameters] == [False] * len(parameters)
+        members.zero_grad()
+        assert [parameter.grad is None for parameter in parameters] == [True] * len(parameters)

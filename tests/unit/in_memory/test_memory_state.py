@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -10,11 +11,11 @@ from tests.agent_client import free_port
 from tests.unit.in_memory.forked_ranks import raised_by, run_ranks, world
 from tests.unit.in_memory.models import train, trained
 
-from elastipod.errors import CheckpointError
+from elastipod.errors import CheckpointError, ElastipodError
 from elastipod.in_memory.members import Members, digest_of
 from elastipod.in_memory.memory_state import WHOLE, MemoryState, WorldLost, compare_replicas, lost_world
 from elastipod.in_memory.offer_wire import RankOffer
-from elastipod.in_memory.offers import Offer
+from elastipod.in_memory.offers import Offer, ResumePlan
 from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.phases import Phase
 from elastipod.in_memory.rank import RankState
@@ -197,3 +198,25 @@ def test_a_failed_collective_is_a_lost_world_with_one_line(error: RuntimeError, 
 def test_another_failure_is_what_it_is(error: Exception) -> None:
     with pytest.raises(type(error)), lost_world("texts are lost"):
         raise error
+
+
+@pytest.mark.parametrize("how", ["an optimizer that ran in part", "a transfer that was broken off"])
+def test_what_is_no_longer_as_it_was_built_is_no_beginning(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Without a whole step anywhere and without a checkpoint, trained tensors must not become step 0: processes begin anew."""
+    memory = MemoryState(trained(0), Limits())
+    assert len(memory.begin_anew(0, 0, 2, is_loaded=False)) == 2, "what was built is a beginning"
+    if how == "an optimizer that ran in part":
+        memory.rank = RankState(Phase.TRAINING, 2, WHOLE, 500)
+        memory.move(memory.rank.failed_inside_optimizer())
+    else:
+        memory.rank = RankState(Phase.FILLING, 2)
+        monkeypatch.setattr("elastipod.in_memory.memory_state.transfer", mock.Mock(side_effect=RuntimeError("reset")))
+        resume = ResumePlan(7, (), {0: (0,)})
+        with pytest.raises(WorldLost):
+            memory.fill(resume, [Offer(WHOLE, 7), Offer()], lambda: None)
+    for rank in (0, 1):
+        with pytest.raises(ElastipodError, match="new processes start from the beginning"):
+            memory.begin_anew(0, rank, 2, is_loaded=False)
+    assert len(memory.begin_anew(500, 0, 2, is_loaded=True)) == 2
+    with pytest.raises(ElastipodError, match="new processes"):
+        memory.begin_anew(0, 0, 2, is_loaded=False)

@@ -142,7 +142,9 @@ def live(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_part_of_what_lives_is_its_own_memory(live: Any) -> None:
-    found = part_content(live, part_of(1, 0))
+    beats: list[str] = []
+    found = part_content(live, part_of(1, 0), lambda: beats.append("one"))
+    assert len(beats) == len(found.tensors) == 1
     assert (found.part, found.shapes, found.values) == (part_of(1, 0), (WEIGHT,), "the values")
     assert type(found.tensors["model.weight"]) is torch.Tensor
     assert found.tensors["model.weight"].data_ptr() == live.weight.data_ptr()

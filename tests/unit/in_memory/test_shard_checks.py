@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from elastipod.in_memory import shard_checks
 from elastipod.in_memory.members import TensorShape
 from elastipod.in_memory.parts import ShardedShape, parts_of
 from elastipod.in_memory.shard_checks import compare_layouts
@@ -49,3 +50,11 @@ def test_a_part_that_nobody_answers_for_is_missed() -> None:
     assert found == "model.0"
     assert compare_layouts(SHAPES[:1], holder([]), list(parts_of(2)), holder([]), None) == "model.0"
     assert compare_layouts(WHOLE[-1:], holder([]), [first], holder([]), None) == "", "it has no parts"
+
+
+def test_each_block_that_was_summed_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_checks, "_BLOCK", 4)
+    beats: list[str] = []
+    layouts = (list(parts_of(2)), holder([]), next(iter(parts_of(1))))
+    assert compare_layouts(SHAPES[:1], holder([]), *layouts, lambda: beats.append("one")) == ""
+    assert len(beats) == 8, "sixteen elements in both layouts"

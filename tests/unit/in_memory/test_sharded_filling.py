@@ -123,7 +123,8 @@ def filling(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Part]:
             part.calls.append(("room", *given))
             return Content({"model.w": live}, "")
 
-        def compare(shapes: Any, sources: Any, given: Any, target: Any, own: Any) -> str:
+        def compare(shapes: Any, sources: Any, given: Any, target: Any, own: Any, progress: Any) -> str:
+            assert progress == part.limit.progress
             part.calls.append(("compared", shapes, given, own))
             return differing
 

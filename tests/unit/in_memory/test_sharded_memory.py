@@ -52,7 +52,7 @@ class Part:
         self.memory._part = self.own
         self.memory.rank = RankState(phase, 1, frozenset({self.own}), 5)
         self.memory._is_live = True
-        monkeypatch.setattr(sharded_memory, "part_content", lambda _, part: content(part, self.live))
+        monkeypatch.setattr(sharded_memory, "part_content", lambda _, part, *_progress: content(part, self.live))
         monkeypatch.setattr(sharded_memory, "exchange_parts", self._exchange)
         monkeypatch.setattr(sharded_memory, "agree_on_flag", lambda: self.calls.append("agreed"))
         monkeypatch.setattr(sharded_memory, "_rank", lambda: rank)

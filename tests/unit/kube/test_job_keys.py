@@ -121,6 +121,11 @@ def test_the_secret_goes_with_the_job_and_is_never_changed() -> None:
     ("containers", "secret"),
     [
         pytest.param([{"name": "train", "env": key_entries("s")}], "s", id="the agent's container"),
+        pytest.param(
+            [{"name": "worker", "env": key_entries("s")}, {"name": "side"}],
+            "s",
+            id="of another template, the first one",
+        ),
         pytest.param([{"name": "train", "env": key_entries("s")[1:]}], "s", id="of the previous version"),
         pytest.param([{"name": "side", "env": key_entries("s")}, {"name": "train"}], "", id="another one's"),
         pytest.param([{"name": "train", "env": [{"name": "ELASTIPOD_TOKEN", "value": "x"}]}], "", id="the user's own"),

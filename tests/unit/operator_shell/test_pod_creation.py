@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 from tests.patience import PATIENCE_S
@@ -90,6 +91,16 @@ async def test_what_is_created_is_known_at_once_and_decided_about_once() -> None
     assert (len(creating.api.made), creating.told.woken) == (2, 1)
     await creating.decide()
     assert creating.told.woken == 0
+
+
+async def test_while_the_secret_cannot_be_written_no_pod_is_made_and_the_pass_goes_on() -> None:
+    """As with a broken encryption of Secrets: a worker that is lost meanwhile needs stops, which need no Secret."""
+    creating = Creating()
+    creating.api.create_secret = mock.AsyncMock(side_effect=ApiError(500, "the encryption of Secrets is away"))  # type: ignore[attr-defined]
+    creation = PodCreation(replace(creating.control, keys=JobKeys((b"k" * 32,))), JOB_UID)
+    assert await creation.create_secret(Job(job_body(), job(), 1), [CreatePod(pid(0), 2)]) is False
+    assert (creation.backoff.is_active(), creation.backoff.refusal) == (True, "")
+    assert creating.told.failures == ["the encryption of Secrets is away"]
 
 
 async def test_a_pod_is_made_as_its_decision_and_its_place_say() -> None:
