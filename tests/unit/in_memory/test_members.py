@@ -156,7 +156,7 @@ def test_an_interrupted_step_leaves_nothing_to_the_next_one() -> None:
     parameters = [*model.parameters(), *critic.parameters(), loose]
     for _ in range(2):
         loss = model(torch.ones(2)) + critic(torch.ones(2)) + loose.sum()
-        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         assert [parameter.grad is None for parameter in parameters] == [False] * len(parameters)
         members.zero_grad()
