@@ -76,7 +76,9 @@ def in_transition(record: Record, context: Context) -> PlanDraft:
     if budget_check.actions:  # the losses are recorded before the pods are deleted
         return PlanDraft(budget_check.record, budget_check.actions, budget_check.events, wake_at=context.now)
     draft = _gather(budget_check.record, context)
-    return replace(draft, events=(*budget_check.events, *draft.events))
+    # A replica that was given up just now was assessed before that: the next reconcile pass replaces it.
+    wake_at = context.now if stops else draft.wake_at
+    return replace(draft, events=(*budget_check.events, *draft.events), wake_at=wake_at)
 
 
 def _without_drain_handler(record: Record, context: Context) -> tuple[Record, tuple[JobEvent, ...]]:

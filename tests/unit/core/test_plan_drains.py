@@ -22,7 +22,7 @@ from tests.unit.core.builders import (
     transition,
 )
 
-from elastipod_operator.core.actions import DeletePod, ListPods, StartWorkers, StopWorkers
+from elastipod_operator.core.actions import CreatePod, DeletePod, ListPods, StartWorkers, StopWorkers
 from elastipod_operator.core.faults import FIRST_ANSWER
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod
@@ -71,6 +71,19 @@ def test_the_end_of_patience(mine: ObservedAgent, is_lost: bool) -> None:
     todo = plan(observed(job(record), [(pod(0), mine), (pod(1), other)]))
     assert (pid(0) in todo.record.lost) is is_lost
     assert bool(acts(todo, DeletePod)) is is_lost
+
+
+def test_who_is_given_up_as_the_last_one_is_replaced_at_once() -> None:
+    """The pass that gives it up still counts it among those that may train; without another pass, nothing would happen for minutes."""
+    record = trains(transition=transition(began_s=650, deadline=NOW - seconds(46)))
+    pods = [(pod(0), DRAINED), (pod(1), agent(AgentState.STOPPING))]
+    todo = plan(observed(job(record, policy(2, 2)), pods))
+    assert todo.record.lost == (pid(1),)
+    assert todo.wake_at == NOW
+    todo = plan(observed(job(todo.record, policy(2, 2)), pods))
+    assert [action.name for action in acts(todo, DeletePod)] == [pod(1).name]
+    assert [action.pod for action in acts(todo, CreatePod)] == [pid(1, 1)]
+    assert todo.wake_at != NOW
 
 
 def test_who_was_out_of_reach_all_the_time_is_asked_for_a_checkpoint_yet() -> None:
