@@ -152,9 +152,9 @@ class MemoryState:
         receivers = [rank for rank in range(len(offers)) if rank not in donors]
         if self.rank.completed is None:
             self._is_as_built = False  # a transfer that is broken off leaves a mixture
-        if self.rank.completed is None and resume.step in self._images:
-            self._at_rest.forget()
-            self.members.load(self._images[resume.step].copied())
+            if resume.step in self._images:
+                self._at_rest.forget()
+                self.members.load(self._images[resume.step].copied())
         if receivers:
             has_followed = self.following.step == resume.step
             with lost_world("the state could not be transferred"):
