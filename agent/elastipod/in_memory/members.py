@@ -48,9 +48,13 @@ class Content:
     def shapes(self) -> list[TensorShape]:
         return [TensorShape(key, _name(each.dtype), tuple(each.shape)) for key, each in self.tensors.items()]
 
-    def copied(self) -> Content:
-        """Give a copy that later steps do not change."""
-        return Content({key: each.clone() for key, each in self.tensors.items()}, self.values)
+    def copied(self, progress: Callable[[], None] = lambda: None) -> Content:
+        """Give a copy that later steps do not change. progress: is called after each tensor."""
+        copies: dict[str, torch.Tensor] = {}
+        for key, tensor in self.tensors.items():
+            copies[key] = tensor.clone()
+            progress()
+        return Content(copies, self.values)
 
 
 class Members:
@@ -109,6 +113,11 @@ class Members:
     def of_type(self, kind: type) -> list[Any]:
         """Give the members of a type, in the order of `build`."""
         return [member for member in self._by_name.values() if isinstance(member, kind)]
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all parameters. An optimizer may keep a multiple of it, a new one keeps nothing yet."""
+        return sum(each.nbytes for module in self.of_type(nn.Module) for each in module.parameters())
 
     def content(self) -> Content:
         """Give the present state. Raises ValueError for a value that cannot be sent to another rank."""

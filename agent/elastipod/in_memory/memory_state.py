@@ -112,7 +112,7 @@ class MemoryState:
         if found is None:
             return None
         for step in found.images.keys() - self._images.keys():
-            self._images[step] = self.members.content().copied()
+            self._images[step] = self.members.content().copied(self._limit.progress)
         self.move(found)
         resume = found.resume
         assert resume is not None
@@ -154,7 +154,7 @@ class MemoryState:
             self._is_as_built = False  # a transfer that is broken off leaves a mixture
             if resume.step in self._images:
                 self._at_rest.forget()
-                self.members.load(self._images[resume.step].copied())
+                self.members.load(self._images[resume.step].copied(progress))
         if receivers:
             has_followed = self.following.step == resume.step
             with lost_world("the state could not be transferred"):

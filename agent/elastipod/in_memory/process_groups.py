@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 
 TRY_S = 2.0  # one try to connect all ranks, once all have arrived at the store
 MAX_TRIES = 5
+# Of parameters, with what an optimizer keeps of them: a slow CPU copies and sums them, while other ranks wait for it.
+SLOWEST_BYTES_PER_S = 30e6
+MOST_FOR_STATE_S = 50.0  # the limit of filling itself follows, which ends the process
 ARRIVAL_S = (
     1800.0  # as torch waits for the ranks of a group: how long a process takes to import and build is the script's
 )
@@ -104,6 +107,10 @@ class ProcessGroups:
     def begin_training(self) -> None:
         """Give collectives the time that the script's own may take; until now they had the limits of the regroup."""
         set_group_timeout(self._timeout)
+
+    def allow_for(self, num_bytes: int) -> None:
+        """Give collectives the time in which a peer copies and sums a model of this size; a peer that hangs is given up soon all the same."""
+        set_group_timeout(timedelta(seconds=min(TRY_S + num_bytes / SLOWEST_BYTES_PER_S, MOST_FOR_STATE_S)))
 
     def publish(self, key: str, value: str) -> None:
         """Write a key to the store of this generation, for any process that asks. Does nothing when the store is gone."""

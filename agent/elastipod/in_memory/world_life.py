@@ -206,8 +206,11 @@ class WorldLife:
 
     def _build(self, world_size: int) -> None:
         """Have the members for this world. What the script's own code and a large state take is not the regroup's."""
-        if self.memory.kind == "sharded":
-            self._groups.begin_training()
+        if self._has_groups:
+            if self.memory.kind == "sharded":
+                self._groups.begin_training()
+            else:
+                self._groups.allow_for(self.memory.members.num_bytes)
         with self._groups.opening():
             self.memory.build_mesh(world_size)
         self.memory.build()

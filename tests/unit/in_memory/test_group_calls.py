@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from elastipod.in_memory import process_groups
 from elastipod.in_memory.agent_link import WorldPlace
+from elastipod.in_memory.phases import LIMITS, Phase
 from elastipod.in_memory.process_groups import ProcessGroups, WorldNotBuilt, _first_line, _Wait
 
 PLACE = WorldPlace(7, 1, 3, "10.0.0.9", 4321)
@@ -129,6 +130,16 @@ def test_a_rank_meets_the_others_with_these_calls(torch_: Torch) -> None:
     torch_.log.clear()
     groups.begin_training()
     assert torch_.log == [("set_group_timeout", AN_HOUR)]
+
+
+@pytest.mark.parametrize(("num_bytes", "seconds"), [(0, 2), (600_000_000, 22), (1 << 40, 50)])
+def test_peers_have_the_time_that_a_state_of_its_size_takes(torch_: Torch, num_bytes: int, seconds: int) -> None:
+    """At most less than the limit of the phase, so that who waits for a peer that hangs is not ended in its place."""
+    ProcessGroups("gloo", AN_HOUR).allow_for(num_bytes)
+    assert torch_.log == [("set_group_timeout", timedelta(seconds=seconds))]
+    filling = LIMITS[Phase.FILLING]
+    assert filling is not None
+    assert timedelta(seconds=seconds) < filling
 
 
 @pytest.mark.parametrize(("agent_store", "is_host"), [("", True), ("True", False)])

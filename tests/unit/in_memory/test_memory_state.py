@@ -22,11 +22,15 @@ from elastipod.in_memory.rank import RankState
 
 
 class Limits(PhaseLimit):
-    """Notes which phases were begun."""
+    """Notes which phases were begun, and how often it was told of progress."""
 
     def __init__(self) -> None:
         super().__init__()
         self.entered: list[Phase] = []
+        self.beats = 0
+
+    def progress(self) -> None:
+        self.beats += 1
 
     def enter(self, phase: Phase) -> None:
         self.entered.append(phase)
@@ -55,7 +59,7 @@ def join(memory: MemoryState, rank: int) -> tuple[int, int] | None:
 
 
 def test_a_newcomer_and_a_rank_that_is_behind_are_filled_from_the_newest() -> None:
-    """The rank that is behind keeps what is overwritten until the new world has trained."""
+    """The rank that is behind keeps what is overwritten until the new world has trained, and tells of each tensor that it copies."""
     port = free_port()
     steps, origins = [3, 4, None], [7, 8, 0]
 
@@ -78,13 +82,15 @@ def test_a_newcomer_and_a_rank_that_is_behind_are_filled_from_the_newest() -> No
         return [
             found[0], found[1] > 0, memory.origin, digest, [*kept.items()], [*images], memory.completed,
             [*memory.rank.images], [*memory._images], memory.rank.phase, [*memory._limit.entered],  # type: ignore[attr-defined]
+            memory._limit.beats > 0,  # type: ignore[attr-defined]
         ]  # fmt: skip
 
     found = run_ranks(3, body)
     assert [each[:3] for each in found] == [[4, True, 8]] * 3
     assert len({each[3] for each in found}) == 1
     assert [each[4:6] for each in found] == [[[[3, True]], [3]], [[], []], [[], []]]
-    assert [each[6:] for each in found] == [[5, [], [], "training", ["filling", "verifying", "training"]]] * 3
+    assert [each[6:-1] for each in found] == [[5, [], [], "training", ["filling", "verifying", "training"]]] * 3
+    assert [each[-1] for each in found] == [True, False, False]
 
 
 def test_a_world_without_any_state_resumes_nowhere() -> None:
@@ -118,7 +124,7 @@ def test_a_rank_that_failed_in_its_optimizer_resumes_from_its_own_image() -> Non
     memory.rank = RankState(Phase.AGREEING, 2, WHOLE, None, images={3: WHOLE})
     memory._images = {3: image}
     train(members, 1)
-    assert join(memory, 0) == (3, 0)
+    assert join(memory, 0) == (3, len(image.tensors)), "each tensor is told of"
     assert memory.members.digests() == digests
     assert memory.completed == 3
     train(members, 1)

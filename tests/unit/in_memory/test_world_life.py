@@ -91,7 +91,7 @@ def test_a_rank_joins_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [
         "memory.following.begin", "link.park", "memory.finish_following", "memory.rank.assigned", "memory.move", "link.watch",
         "limit.paused", "groups.connect", "memory.rank.connected", "memory.move", "memory.exchange_offers", "memory.begin_filling",
-        "groups.opening", "memory.build_mesh", "memory.build", "memory.fill", "memory.donor_of", "memory.finish_filling", "before",
+        "groups.allow_for", "groups.opening", "memory.build_mesh", "memory.build", "memory.fill", "memory.donor_of", "memory.finish_filling", "before",
         "memory.verify", "memory.rank.verified", "memory.move", "groups.begin_training", "memory.following.listen",
     ]  # fmt: skip
     assert rank.names() == wanted
@@ -108,6 +108,7 @@ def test_a_rank_joins_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     states = [rank.memory.rank.assigned, rank.memory.rank.connected, rank.memory.rank.verified]
     assert rank.memory.move.mock_calls == [mock.call(each.return_value) for each in states]
     assert rank.memory.begin_filling.mock_calls[0] == mock.call(offers, 1)
+    assert rank.groups.allow_for.mock_calls == [mock.call(rank.memory.members.num_bytes)]
     assert rank.memory.build_mesh.mock_calls == [mock.call(3)]
     assert rank.memory.fill.mock_calls == [mock.call(resume, [Offer()] * 3, rank.parts.limit.progress)]
     assert rank.memory.verify.mock_calls == [mock.call(1)]
@@ -175,6 +176,7 @@ def test_a_sharded_state_is_built_with_the_limits_of_training(monkeypatch: pytes
     names = rank.names()
     assert names.index("groups.begin_training") < names.index("memory.build_mesh")
     assert rank.groups.begin_training.call_count == 2
+    assert rank.groups.allow_for.mock_calls == []
 
 
 # ---- places
@@ -189,7 +191,7 @@ def test_without_a_launcher_a_replicated_state_is_alone_and_needs_no_groups(monk
     rank.life.join(PLAN, rank.parts.before)
     assert rank.life.place is SINGLE
     assert rank.groups.connect.mock_calls == rank.groups.connect_alone.mock_calls == []
-    assert rank.groups.begin_training.mock_calls == []
+    assert rank.groups.begin_training.mock_calls == rank.groups.allow_for.mock_calls == []
     rank.life.leave(None)
     rank.life.close(True)
     assert rank.groups.leave.mock_calls == []
