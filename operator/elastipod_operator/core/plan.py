@@ -25,7 +25,7 @@ from .preparation import with_preparation
 from .quota import Quota, adopt_queue, apply_quota, must_request_again
 from .quota_requests import with_quota_requests, with_quota_returns
 from .record import Record
-from .replica import Replicas
+from .replica import Health, Replicas
 from .running import running
 from .snapshot import Snapshot
 from .spec_edits import note_ceiling, take_edits
@@ -97,11 +97,19 @@ def _train(record: Record, context: Context, is_new: bool) -> PlanDraft:
     draft = with_preparation(draft, context)
     requests_again = context.quota is not None and must_request_again(snapshot, record)
     adopts_spec = draft.adopts_spec or requests_again or (is_new and not replicas.by_id)
-    wake_at = earliest(draft.wake_at, next_deadline(snapshot, draft.record, context.grant))
+    # A replica that was given up just now was assessed before that: the next reconcile pass replaces it.
+    again_at = snapshot.now if _gives_up(record, draft.record, replicas) else None
+    wake_at = earliest(draft.wake_at, again_at, next_deadline(snapshot, draft.record, context.grant))
     draft = replace(draft, wake_at=wake_at, adopts_spec=adopts_spec)
 
     # 11. Pods: create missing ones, delete unwanted ones (slots, pod_supply, pod_removal, pod_listing).
     return supply(note_ceiling(draft, context), context)
+
+
+def _gives_up(before: Record, after: Record, replicas: Replicas) -> bool:
+    """Whether a pass gave up a replica that it had not assessed as lost."""
+    given_up = (replicas.get(pod) for pod in after.lost if pod not in before.lost)
+    return any(replica is not None and replica.health is not Health.LOST for replica in given_up)
 
 
 def _leave_unmanaged(snapshot: Snapshot, replicas: Replicas) -> Plan:

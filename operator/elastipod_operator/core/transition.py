@@ -45,10 +45,7 @@ def recover(record: Record, context: Context, fault: Fault) -> PlanDraft:
     begun = begin_recovery(record, context.replicas, context.policy, context.now, fault, context.key)
     event = JobEvent(fault.cause, fault.message)
     draft = in_transition(begun, context)
-    given_up = (context.replicas.get(pod) for pod in fault.lost)
-    # A pod that is given up here was assessed before that: the next reconcile pass acts on it.
-    is_new = any(replica is not None and replica.health is not Health.LOST for replica in given_up)
-    return replace(draft, events=(event, *draft.events), wake_at=context.now if is_new else draft.wake_at)
+    return replace(draft, events=(event, *draft.events))
 
 
 def in_transition(record: Record, context: Context) -> PlanDraft:
@@ -76,9 +73,7 @@ def in_transition(record: Record, context: Context) -> PlanDraft:
     if budget_check.actions:  # the losses are recorded before the pods are deleted
         return PlanDraft(budget_check.record, budget_check.actions, budget_check.events, wake_at=context.now)
     draft = _gather(budget_check.record, context)
-    # A replica that was given up just now was assessed before that: the next reconcile pass replaces it.
-    wake_at = context.now if stops else draft.wake_at
-    return replace(draft, events=(*budget_check.events, *draft.events), wake_at=wake_at)
+    return replace(draft, events=(*budget_check.events, *draft.events))
 
 
 def _without_drain_handler(record: Record, context: Context) -> tuple[Record, tuple[JobEvent, ...]]:
