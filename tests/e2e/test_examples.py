@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.e2e.conftest import ROOT
 from tests.e2e.job_run import JobRun
 
 from elastipod_local.cluster import Cluster
 
 
+@pytest.mark.long("variants")
 def test_examples_train_as_they_are(cluster: Cluster) -> None:
     """As users apply them, but that the short one, which may take all nodes first, is shorter still."""
     digits, fsdp2 = JobRun(cluster, "digits"), JobRun(cluster, "lm-fsdp2")

@@ -255,6 +255,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.long("variants")
 def test_what_a_resize_could_not_keep_exact_is_refused_in_one_sentence(tmp_path: Path) -> None:
     script = REPOSITORY / "tests" / "e2e" / "framework_refusals.py"
     done = subprocess.run(

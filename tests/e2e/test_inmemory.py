@@ -47,6 +47,7 @@ def play(tmp_path: Path, fork_server: TorchForkServer) -> Any:
     return run
 
 
+@pytest.mark.long("variants")
 def test_a_replaced_rank_is_filled_by_the_one_that_kept_its_process(play: Any, undisturbed: str) -> None:
     job = play(size=2, faults=[PlannedFault(FaultKind.KILL, Moment.BACKWARD, rank=1, step=8)])
     first, second = job.joined(1), job.joined(2)
@@ -110,15 +111,8 @@ def test_a_mistake_of_a_change_is_seen_before_it_counts(play: Any, mutant: str, 
     assert job.report.exact, told
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        (),
-        pytest.param(
-            ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"), marks=pytest.mark.long("variants")
-        ),
-    ],
-)
+@pytest.mark.long("variants")
+@pytest.mark.parametrize("launcher", [(), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")])
 def test_the_example_runs_without_an_agent(launcher: tuple[str, ...], tmp_path: Path) -> None:
     script = SCRIPTS / "in_memory" / "train.py"
     folders = [f"--checkpoint-dir={tmp_path / 'checkpoints'}", f"--sample-log-dir={tmp_path / 'samples'}"]

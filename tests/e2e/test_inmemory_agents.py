@@ -121,10 +121,8 @@ def test_a_killed_worker_is_replaced_and_a_resize_keeps_processes(
     assert sum(report.steps_repeated.values()) <= 1, "one crash, and a planned change"
 
 
-@pytest.mark.parametrize(
-    "agent_is_killed",
-    [pytest.param(True, id="agent"), pytest.param(False, id="worker", marks=pytest.mark.long("variants"))],
-)
+@pytest.mark.long("variants")
+@pytest.mark.parametrize("agent_is_killed", [True, False], ids=["agent", "worker"])
 def test_who_has_group_rank_zero_dies_and_the_others_go_on_from_memory(
     agent_is_killed: bool, agents: Any, tmp_path: Path
 ) -> None:
@@ -150,6 +148,7 @@ def test_who_has_group_rank_zero_dies_and_the_others_go_on_from_memory(
     assert sum(audit(read_logs(tmp_path / "samples")).steps_repeated.values()) <= 1
 
 
+@pytest.mark.long("variants")
 def test_where_an_agent_is_of_a_version_without_a_store_a_worker_hosts_it(agents: Any) -> None:
     """A generation meets at the store of an agent, the next one, with an older agent, at that of its rank 0, and then again."""
     job = agents(2, steps=8000)
@@ -194,6 +193,7 @@ def test_the_newcomer_of_a_growth_is_at_the_barrier_before_the_others_are_told_t
     until(lambda: (newcomer.status()["worker"]["step"] or 0) > second[2][1], "a step of the newcomer")
 
 
+@pytest.mark.long("variants")
 def test_a_member_that_must_go_and_hangs_costs_the_others_neither_time_nor_state(agents: Any, tmp_path: Path) -> None:
     """As with a Spot notice whose time is too short: the drain reaches no common step. Nothing has been saved."""
     job = agents(3, steps=8000)

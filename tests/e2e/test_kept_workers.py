@@ -154,13 +154,8 @@ def test_a_pod_that_is_lost_leaves_the_others_their_processes(pods: Any) -> None
     assert after[0]["first"] == after[0]["held"] > 0
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        "process_level_restart",
-        *(pytest.param(mode, marks=pytest.mark.long("variants")) for mode in ("job_level_restart", None)),
-    ],
-)
+@pytest.mark.long("variants")
+@pytest.mark.parametrize("mode", ["process_level_restart", "job_level_restart", None])
 def test_a_deeper_restart_ends_all_processes(pods: Any, mode: str | None) -> None:
     """None: the call of an operator that knows of no kept workers."""
     job = pods(2)

@@ -283,7 +283,9 @@ def test_a_second_cluster_lives_beside_and_leaves_nothing(cluster: Cluster, tmp_
             id="killed late",
             marks=pytest.mark.long("variants"),
         ),
-        pytest.param("starting node-1", signal.SIGINT, 130, id="ctrl-c while nodes are made"),
+        pytest.param(
+            "starting node-1", signal.SIGINT, 130, id="ctrl-c while nodes are made", marks=pytest.mark.long("variants")
+        ),
     ],
 )
 def test_an_up_that_is_cut_short_leaves_nothing(

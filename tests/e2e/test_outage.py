@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.conftest import ROOT
 from tests.e2e.host_view import generations, overlaps, steps_between, training_processes
 from tests.e2e.job_run import JobRun
-from tests.e2e.outages import OUTAGES, dead_api_server, frozen_api_server
+from tests.e2e.outages import OUTAGES
 from tests.long_runs import LongRun
 from tests.nonempty import every
 
@@ -21,12 +21,7 @@ from elastipod_local.errors import LocalClusterError
 Outage = Callable[[Cluster, float], None]
 
 OUTAGE_S = 30.0
-# Longer than the operator's lease lasts without a renewal.
-SHORT_OUTAGE_S = 12.0
 LEAST_SPEED = 0.9
-# Beside other tests the machine may have less to give during the outage than before it; whoever waits for the API server
-# makes next to no steps.
-LEAST_BESIDE_OTHERS = 0.2
 ARGUMENTS = ("--min-step-time=0.2", "--checkpoint-every=50", "--epochs=10")
 
 
@@ -108,21 +103,6 @@ def calm(cluster: Cluster) -> Iterator[Cluster]:
     """The cluster, with all nodes Ready again at the end."""
     yield cluster
     cluster.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=240s")
-
-
-@pytest.mark.usefixtures("calm")
-def test_api_server_away(job: JobRun) -> None:
-    """The short form of `make test-long NAME=outage`, which runs alone, and where every outage lasts OUTAGE_S."""
-    # Where the resize is quicker than the API server dies, the job trains on through all of that outage.
-    job.apply("--steps=450", *ARGUMENTS, start=4)
-    job.until_training(4)
-    speed = while_training(
-        job, "the API server hangs", frozen_api_server, before_s=6, seconds=SHORT_OUTAGE_S, least=LEAST_BESIDE_OTHERS
-    )
-    report(job.name, [asdict(speed)])
-    while_resizing(job, dead_api_server, 2, SHORT_OUTAGE_S)
-    job.until("completion", lambda: job.state() == "Completed")
-    assert is_exact(job)
 
 
 @pytest.mark.long("outage")

@@ -39,6 +39,7 @@ def names(found: dict[str, Any]) -> set[str]:
     return {one["name"] for one in found.get("components", [])}
 
 
+@pytest.mark.long("variants")
 def test_the_lists_name_every_pinned_package_and_no_index(lists: dict[str, dict[str, Any]]) -> None:
     for image, requirements in (("operator", "operator"), ("training", "train")):
         pins = (peers.ROOT / "requirements" / f"{requirements}.txt").read_text()
@@ -53,6 +54,7 @@ def test_the_lists_name_every_pinned_package_and_no_index(lists: dict[str, dict[
     assert {one for one in addresses if "pypi" in one or "index" in one} <= {"https://pypi.org"}
 
 
+@pytest.mark.long("variants")
 def test_the_workflow_is_one(lists: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     check = [lists["tools"]["folder"] / "bin/check-jsonschema", "--builtin-schema", "vendor.github-workflows"]
     done = run(*check, WORKFLOW)

@@ -33,7 +33,9 @@ def make_run(fork_server: TorchForkServer, tmp_path: Path) -> Iterator[type[Trai
 @pytest.mark.parametrize(
     ("axes", "two_ranks"),
     [
-        pytest.param(("--tp=2",), "{'dp': 1, 'tp': 2}, 1 data-parallel", id="TP x DP"),
+        pytest.param(
+            ("--tp=2",), "{'dp': 1, 'tp': 2}, 1 data-parallel", id="TP x DP", marks=pytest.mark.long("variants")
+        ),
         pytest.param(
             ("--tp=1", "--shard=2"),
             "{'dp': 1, 'shard': 2}, 2 data-parallel",

@@ -41,8 +41,9 @@ LEAST_CALLS = 8
 ALL_FAULTS = FAULTS | QUEUE_FAULTS
 ALL_SCHEDULES = SCHEDULES | QUEUE_SCHEDULES
 ALL_TURNS = TURNS | QUEUE_TURNS | ENDING_TURNS | NEIGHBOUR_TURNS
-# Of the turns in which the training ends too, before every third call: which ones, differs from turn to turn.
+# Of long turns, before every third call: which ones, differs from turn to turn. The long run has all.
 SAMPLED = 3
+MOST_CALLS_OF_DEATH = 15
 
 
 def _play(seeds: Iterable[int]) -> tuple[list[str], Counter[str]]:
@@ -184,13 +185,31 @@ def test_every_schedule_of_workers_that_keep_their_state_ends_well(first: int, m
 
 
 @pytest.mark.parametrize("turn", ALL_TURNS)
-def test_the_operator_may_die_between_any_two_calls(turn: str) -> None:
+def test_the_operator_may_die_between_two_calls(turn: str) -> None:
     """Before the first call that the schedule is about, after it, after the second one, and so on to the last."""
+    called = _calls_of(turn)
+    is_sampled = called > MOST_CALLS_OF_DEATH
+    _die(turn, range(list(ALL_TURNS).index(turn) % SAMPLED, called, SAMPLED) if is_sampled else range(called))
+
+
+@pytest.mark.long("sim")
+@pytest.mark.parametrize("turn", ALL_TURNS)
+def test_the_operator_may_die_between_any_two_calls(turn: str, long_run: LongRun) -> None:
+    called = _calls_of(turn)
+    _die(turn, range(called))
+    long_run.count(**{f"deaths during {turn}": called})
+
+
+def _calls_of(turn: str) -> int:
+    """Give how many calls the operator makes in a turn."""
     begin, end, schedule = ALL_TURNS[turn]
     called = sum(begin <= at < end for at in Simulation(schedule).run().cluster.called_at)
     assert called >= LEAST_CALLS, "the turn is somewhere else in the schedule"
-    is_sampled = turn in ENDING_TURNS and turn != "the end"
-    calls_of_death = range(list(ALL_TURNS).index(turn) % SAMPLED, called, SAMPLED) if is_sampled else range(called)
+    return called
+
+
+def _die(turn: str, calls_of_death: Iterable[int]) -> None:
+    begin, _, schedule = ALL_TURNS[turn]
     for calls in calls_of_death:
         events = sorted((*schedule.events, Event(begin, "operator_dies_after", calls, 2.0)), key=lambda e: e.at)
         dies = replace(schedule, events=tuple(events))
