@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.e2e.training_run import REPOSITORY
 from tests.patience import PATIENCE_S
 from tests.peers import peer_python
@@ -89,6 +90,7 @@ def test_an_mlflow_run_goes_on_over_a_resize_and_a_recovery(tmp_path: Path) -> N
     assert run["metrics"]["elastipod.size"] == [[1, 2.0], [4, 4.0], [5, 3.0]]
 
 
+@pytest.mark.long("variants")
 def test_wandb_writes_one_run_offline(tmp_path: Path) -> None:
     """Each process has a folder, and all of them the ID of one run, by which `wandb sync` joins them."""
     life = Life("wandb", tmp_path)

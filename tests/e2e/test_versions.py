@@ -87,6 +87,7 @@ WARNINGS = ("-Wignore:TypedStorage is deprecated:UserWarning", "-Wignore:You are
 PYTEST_LIMIT_S = 1200
 
 
+@pytest.mark.long("versions")
 def test_a_job_runs_on_an_older_torch(tmp_path: Path) -> None:
     """Warm and with FSDP2, where most of torch is used; the long run has the other ways to start, and other torches."""
     python = peers.peer_python("torch211")
