@@ -33,7 +33,7 @@ class FileStore(CheckpointStore):
         return draft
 
     @contextmanager
-    def create_file(self, draft: object, name: str) -> Iterator[BinaryIO]:
+    def create_file(self, draft: object, name: str, size: int = 0) -> Iterator[BinaryIO]:
         file = io.BytesIO()
         yield file
         self._write(f"{draft}/{name}", file.getvalue().decode())

@@ -8,8 +8,10 @@ writing. The store accepts only one of the two, so a replaced generation cannot 
 from __future__ import annotations
 
 import errno
+import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit, urlunsplit
@@ -21,7 +23,10 @@ from elastipod.errors import CheckpointError
 BEGUN = "begun"
 _BARRIER = b'{"barrier": '
 _MAX_BARRIER_BYTES = 64  # a manifest names at least two files and is longer
-_PART_BYTES = 16 << 20
+_MIB = 1 << 20
+_PART_BYTES = 16 * _MIB
+_MAX_PARTS = 9000  # S3 takes 10,000 of a file; the size that a file will have is estimated
+_LOOKS_AT_ONCE = 16
 _WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"}
 
 
@@ -43,6 +48,7 @@ class BucketStore(CheckpointStore):
         except (ImportError, ValueError) as error:
             raise CheckpointError(f"{self.name} cannot be used: {error}") from None
         self._root = str(path).rstrip("/")
+        self._complete: set[CheckpointId] = set()  # that have been seen to be
 
     def begin(self, target: CheckpointId) -> str:
         self._put(f"{target.name}/{BEGUN}", b"")
@@ -51,23 +57,24 @@ class BucketStore(CheckpointStore):
         return target.name
 
     @contextmanager
-    def create_file(self, draft: Any, name: str) -> Iterator[BinaryIO]:
-        with _as_os_error(), self._fs.open(self._path(f"{draft}/{name}"), "wb", block_size=_PART_BYTES) as file:
+    def create_file(self, draft: Any, name: str, size: int = 0) -> Iterator[BinaryIO]:
+        part = max(_PART_BYTES, math.ceil(size / _MAX_PARTS / _MIB) * _MIB)
+        with _as_os_error(), self._fs.open(self._path(f"{draft}/{name}"), "wb", block_size=part) as file:
             yield cast(BinaryIO, file)
 
     def commit(self, draft: Any, manifest: Manifest) -> str:
-        text = manifest.to_json()
+        text = self.manifest_text(manifest)
         self.check_fence(manifest.id.generation)
         name = f"{draft}/{MANIFEST}"
         # The manifest may be our own: a client may have retried a write that had succeeded.
         if not self._create(name, text) and self._read(name) != text:
             self.check_fence(manifest.id.generation)
             raise CheckpointError(f"cannot commit {self.location(manifest.id)}: another writer was there first")
+        self._complete.add(manifest.id)
         return self.location(manifest.id)
 
     def discard(self, draft: Any) -> None:
-        self._remove(f"{draft}/{MANIFEST}")  # in case a commit succeeded whose response was lost
-        self._delete_folder(str(draft))
+        self._delete_from_manifest_on(str(draft))  # there is one if a commit succeeded whose response was lost
 
     def list_complete(self) -> list[CheckpointId]:
         return sorted((of for of, is_complete in self._written() if is_complete), reverse=True)
@@ -114,10 +121,9 @@ class BucketStore(CheckpointStore):
 
     def _fence_off(self, generation: int) -> None:
         barrier = _BARRIER.decode() + f'"generation {generation} has taken over"}}'
-        for name in self._names(""):
-            found = COMPLETE.fullmatch(name)
-            if found and int(found[2]) < generation:
-                self._create(f"{name}/{MANIFEST}", barrier)  # refused if the checkpoint is complete
+        for of, is_complete in self._written():
+            if of.generation < generation and not is_complete:
+                self._create(f"{of.name}/{MANIFEST}", barrier)  # refused if it has been committed meanwhile
 
     def _delete_unfinished(self, generation: int) -> None:
         for of, is_complete in self._written():
@@ -128,38 +134,40 @@ class BucketStore(CheckpointStore):
         """Delete the manifest first, so that a half-deleted checkpoint does not count."""
         for each in old:
             self.check_fence(generation)
-            self._remove(f"{each.name}/{MANIFEST}")
-            self._delete_folder(each.name)
+            self._delete_from_manifest_on(each.name)
 
-    def _written(self) -> Iterator[tuple[CheckpointId, bool]]:
-        """List the drafts and checkpoints, and whether each is complete: one listing, and a read of short manifests."""
-        sizes: dict[str, int] = {}  # of manifests, by checkpoint name; -1 if there is none
-        for path, size in self._listed():
-            name, _, rest = path.partition("/")
-            if COMPLETE.fullmatch(name):
-                sizes[name] = size if rest == MANIFEST else sizes.get(name, -1)
-        for name, size in sizes.items():
-            is_complete = size > _MAX_BARRIER_BYTES or (size >= 0 and self._is_manifest(f"{name}/{MANIFEST}"))
-            found = COMPLETE.fullmatch(name)
-            assert found is not None
-            yield CheckpointId(int(found[1]), int(found[2])), is_complete
+    def _delete_from_manifest_on(self, name: str) -> None:
+        self._complete = {each for each in self._complete if each.name != name}
+        self._remove(f"{name}/{MANIFEST}")
+        self._delete_folder(name)
 
-    def _is_manifest(self, name: str) -> bool:
+    def _written(self) -> list[tuple[CheckpointId, bool]]:
+        """List the drafts and checkpoints, and whether each is complete.
+
+        It asks for the names only, which are few, and not for the files, of which every rank has one in each checkpoint; and for
+        the manifests that it has not seen yet. One that was seen stays until its checkpoint is deleted.
+        """
+        matches = [match for match in map(COMPLETE.fullmatch, self._names("")) if match]
+        there = sorted(CheckpointId(int(match[1]), int(match[2])) for match in matches)
+        self._complete.intersection_update(there)
+        unknown = [each for each in there if each not in self._complete]
+        self._complete.update(
+            of for of, is_complete in zip(unknown, self._are_complete(unknown), strict=True) if is_complete
+        )
+        return [(each, each in self._complete) for each in there]
+
+    def _are_complete(self, unknown: Sequence[CheckpointId]) -> list[bool]:
+        """Return whether each is complete."""
+        with suppress(RuntimeError), ThreadPoolExecutor(_LOOKS_AT_ONCE, "elastipod-checkpoint-list") as threads:
+            return list(threads.map(self._is_complete, unknown))
+        return [*map(self._is_complete, unknown)]  # Python exits and can start no thread
+
+    def _is_complete(self, of: CheckpointId) -> bool:
         try:
-            return not self._read(name).startswith(_BARRIER.decode())
+            is_long = self.size_of(of, MANIFEST) > _MAX_BARRIER_BYTES
+            return is_long or not self._read(f"{of.name}/{MANIFEST}").startswith(_BARRIER.decode())
         except FileNotFoundError:
             return False
-
-    def _listed(self) -> Iterator[tuple[str, int]]:
-        """Yield the files below the root, as relative paths, with their sizes."""
-        self._fs.invalidate_cache()
-        try:
-            with _as_os_error():
-                found = self._fs.find(self._root, detail=True)
-        except FileNotFoundError:
-            return
-        for path, info in found.items():
-            yield str(path).removeprefix(self._root).lstrip("/"), int(info.get("size") or 0)
 
     def _canonical_name(self) -> str:
         return self.name

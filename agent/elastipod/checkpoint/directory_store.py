@@ -52,7 +52,7 @@ class DirectoryStore(CheckpointStore):
         return path
 
     @contextmanager
-    def create_file(self, draft: str | Path, name: str) -> Iterator[BinaryIO]:
+    def create_file(self, draft: str | Path, name: str, size: int = 0) -> Iterator[BinaryIO]:
         with io.BufferedWriter(_WriteBehindFile(Path(draft) / name, "xb")) as file:
             yield file
             file.flush()
@@ -61,9 +61,10 @@ class DirectoryStore(CheckpointStore):
     def commit(self, draft: str | Path, manifest: Manifest) -> Path:
         draft = Path(draft)
         final = self.path / manifest.id.name
+        text = self.manifest_text(manifest)
         try:
             with self.create_file(draft, MANIFEST) as file:
-                file.write(manifest.to_json().encode())
+                file.write(text.encode())
             sync_directory(draft)
             self.check_fence(manifest.id.generation)
             os.rename(draft, final)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from elastipod.checkpoint import drain
@@ -26,9 +27,27 @@ def drain_notices(comm: Communicator) -> list[drain.DrainNotice | None]:
     return [decode(drain.DrainNotice, each) if each else None for each in answers]
 
 
-def is_short_drain(comm: Communicator) -> bool:
-    """Return whether any rank knows of a drain with too little time to wait for storage."""
-    return any(each.left_s < drain.SHORT_DRAIN_S for each in drain_notices(comm) if each)
+def is_given_up_for_newer(comm: Communicator, staging: Staging, previous: Save) -> bool:
+    """In a short drain, return whether an earlier save is abandoned for a newer step; the same on every rank.
+
+    Where memory survives the drain, it is abandoned at once. Else it goes first, because it needs less time than the newer one;
+    it is abandoned when there is just time left to copy the newer step to memory, which nobody knows to survive.
+    """
+    notices = drain_notices(comm)
+    if not any(each.left_s < drain.SHORT_DRAIN_S for each in notices if each):
+        return False
+    _wait_for_storage(staging, previous, notices)
+    return not comm.training_all_reduce(lambda: not previous.thread.is_alive(), all)
+
+
+def _wait_for_storage(staging: Staging, save: Save, notices: Sequence[drain.DrainNotice | None]) -> None:
+    """Wait until a save is durable, as long as the drain allows: not at all where memory survives it and time is short."""
+    save.memory_settled.wait()
+    leaves = [each.leaves if each else None for each in notices]
+    survives_drain = save.is_kept_in_memory and staging.survives_drain(save.staged.plan, leaves)
+    if wait_s := drain.storage_wait_s([each.left_s for each in notices if each], survives_drain=survives_drain):
+        save.go_on()
+        save.thread.join(wait_s)
 
 
 def exits_with_memory(comm: Communicator, staging: Staging, save: Save) -> bool:
@@ -36,12 +55,7 @@ def exits_with_memory(comm: Communicator, staging: Staging, save: Save) -> bool:
     notices = drain_notices(comm)
     if not any(notices):
         return False
-    save.memory_settled.wait()
-    leaves = [each.leaves if each else None for each in notices]
-    survives_drain = save.is_kept_in_memory and staging.survives_drain(save.staged.plan, leaves)
-    if wait_s := drain.storage_wait_s([each.left_s for each in notices if each], survives_drain=survives_drain):
-        save.go_on()
-        save.thread.join(wait_s)
+    _wait_for_storage(staging, save, notices)
     is_written, is_kept = comm.training_all_reduce(
         lambda: [not save.thread.is_alive(), save.is_kept_in_memory],
         lambda answers: [*map(all, zip(*answers, strict=True))],

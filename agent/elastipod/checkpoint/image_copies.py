@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from elastipod.checkpoint.communicator import Communicator
@@ -48,9 +48,7 @@ class ImageCopies:
         mine = {holders[rank]: header.to_json()} if rank in holders else {}
         sources = {source: ImageHeader.from_json(text) for source, text in comm.all_to_all(lambda: mine).items()}
         self.held_by = {}
-        refused: list[int] = comm.all_reduce(
-            lambda: self._make_room(plan, sources), lambda of_ranks: [*chain(*of_ranks)]
-        )
+        refused: list[int] = comm.all_reduce(lambda: self._make_room(plan, sources), _joined)
         out = {holders[rank]: [image.bytes[: image.size]]} if rank in holders and rank not in refused else {}
         into = {
             source: [(kept.bytes[: kept.size], None)]
@@ -58,9 +56,8 @@ class ImageCopies:
             if source not in refused and (kept := self._kept[header.name])
         }
         comm.transfer(out, into)
-        self.held_by = {source: holder for source, holder in holders.items() if source not in refused}
-        for source in into:
-            self._publish(plan, source, sources[source])
+        lost = {*refused, *comm.all_reduce(lambda: self._publish_all(plan, into, sources), _joined)}
+        self.held_by = {source: holder for source, holder in holders.items() if source not in lost}
 
     def names(self) -> list[str]:
         """Return the names of the images that have memory here."""
@@ -80,13 +77,19 @@ class ImageCopies:
         self._kept.clear()
         self._headers.clear()
 
-    def _publish(self, plan: SavePlan, source: int, header: ImageHeader) -> None:
+    def _publish_all(self, plan: SavePlan, received: Iterable[int], sources: Mapping[int, ImageHeader]) -> list[int]:
+        """Make the copies visible that have arrived; return the sources for which that failed."""
+        return [source for source in received if not self._publish(plan, source, sources[source])]
+
+    def _publish(self, plan: SavePlan, source: int, header: ImageHeader) -> bool:
         try:
             self._directory.store_plan(plan)
             self._directory.publish(header)
-            self._headers[header.name] = header
         except OSError as error:
             log.warning("the copy of rank %d's image is not kept: %s", source, error)
+            return False
+        self._headers[header.name] = header
+        return True
 
     def _make_room(self, plan: SavePlan, sources: Mapping[int, ImageHeader]) -> list[int]:
         """Withdraw the copies to be overwritten; return the sources for which there is not enough memory."""
@@ -107,3 +110,7 @@ class ImageCopies:
                 log.warning("there is not enough memory here for a copy of rank %d's image: %s", source, error)
                 refused.append(source)
         return refused
+
+
+def _joined(of_ranks: list[list[int]]) -> list[int]:
+    return [*chain(*of_ranks)]

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from elastipod.checkpoint import drain
-from elastipod.checkpoint.drain_exit import exits_with_memory, is_short_drain
+from elastipod.checkpoint.drain_exit import exits_with_memory, is_given_up_for_newer
 from elastipod.checkpoint.live_objects import (
     LiveObjects,
     ModelOrModels,
@@ -86,6 +86,7 @@ class CheckpointManager:
         self._options = ManagerOptions(keep, keep_every, generation, root, adopt)
         self._running: Running | None = None
         self._save: Save | None = None
+        self._has_loaded_since = False  # since the last save, whose step may now have another state
         self._has_tried_to_load = continues  # else newer checkpoints may be another run's
         self._unmap_threads: list[threading.Thread] = []  # they hold memory that the next save may need
         self.writes_resumed = True  # what a load finds in memory only, though it was to be durable
@@ -129,7 +130,7 @@ class CheckpointManager:
         parameter belongs to one optimizer. stateful: other members by name, whose state is the same on every rank.
         extra: small JSON values of the whole job, the same on every rank. sample_log: is synced before the checkpoint is
         committed and records it afterwards; where only some ranks pass one, all raise CheckpointError. A step that this
-        generation has already saved is not written again. Collective.
+        generation has already saved is not written again; after a `load` of an earlier step it is refused. Collective.
         Raises FencedError when a newer generation has taken over (nothing is committed or deleted), and CheckpointError on all
         ranks when any rank fails; earlier checkpoints are unchanged, and nothing needs to be cleaned up by hand.
 
@@ -297,6 +298,7 @@ class CheckpointManager:
             run = self._run()  # claim first: no older generation can commit afterwards
             if self._save is not None:
                 self._save.thread.join()  # it uses the same connections
+            self._has_loaded_since = True
             resume, needs_durable_write = run.load(live, self._unmap_threads, step, strict=strict)
             if resume is not None and needs_durable_write and self.writes_resumed:
                 self._write_resumed(resume, live)
@@ -308,12 +310,16 @@ class CheckpointManager:
         return save is not None and not save.is_abandoned and self._is_last_save(step) and self._run().succeeded(save)
 
     def _is_last_save(self, step: int) -> bool:
-        """Return whether the last save is a durable one of this step, whatever its outcome; the same on every rank."""
-        return self._save is not None and self._save.staged.id.step == step and self._save.is_durable
+        """Return whether the last save is a durable one of this step and state, whatever its outcome; the same on every rank."""
+        save = self._save
+        return save is not None and not self._has_loaded_since and save.staged.id.step == step and save.is_durable
 
     def _abandon_previous_in_short_drain(self) -> None:
-        """In a short drain, abandon the durable part of the last save, where memory can hold the next one."""
-        if self._save is not None and self._run().has_memory and is_short_drain(self._run().comm):
+        """In a short drain, abandon the durable part of the last save where that is of use for the next one."""
+        if self._save is None:
+            return
+        run = self._run()
+        if run.has_memory and is_given_up_for_newer(run.comm, run.staging, self._save):
             self._save.is_abandoned = True
 
     def _exits_with_memory(self) -> bool:
@@ -361,6 +367,7 @@ class CheckpointManager:
             has_log=sample_log is not None,
         )
         self._save = Save(staged, is_durable=is_durable, sample_log=sample_log)
+        self._has_loaded_since = False
         run.saver.start(self._save)
         return self._save
 

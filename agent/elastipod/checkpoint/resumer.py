@@ -73,13 +73,15 @@ class Resumer:
         self._is_half_filled = False
         self._skip_reason = ""  # why the newest memory checkpoint was not used, on every rank
         self.needs_durable_write = False  # the resumed checkpoint is in memory only, but was to be durable
+        self.durable: set[CheckpointId] = set()  # that were found
         self.damaged: set[CheckpointId] = set()
         self._damage = ""  # what is wrong with the first of them, on every rank
         self.unmap_threads: list[threading.Thread] = []  # they unmap images; training need not wait
 
     def resume(self) -> Resume | None:
         """Load it. Returns None when there is no checkpoint at all. Raises CheckpointError."""
-        durable, inventory = self._find_checkpoints()
+        self.durable, inventory = self._find_checkpoints()
+        durable = self.durable
         in_memory = set(self._usable_in_memory(inventory, durable))
         for chosen in self._in_order(durable | in_memory):
             if chosen in in_memory and (resume := self._from_memory(chosen, inventory)) is not None:

@@ -80,7 +80,10 @@ class Running:
         """
         resumer = Resumer(self.store, self.staging, self.comm, self.generation, Restore(live, strict=strict), step=step)
         try:
-            return resumer.resume(), resumer.needs_durable_write
+            resume = resumer.resume()
+            if resume is not None:
+                self.saver.note_loaded(resume.step, resumer.durable)
+            return resume, resumer.needs_durable_write
         finally:
             self.saver.damaged = resumer.damaged
             unmap_threads += resumer.unmap_threads

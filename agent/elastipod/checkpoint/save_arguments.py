@@ -16,6 +16,8 @@ from elastipod.errors import CheckpointError
 from elastipod.rank_in_world import RankInWorld
 from elastipod.rank_ranges import format_ranks
 
+_MAX_STEPS_TOLD = 3
+
 
 def check_keep(keep: int, keep_every: int | None) -> None:
     if keep < 1:
@@ -61,6 +63,22 @@ def check_logs(have: Sequence[bool]) -> None:
             f"sample_log was passed on {format_ranks(having)} and not on {format_ranks(without)}; pass one on every rank "
             "(SampleLog(..., writes=False) where another rank logs the samples), or on none"
         )
+
+
+def check_steps(steps: Sequence[int]) -> None:
+    """Raise CheckpointError where ranks save different steps. steps: by rank."""
+    ranks_of: dict[int, list[int]] = {}
+    for rank, step in enumerate(steps):
+        ranks_of.setdefault(step, []).append(rank)
+    if len(ranks_of) == 1:
+        return
+    told = [f"{step} on {format_ranks(ranks)}" for step, ranks in ranks_of.items()]
+    if len(told) > _MAX_STEPS_TOLD:
+        others = [rank for ranks in list(ranks_of.values())[_MAX_STEPS_TOLD:] for rank in ranks]
+        told = [*told[:_MAX_STEPS_TOLD], f"others on {format_ranks(others)}"]
+    raise CheckpointError(
+        f"save was called with step {', '.join(told[:-1])} and {told[-1]}; pass the same number of completed steps on every rank"
+    )
 
 
 def norm_of_moments(live: LiveObjects) -> Callable[[], float | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,6 +85,13 @@ class Saver:
         self._store, self._staging, self._comm = directory, staging, comm
         self._keep, self._keep_every = keep, keep_every
         self.damaged: set[CheckpointId] = set()  # skipped by the last load; the next save deletes them
+        self._loaded_step = 0
+        self._left_behind: set[CheckpointId] = set()  # durable ones of later steps than the loaded one
+
+    def note_loaded(self, step: int, durable: Iterable[CheckpointId]) -> None:
+        """Record the step that the run goes on from, and the checkpoints that were in durable storage then."""
+        self._loaded_step = step
+        self._left_behind = {each for each in durable if each.step > step}
 
     def start(self, save: Save) -> None:
         """Start the save; `Save.thread` ends with it."""
@@ -145,10 +152,25 @@ class Saver:
             )
 
     def _begin(self, target: CheckpointId) -> str | None:
+        """Return a new draft, None if this generation has saved the same state already. Raises CheckpointError."""
         try:
-            return None if target in self._store.list_complete() else str(self._store.begin(target))
+            return None if self._is_saved(target) else str(self._store.begin(target))
         except OSError as error:
             raise self._failed(target, error) from error
+
+    def _is_saved(self, target: CheckpointId) -> bool:
+        """Return whether this generation has saved the same state. A damaged checkpoint of the step makes room."""
+        if target not in self._store.list_complete():
+            return False
+        if target in self.damaged:
+            self._store.delete_damaged(target, target.generation)
+            return False
+        if target in self._left_behind:
+            raise CheckpointError(
+                f"{self._store.location(target)} was saved before this run went back to step {self._loaded_step}, and holds other "
+                f"weights; delete the checkpoints after step {self._loaded_step}, or save to another directory"
+            )
+        return True
 
     def _write(self, save: Save, draft: str) -> None:
         staged = save.staged
@@ -165,7 +187,7 @@ class Saver:
     def _write_rank_file(self, save: Save, draft: str) -> dict[str, Any]:
         staged, rank = save.staged, RankInWorld.current().rank
         try:
-            with self._store.create_file(draft, rank_file_name(rank)) as file:
+            with self._store.create_file(draft, rank_file_name(rank), staged.bytes_to_write()) as file:
                 record, chunks, values = write_rank_file(
                     file, staged.tensors_to_write(), staged.values_to_write(), save.check_abandoned
                 )
@@ -182,8 +204,12 @@ class Saver:
             self._store.commit(draft, Manifest(staged.id, len(parts), files, staged.extra))
         except OSError as error:
             raise self._failed(staged.id, error) from error
+        for not_this in (self.damaged, self._left_behind):  # one of the same name had made room
+            not_this.discard(staged.id)
         try:
-            self._store.prune(staged.id.generation, self._keep, self.damaged, keep_every=self._keep_every)
+            self._store.prune(
+                staged.id.generation, self._keep, self.damaged, keep_every=self._keep_every, committed=staged.id
+            )
         except OSError as error:
             log.warning("old checkpoints in %s could not be deleted: %s", self._store.name, error)
         self.damaged.clear()

@@ -13,6 +13,8 @@ from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.save_plan import SavePlan
 from elastipod.rank_in_world import RankInWorld
 
+_TORCH_BYTES = 2 << 10  # that torch writes around the numbers of a tensor
+
 
 @dataclass(frozen=True, slots=True)
 class StagedState:
@@ -33,3 +35,8 @@ class StagedState:
 
     def values_to_write(self) -> dict[str, str]:
         return {key: self.values[key] for key in self.plan.values_of(RankInWorld.current().rank)}
+
+    def bytes_to_write(self) -> int:
+        """Return about how many bytes the file of this rank will have, rather too many than too few."""
+        tensors = sum(tensor.nbytes + _TORCH_BYTES for _, tensor in self.tensors_to_write())
+        return tensors + sum(4 * len(text) + _TORCH_BYTES for text in self.values_to_write().values())

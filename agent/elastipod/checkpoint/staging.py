@@ -18,7 +18,7 @@ from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.memory_directory import SLOTS, MemoryDirectory
 from elastipod.checkpoint.memory_limits import MemoryDemand, MemoryLimit, find_shortage, memory_limits_of
 from elastipod.checkpoint.reductions import first_message, no_result
-from elastipod.checkpoint.save_arguments import check_logs
+from elastipod.checkpoint.save_arguments import check_logs, check_steps
 from elastipod.checkpoint.save_plan import Chunk, SavePlan
 from elastipod.checkpoint.staged_state import StagedState
 from elastipod.checkpoint.state_keys import check_same_keys
@@ -61,14 +61,15 @@ class Staging:
         """Copy the state that ``capture`` returns into host memory. Collective, from the training thread.
 
         Before the copy the ranks agree whether the form of their states is that of the last save (a new form needs a new plan),
-        all are still connected, and all or none have a sample log; after it, whether all have a copy. An error on one rank is
-        raised as CheckpointError on all, also when the state cannot be saved or memory is too small.
+        all are still connected, all save the same step, and all or none have a sample log; after it, whether all have a copy. An
+        error on one rank is raised as CheckpointError on all, also when the state cannot be saved or memory is too small.
         """
         seen: list[tuple[TrainingState, Mapping[str, Any]]] = []
 
         def report() -> list[Any]:
             seen.append((capture(), extra()))
-            return [seen[0][0].signature() == self._signature, self._comm.is_open, self._newest_complete, has_log]
+            is_same = seen[0][0].signature() == self._signature
+            return [is_same, self._comm.is_open, self._newest_complete, has_log, target.step]
 
         is_same, is_open, whole = self._comm.training_all_reduce(report, _common)
         ((state, plain),) = seen
@@ -312,8 +313,9 @@ def _common(answers: Sequence[Sequence[Any]]) -> list[Any]:
     """Combine the answers of all ranks before a copy: same form everywhere? all connected? newest complete save?
 
     If ranks lost contact at the end of a save, some may know that it is complete and others not. Raises CheckpointError where
-    only some have a sample log.
+    ranks save different steps, or only some have a sample log.
     """
-    same, opened, whole, logs = zip(*answers, strict=True)
+    same, opened, whole, logs, steps = zip(*answers, strict=True)
+    check_steps(steps)
     check_logs(logs)
     return [all(same), all(opened), max((each for each in whole if each), default=None)]

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 CLAIMS = ".claims"
 OWNER = f"{CLAIMS}/job"
 IDENTITY = f"{CLAIMS}/id"
-MAX_MANIFEST_BYTES = 64 << 20
+MAX_MANIFEST_BYTES = 1 << 30  # 33 bytes for each chunk
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of storage that has no room
 
@@ -61,8 +61,8 @@ class CheckpointStore(ABC):
         """Create a draft, invisible to readers, in which a checkpoint is written; return its name. Raises FencedError."""
 
     @abstractmethod
-    def create_file(self, draft: str | Path, name: str) -> AbstractContextManager[BinaryIO]:
-        """Open a new file in a draft; it is durable when the block ends. Any rank."""
+    def create_file(self, draft: str | Path, name: str, size: int = 0) -> AbstractContextManager[BinaryIO]:
+        """Open a new file in a draft; it is durable when the block ends. size: about how many bytes it will have. Any rank."""
 
     @abstractmethod
     def commit(self, draft: str | Path, manifest: Manifest) -> str | Path:
@@ -183,9 +183,14 @@ class CheckpointStore(ABC):
         newest = self.newest_claim()
         if self._create(marker, str(newest)):
             return newest
-        if newest and self._read(_claim_name(newest)) not in (run, ""):
+        start = self._read(marker)
+        if not start:  # a crash came before it was written, and before any claim
+            self._write(marker, str(newest))
+            return newest
+        # Claims up to that number are of former jobs, even if this one has not come to its own first claim yet.
+        if newest > int(start) and self._read(_claim_name(newest)) not in (run, ""):
             raise FencedError(f"another job has taken over {self.name}; give each job a directory of its own")
-        return int(self._read(marker))
+        return int(start)
 
     def check_fence(self, generation: int) -> None:
         """Raise FencedError when a newer generation has claimed the directory."""
@@ -216,12 +221,19 @@ class CheckpointStore(ABC):
     # -- existing checkpoints -----------------------------------------------------------------------------------------------
 
     def prune(
-        self, generation: int, keep: int, damaged: Iterable[CheckpointId] = (), *, keep_every: int | None = None
+        self,
+        generation: int,
+        keep: int,
+        damaged: Iterable[CheckpointId] = (),
+        *,
+        keep_every: int | None = None,
+        committed: CheckpointId | None = None,
     ) -> None:
         """Delete all but the ``keep`` newest checkpoints, the damaged ones, and the drafts of dead writers.
 
         Newest is by generation, then step, so the present run's checkpoints outlive those of a former one. keep_every: intact
-        checkpoints of steps that are a multiple of it stay as well. Checkpoints that another version of this library wrote are
+        checkpoints of steps that are a multiple of it stay as well. committed: the checkpoint that has just been committed, which
+        stays even if this generation went back and has newer ones. Checkpoints that another version of this library wrote are
         neither deleted nor counted, and are named once in the log. A fenced generation deletes nothing (FencedError), not even if
         it was about to when it was fenced; only in an object store, a deletion that is under way may end after the claim.
         """
@@ -235,7 +247,7 @@ class CheckpointStore(ABC):
         for each in intact:
             if left:
                 left -= self._may_delete(each)
-            elif (not keep_every or each.step % keep_every) and self._may_delete(each):
+            elif each != committed and (not keep_every or each.step % keep_every) and self._may_delete(each):
                 old.append(each)
         self._delete([*old, *sorted(damaged_ids)], generation)
         self._delete_unfinished(generation)
@@ -243,6 +255,10 @@ class CheckpointStore(ABC):
             found = _CLAIM.fullmatch(name)
             if found and int(found[1]) < generation:
                 self._remove(f"{CLAIMS}/{name}")
+
+    def delete_damaged(self, of: CheckpointId, generation: int) -> None:
+        """Delete a checkpoint that has proved damaged, to make room for one of the same step. Raises FencedError as `prune` does."""
+        self._delete([of], generation)
 
     def _may_delete(self, of: CheckpointId) -> bool:
         """Return whether a checkpoint is in this library's format, or torn; the answer is cached."""
@@ -258,11 +274,18 @@ class CheckpointStore(ABC):
         return self._is_ours[of]
 
     def manifest(self, of: CheckpointId) -> Manifest:
-        """Read the manifest of a checkpoint. Raises DamagedCheckpoint for a torn one, CheckpointError for another version's."""
+        """Read the manifest of a checkpoint.
+
+        Raises DamagedCheckpoint for a torn one, CheckpointError for another version's and for one that is too large to be read.
+        """
         path = f"{self.location(of)}/{MANIFEST}"
         try:
-            if self.size_of(of, MANIFEST) > MAX_MANIFEST_BYTES:
-                raise DamagedCheckpoint(f"{path} is larger than {MAX_MANIFEST_BYTES} bytes; it is not a manifest")
+            size = self.size_of(of, MANIFEST)
+            if size > MAX_MANIFEST_BYTES:
+                raise CheckpointError(
+                    f"it has {size} bytes, and this library reads at most {MAX_MANIFEST_BYTES}; use a version that reads more, or "
+                    f"move {self.location(of)} away to resume from the one before"
+                )
             manifest = Manifest.from_json(self._read(f"{of.name}/{MANIFEST}"))
         except FileNotFoundError:
             raise DamagedCheckpoint(
@@ -277,6 +300,16 @@ class CheckpointStore(ABC):
         if manifest.id != of:
             raise DamagedCheckpoint(f"{path} describes {manifest.id.name}: the directory was renamed")
         return manifest
+
+    def manifest_text(self, manifest: Manifest) -> str:
+        """Return what is written as a manifest. Raises CheckpointError when it would be too large to be read again."""
+        text = manifest.to_json()  # of ASCII characters only
+        if len(text) > MAX_MANIFEST_BYTES:
+            raise CheckpointError(
+                f"cannot commit {self.location(manifest.id)}: its manifest would have {len(text)} bytes, of {MAX_MANIFEST_BYTES} "
+                "that can be read; save smaller values in extra, or from fewer ranks, so that the state is cut into fewer pieces"
+            )
+        return text
 
     def find_problems(self, manifest: Manifest, names: Iterable[str]) -> list[str]:
         """Check the named files of a checkpoint against its manifest; return one sentence for each difference.

@@ -7,12 +7,22 @@ from typing import Any
 
 import torch
 
+from elastipod.errors import CheckpointError
+
 _SLOT = "__tensor_of_state__"
 
 
 def split_tensors(value: object, key: str, tensors: dict[str, torch.Tensor]) -> object:
-    """Return the value with a slot in place of each tensor, which goes into ``tensors`` under its path from ``key``."""
+    """Return the value with a slot in place of each tensor, which goes into ``tensors`` under its path from ``key``.
+
+    Raises CheckpointError where two tensors have paths of the same text: one of them would be lost.
+    """
     if isinstance(value, torch.Tensor):
+        if key in tensors:
+            raise CheckpointError(
+                f"two tensors of the state have the key {key}; a key is the path of names and numbers with dots between them: "
+                "rename one"
+            )
         tensors[key] = value.detach()
         return {_SLOT: key}
     if isinstance(value, Mapping):

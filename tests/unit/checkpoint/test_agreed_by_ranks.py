@@ -11,10 +11,13 @@ from unittest import mock
 
 import pytest
 import torch
+from tests.agent_client import free_port
 from tests.unit.checkpoint.trainer import Trainer
+from tests.unit.in_memory.forked_ranks import raised_by, run_ranks, world
 
 from elastipod.checkpoint import CheckpointManager, communicator
 from elastipod.checkpoint.communicator import Communicator
+from elastipod.checkpoint.directory_store import DirectoryStore
 from elastipod.checkpoint.image_inventory import ImageInfo, ImageInventory
 from elastipod.checkpoint.live_objects import LiveObjects
 from elastipod.checkpoint.manifest import CheckpointId, DamagedCheckpoint
@@ -34,8 +37,11 @@ OF = CheckpointId(1, 1)
 @pytest.mark.parametrize(
     ("answers", "common"),
     [
-        ([[True, True, None, False]], [True, True, None]),
-        ([[True, True, [3, 1], True], [True, False, [4, 0], True], [False, True, None, True]], [False, False, [4, 0]]),
+        ([[True, True, None, False, 5]], [True, True, None]),
+        (
+            [[True, True, [3, 1], True, 5], [True, False, [4, 0], True, 5], [False, True, None, True, 5]],
+            [False, False, [4, 0]],
+        ),
     ],
 )
 def test_before_a_copy_all_are_asked(answers: list[list[Any]], common: list[Any]) -> None:
@@ -44,7 +50,40 @@ def test_before_a_copy_all_are_asked(answers: list[list[Any]], common: list[Any]
 
 def test_only_some_ranks_with_a_log_are_refused() -> None:
     with pytest.raises(CheckpointError, match=r"^sample_log was passed on rank 0 and not on rank 1; pass one"):
-        _common([[True, True, None, True], [True, True, None, False]])
+        _common([[True, True, None, True, 5], [True, True, None, False, 5]])
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        ([100, 99], "step 100 on rank 0 and 99 on rank 1"),
+        ([7, 8, 7, 9, 8], "step 7 on ranks 0,2, 8 on ranks 1,4 and 9 on rank 3"),
+        ([1, 2, 3, 4, 5], "step 1 on rank 0, 2 on rank 1, 3 on rank 2 and others on ranks 3-4"),
+    ],
+)
+def test_ranks_that_save_different_steps_are_told(steps: list[int], told: str) -> None:
+    with pytest.raises(CheckpointError) as raised:
+        _common([[True, True, None, False, step] for step in steps])
+    assert str(raised.value) == f"save was called with {told}; pass the same number of completed steps on every rank"
+
+
+@pytest.mark.parametrize("memory", [False, True], ids=["storage alone", "memory"])
+def test_both_ranks_refuse_to_save_different_steps_and_can_save_afterwards(tmp_path: Path, *, memory: bool) -> None:
+    port = free_port()
+
+    def body(rank: int) -> Any:
+        with world(rank, 2, port):
+            run = Trainer()
+            with CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory" if memory else False) as manager:
+                run.save(manager, 98)
+                told = raised_by(lambda: run.save(manager, 100 - rank))
+                run.save(manager, 100)
+                return told
+
+    said = "save was called with step 100 on rank 0 and 99 on rank 1; pass the same number of completed steps on every rank"
+    for told in run_ranks(2, body):
+        assert said in str(told)
+    assert [each.step for each in DirectoryStore(tmp_path / "disk").list_complete()] == [100, 98]
 
 
 @pytest.mark.parametrize(

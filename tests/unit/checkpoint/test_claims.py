@@ -65,6 +65,33 @@ def test_generations_of_a_job_that_was_applied_again_go_on_after_the_former_ones
     assert directory.claim(9, "one") == 9, "nobody in particular came between"
 
 
+def test_a_job_whose_first_claim_failed_half_way_claims_again(
+    directory: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage of the job that was deleted and applied again is full just when it first claims the directory."""
+    assert [directory.claim(1, "one"), directory.claim(2, "one")] == [1, 2]
+
+    def is_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(directory, "_write", is_full)
+        with pytest.raises(OSError, match="No space left on device"):
+            directory.claim(1, "two")
+    assert claims(directory) == {"run-one": "0", "run-two": "2", "gen-000001": "one", "gen-000002": "one"}
+    assert [directory.claim(1, "two"), directory.claim(2, "two")] == [3, 4]
+    with pytest.raises(FencedError):
+        directory.claim(2, "one")
+
+
+def test_a_job_that_crashed_before_its_mark_was_written_claims_again(directory: DirectoryStore) -> None:
+    """Where there are no links, the mark is there before its content is."""
+    assert directory.claim(4, "one") == 4
+    (directory.path / ".claims" / "run-two").touch()
+    assert [directory.claim(1, "two"), directory.claim(2, "two")] == [5, 6]
+    assert claims(directory)["run-two"] == "4"
+
+
 def test_a_directory_belongs_to_one_job(directory: DirectoryStore) -> None:
     directory.claim(1, job="first")
     directory.claim(2, job="first")
@@ -224,13 +251,9 @@ def test_what_another_version_wrote_is_neither_deleted_nor_counted(
             "torn",
             "{folder}/elastipod.json cannot be used: the record is not JSON: Expecting value: line 1 column 1 (char 0)",
         ),
-        ("x" * 99, "{folder}/elastipod.json is larger than 98 bytes; it is not a manifest"),
     ],
 )
-def test_a_manifest_that_is_none_is_damage(
-    directory: DirectoryStore, monkeypatch: pytest.MonkeyPatch, text: str | None, told_of: str
-) -> None:
-    monkeypatch.setattr(store, "MAX_MANIFEST_BYTES", 98)
+def test_a_manifest_that_is_none_is_damage(directory: DirectoryStore, text: str | None, told_of: str) -> None:
     folder = directory.path / CheckpointId(1, 1).name
     folder.mkdir(parents=True)
     if text is not None:
@@ -238,6 +261,58 @@ def test_a_manifest_that_is_none_is_damage(
     with pytest.raises(DamagedCheckpoint) as raised:
         directory.manifest(CheckpointId(1, 1))
     assert told(raised) == told_of.format(folder=folder)
+
+
+def test_a_manifest_that_is_too_large_is_refused_before_the_commit(
+    directory: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.claim(1)
+    of = CheckpointId(1, 1)
+    manifest = Manifest(of, 1, {"a": FileRecord(4, "0b8f2e5d")}, {})
+    size = len(manifest.to_json())
+    monkeypatch.setattr(store, "MAX_MANIFEST_BYTES", size - 1)
+    draft = directory.begin(of)
+    with pytest.raises(CheckpointError) as raised:
+        directory.commit(draft, manifest)
+    assert told(raised) == (
+        f"cannot commit {directory.path / of.name}: its manifest would have {size} bytes, of {size - 1} that can be read; save "
+        "smaller values in extra, or from fewer ranks, so that the state is cut into fewer pieces"
+    )
+    assert directory.list_complete() == []
+    monkeypatch.setattr(store, "MAX_MANIFEST_BYTES", size)
+    directory.commit(draft, manifest)
+    assert directory.manifest(of) == manifest
+
+
+def test_a_checkpoint_with_a_manifest_that_is_too_large_to_read_is_no_damage_and_never_deleted(
+    directory: DirectoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory.claim(1)
+    large, small, newest = (committed(directory, step, 1) for step in (1, 2, 3))
+    path = directory.path / large.name / "elastipod.json"
+    path.write_text(path.read_text().ljust(999))
+    monkeypatch.setattr(store, "MAX_MANIFEST_BYTES", 998)
+    with pytest.raises(CheckpointError) as raised:
+        directory.manifest(large)
+    assert not isinstance(raised.value, DamagedCheckpoint)
+    problem = (
+        f"{path} cannot be used: it has 999 bytes, and this library reads at most 998; use a version that reads more, or move "
+        f"{path.parent} away to resume from the one before"
+    )
+    assert told(raised) == problem
+    with caplog.at_level(logging.WARNING):
+        directory.prune(1, 1)
+    assert directory.list_complete() == [newest, large]
+    assert caplog.messages == [f"not deleted, however old: {problem}"]
+    assert small not in directory.list_complete()
+
+
+def test_the_sums_of_twenty_million_pieces_have_room_in_a_manifest() -> None:
+    """As those of a hundred models of thirty billion parameters, on 32 ranks."""
+    pieces = 10_000
+    sums = {str(10**11 + number): f"s{number:016x}" for number in range(pieces)}
+    size = len(Manifest(CheckpointId(1, 1), 1, {"a": FileRecord(4, "0b8f2e5d", sums)}, {}).to_json())
+    assert 20_000_000 * size / pieces < store.MAX_MANIFEST_BYTES
 
 
 def test_a_folder_that_was_renamed_is_damage(directory: DirectoryStore) -> None:

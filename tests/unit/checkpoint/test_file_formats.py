@@ -27,7 +27,12 @@ MANIFEST = Manifest(
     {"b.distcp": FileRecord(5, "0000abcd", {"0": "00ff", "128": "0a0b"}), ".metadata": FileRecord(0, "00000000")},
     {"note": [1, None, "ü"], "lr": 0.5},
 )
-MANIFEST_BYTES = """{
+MANIFEST_BYTES = (
+    '{"format":2,"step":7,"generation":3,"world_size":2,"files":{".metadata":{"size":0,"crc32":"00000000"},'
+    '"b.distcp":{"size":5,"crc32":"0000abcd","parts":{"0":"00ff","128":"0a0b"}}},'
+    '"extra":{"note":[1,null,"\\u00fc"],"lr":0.5}}'
+)
+INDENTED_MANIFEST_BYTES = """{
  "format": 2,
  "step": 7,
  "generation": 3,
@@ -95,9 +100,10 @@ def state(rank: int) -> LocalState:
     return LocalState("ab"[rank], chunks, values)
 
 
-def test_a_manifest_is_written_and_read_as_ever() -> None:
+@pytest.mark.parametrize("written", [MANIFEST_BYTES, INDENTED_MANIFEST_BYTES], ids=["now", "by earlier versions"])
+def test_a_manifest_is_written_and_read_as_ever(written: str) -> None:
     assert MANIFEST.to_json() == MANIFEST_BYTES
-    found = Manifest.from_json(MANIFEST_BYTES)
+    found = Manifest.from_json(written)
     assert found == MANIFEST
     assert found.files["b.distcp"].checksums == {"0": "00ff", "128": "0a0b"}
     assert found.files[".metadata"].checksums == {}

@@ -181,7 +181,7 @@ def test_a_node_without_room_holds_no_copy_and_the_others_do(
     assert second[2] == [says + ("[Errno 28] no room" if cause == "a limit" else "no room")]
 
 
-def test_a_copy_that_cannot_be_published_is_dropped_with_a_warning(
+def test_a_copy_that_cannot_be_published_is_dropped_with_a_warning_and_counts_on_no_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object) -> None:
@@ -191,10 +191,12 @@ def test_a_copy_that_cannot_be_published_is_dropped_with_a_warning(
         if node.rank == 2:
             monkeypatch.setattr(MemoryDirectory, "publish", refuse)
         node.save(1, plan_of(LENGTHS))
-        return [len(node.found()), [each.getMessage() for each in caplog.records]]
+        held_by = sorted(node.copies.held_by.items())
+        return [len(node.found()), held_by, [each.getMessage() for each in caplog.records]]
 
     said = ["the copy of rank 1's image is not kept: read-only"]
-    assert run_nodes(tmp_path, body) == [[1, []], [1, []], [0, said]]
+    held_by = [[0, 1], [2, 0]]
+    assert run_nodes(tmp_path, body) == [[1, held_by, []], [1, held_by, []], [0, held_by, said]]
 
 
 def test_copies_know_of_the_durable_checkpoint_and_are_forgotten_by_theirs(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ AT = "/bucket/x/step-0000000007-gen-000002"
 MIB = 1 << 20
 CLAIMS = [("invalidate_cache",), ("ls", "/bucket/x/.claims", {"detail": False})]
 MANIFEST = Manifest(OF, 1, {name: FileRecord(4, "0" * 8) for name in ("__0_0.distcp", ".metadata")}, {})
+LISTING = [("invalidate_cache",), ("ls", "/bucket/x", {"detail": False})]
 BARRIER = '{"barrier": "generation 3 has taken over"}'
 
 
@@ -143,7 +144,9 @@ def test_a_claim_asks_for_its_place_and_fences_older_drafts_off(store: BucketSto
         put(f"{name}/begun")
     put("step-0000000001-gen-000001/elastipod.json", MANIFEST.to_json())
     assert store.claim(3) == 3
-    asked_for = [call for call in asked.calls if "probe-" not in str(call)]
+    looked_at = sorted(call[1] for call in asked.calls if call[0] == "info")
+    assert looked_at == [f"/bucket/x/step-000000000{n}-gen-00000{n}/elastipod.json" for n in (1, 2, 3)]
+    asked_for = [call for call in asked.calls if "probe-" not in str(call) and call[0] != "info"]
     assert asked_for == [
         ("exists", "/bucket/x/.metadata"),
         ("exists", "/bucket/x/elastipod.json"),
@@ -151,10 +154,7 @@ def test_a_claim_asks_for_its_place_and_fences_older_drafts_off(store: BucketSto
         *CLAIMS,
         ("makedirs", "/bucket/x/.claims", {"exist_ok": True}),
         ("pipe_file", "/bucket/x/.claims/gen-000003", b""),
-        ("invalidate_cache",),
-        ("ls", "/bucket/x", {"detail": False}),
-        ("makedirs", "/bucket/x/step-0000000001-gen-000001", {"exist_ok": True}),
-        ("pipe_file", "/bucket/x/step-0000000001-gen-000001/elastipod.json", BARRIER.encode(), {"mode": "create"}),
+        *LISTING,
         ("makedirs", "/bucket/x/step-0000000002-gen-000002", {"exist_ok": True}),
         ("pipe_file", "/bucket/x/step-0000000002-gen-000002/elastipod.json", BARRIER.encode(), {"mode": "create"}),
     ]
@@ -187,29 +187,99 @@ def test_what_is_no_draft_or_not_ours_is_not_listed_and_not_deleted(store: Bucke
     put("step-0000000006-gen-000001/elastipod.json")
     found = {of.step: is_complete for of, is_complete in store._written()}
     assert found == {1: True, 2: False, 3: True, 4: False, 5: False, 6: True}
-    assert asked.calls == [
-        ("invalidate_cache",),
-        ("find", "/bucket/x", {"detail": True}),
-        *(("cat_file", f"/bucket/x/step-000000000{step}-gen-000001/elastipod.json") for step in (2, 3, 6)),
-    ]
+    at = {of.step: f"/bucket/x/{of.name}/elastipod.json" for of, _ in store._written()}
+    first, again = asked.calls[:11], asked.calls[11:]
+    assert first[:2] == again[:2] == LISTING
+    assert sorted(call[:2] for call in first[2:]) == sorted(
+        [("info", at[step]) for step in range(1, 7)] + [("cat_file", at[step]) for step in (2, 3, 6)]
+    )
+    assert sorted(call[:2] for call in again[2:]) == sorted(
+        [("info", at[step]) for step in (2, 4, 5)] + [("cat_file", at[2])]
+    ), "what is known to be complete is not looked at again"
     assert store.list_complete() == [CheckpointId(step, 1) for step in (6, 3, 1)]
     store._delete_unfinished(2)
     assert {of.step for of, _ in store._written()} == {1, 3, 5, 6}
 
 
-def test_a_manifest_that_vanishes_while_it_is_listed_is_none(store: BucketStore, asked: Asked) -> None:
-    asked.answers = {
-        "find": {f"{AT}/elastipod.json": {"size": 9}, "/bucket/x/step-0000000001-gen-000001/begun": {"size": None}},
-        "cat_file": FileNotFoundError(),
-    }
-    assert dict(store._written()) == {OF: False, CheckpointId(1, 1): False}
-    asked.answers = {"find": FileNotFoundError()}
+def test_a_save_asks_the_same_however_many_checkpoints_and_files_there_are(store: BucketStore, asked: Asked) -> None:
+    claimed: list[list[str]] = []
+    for generation, files in ((1, 1), (2, 100)):
+        for number in range(files):
+            put(f"step-{number:010d}-gen-000000/elastipod.json", "x" * 65)
+            put(f"{CheckpointId(0, 0).name}/__{number}_0.distcp")
+        store.claim(generation)
+        asked.calls.clear()
+        of = CheckpointId(500, generation)
+        assert of not in store.list_complete()
+        store.commit(store.begin(of), Manifest(of, 1, MANIFEST.files, {}))
+        assert store.list_complete()[0] == of
+        store._delete_unfinished(generation)
+        claimed.append([name for name, *_ in asked.calls])
+    assert claimed[0] == claimed[1]
+    assert claimed[0].count("ls") == 5, "three listings, and two checks for newer claims"
+    assert not {"find", "info", "cat_file"}.intersection(claimed[0])
+
+
+def test_what_another_process_deleted_is_not_known_any_more(store: BucketStore) -> None:
+    put(f"{OF.name}/elastipod.json", MANIFEST.to_json())
+    assert store.list_complete() == [OF]
+    MemoryFileSystem().rm(f"/bucket/x/{OF.name}", recursive=True)
+    assert store.list_complete() == []
+    put(f"{OF.name}/begun")
+    assert store.list_complete() == [], "it has been begun again"
+
+
+@pytest.mark.parametrize("remove", [lambda store: store.discard(OF.name), lambda store: store._delete([OF], 3)])
+def test_what_was_deleted_half_way_is_unfinished(
+    store: BucketStore, asked: Asked, remove: Callable[[BucketStore], None]
+) -> None:
+    put(f"{OF.name}/elastipod.json", MANIFEST.to_json())
+    put(f"{OF.name}/part")
+    assert store.list_complete() == [OF]
+    asked.answers = {"rm": OSError(errno.EIO, "no")}
+    with pytest.raises(OSError, match="no"):
+        remove(store)
+    asked.answers = {}
+    assert dict(store._written()) == {OF: False}
+
+
+def test_a_manifest_that_vanishes_while_it_is_looked_at_is_none(store: BucketStore, asked: Asked) -> None:
+    put(f"{OF.name}/elastipod.json", "short")
+    asked.answers = {"cat_file": FileNotFoundError()}
+    assert dict(store._written()) == {OF: False}
+    asked.answers = {"ls": FileNotFoundError()}
     assert list(store._written()) == []
 
 
-def test_a_file_is_found_with_or_without_its_size(store: BucketStore, asked: Asked) -> None:
-    asked.answers = {"find": {"/bucket/x/a/b": {"size": 3}, "/bucket/x/c": {}, "/bucket/x/d": {"size": None}}}
-    assert list(store._listed()) == [("a/b", 3), ("c", 0), ("d", 0)]
+def test_where_no_thread_can_start_any_more_checkpoints_are_looked_at_one_after_the_other(
+    store: BucketStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(*_: object) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor.submit", ends)
+    for step in (1, 2, 3):
+        put(f"{CheckpointId(step, 1).name}/elastipod.json", MANIFEST.to_json())
+    assert [of.step for of in store.list_complete()] == [3, 2, 1]
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("size", "part"),
+    [
+        pytest.param(0, 16 * MIB, id="unknown"),
+        pytest.param(9000 * 16 * MIB, 16 * MIB, id="9,000 of the usual parts"),
+        pytest.param(9000 * 16 * MIB + 1, 17 * MIB, id="one byte more"),
+        pytest.param(1024 * GIB, 117 * MIB, id="a tebibyte"),
+    ],
+)
+def test_a_large_file_is_sent_in_larger_parts(store: BucketStore, asked: Asked, size: int, part: int) -> None:
+    """S3 takes 10,000 of them."""
+    with store.create_file(OF.name, "a", size):
+        pass
+    assert asked.calls == [("open", f"{AT}/a", "wb", {"block_size": part})]
 
 
 def test_names_of_folders_may_end_with_a_slash(store: BucketStore, asked: Asked) -> None:
@@ -256,7 +326,7 @@ def test_errors_of_a_client_are_told_as_the_systems(
         lambda: store.read_range(OF, "a", 0, 1),
         lambda: store.size_of(OF, "a"),
         store._prepare,
-        lambda: list(store._listed()),
+        lambda: list(store._written()),
         lambda: store._names(""),
         lambda: store._read("a"),
         lambda: store._write("a", "b"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.nonempty import every
 from tests.unit.checkpoint.trainer import Trainer, entries, flip_a_byte, shard
 
 from elastipod.checkpoint import CheckpointManager
+from elastipod.checkpoint.directory_store import DirectoryStore
 from elastipod.errors import CheckpointError
 
 
@@ -42,6 +44,69 @@ def test_a_given_step_is_loaded_and_training_goes_on_from_there(
     assert [
         "holds the checkpoint of step 3, which this run did not resume from" in each for each in caplog.messages
     ] == [True]
+
+
+def steps_in(folder: Path) -> list[int]:
+    return [each.step for each in DirectoryStore(folder).list_complete()]
+
+
+def gone_back(folder: Path, *, keep: int, to: int, of: int) -> tuple[Trainer, CheckpointManager]:
+    """A run that has saved some steps and then loaded an earlier one, which it kept for good."""
+    run = Trainer()
+    manager = CheckpointManager(folder, memory=False, keep=keep, keep_every=to)
+    for step in range(1, of + 1):
+        run.step(step)
+        run.save(manager, step)
+    manager.load(to, model=run.model, optimizer=run.optimizer, scheduler=run.scheduler)
+    return run, manager
+
+
+def test_a_run_that_went_back_keeps_what_it_has_just_saved(tmp_path: Path) -> None:
+    run, manager = gone_back(tmp_path, keep=1, to=2, of=5)
+    with manager:
+        assert run.save(manager, 3).is_dir()
+        assert steps_in(tmp_path) == [5, 4, 3, 2], "the newest, those to be kept for good, and the last"
+        assert run.save(manager, 6).is_dir()
+        assert steps_in(tmp_path) == [6, 4, 2]
+
+
+@pytest.mark.parametrize("is_last_save", [True, False])
+def test_a_run_that_went_back_is_told_that_a_later_step_is_saved_already(tmp_path: Path, is_last_save: bool) -> None:
+    """With the weights of before, which are not those of the run any more."""
+    run, manager = gone_back(tmp_path, keep=9, to=2, of=5)
+    if not is_last_save:
+        run.step(13)
+        with pytest.raises(CheckpointError):
+            run.save(manager, 3)
+        shutil.rmtree(tmp_path / "step-0000000003-gen-000001")
+        assert run.save(manager, 3).is_dir()
+    run.step(15)
+    with pytest.raises(CheckpointError) as raised:
+        run.save(manager, 5)
+    assert str(raised.value) == (
+        f"{tmp_path / 'step-0000000005-gen-000001'} was saved before this run went back to step 2, and holds other weights; delete "
+        "the checkpoints after step 2, or save to another directory"
+    )
+    shutil.rmtree(tmp_path / "step-0000000005-gen-000001")
+    wanted = run.weights()
+    run.save(manager, 5)
+    manager.load(5, model=run.model, optimizer=run.optimizer, scheduler=run.scheduler)
+    assert every(map(torch.equal, run.weights(), wanted))
+    assert run.save(manager, 5).is_dir(), "it is the state that was loaded"
+    manager.close()
+
+
+def test_a_damaged_step_is_written_again_by_the_run_that_wrote_it(tmp_path: Path) -> None:
+    run, manager = gone_back(tmp_path, keep=9, to=3, of=3)
+    flip_a_byte(shard(tmp_path / "step-0000000003-gen-000001"))
+    assert run.load(manager) == 2
+    run.step(3)
+    wanted = run.weights()
+    run.save(manager, 3)
+    manager.close()
+    with CheckpointManager(tmp_path, memory=False) as successor:
+        assert run.load(successor) == 3
+    assert every(map(torch.equal, run.weights(), wanted))
 
 
 def test_a_step_in_memory_is_loaded_by_its_number(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -110,6 +110,25 @@ def test_a_part_of_memory_is_written_alone_and_summed_on_the_way(tmp_path: Path)
         wanted = tensors[int(number)]
         assert (read.dtype, read.shape) == (wanted.dtype, wanted.shape)
         assert torch.equal(read.flatten().view(torch.uint8), wanted.flatten().view(torch.uint8))
+
+
+def test_a_store_is_told_before_about_how_large_a_file_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At least that much, and not much more where tensors are large: it divides the file into a limited number of parts."""
+    create_file, told = DirectoryStore.create_file, {}
+
+    def noted(self: DirectoryStore, draft: str | Path, name: str, size: int = 0) -> Any:
+        told[name] = size
+        return create_file(self, draft, name, size)
+
+    monkeypatch.setattr(DirectoryStore, "create_file", noted)
+    for model, most in ((Trainer().model, 9.0), (torch.nn.Linear(512, 512), 1.1)):
+        with CheckpointManager(tmp_path, memory=False) as manager:
+            optimizer = torch.optim.AdamW(model.parameters())
+            model(torch.ones(1, next(model.parameters()).shape[1])).sum().backward()
+            optimizer.step()
+            path = manager.save(1, model=model, optimizer=optimizer)
+        size = shard(Path(path)).stat().st_size
+        assert size <= told[shard(Path(path)).name] <= most * size
 
 
 def test_a_process_that_ends_without_waiting_finishes_its_save(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from elastipod.checkpoint import CheckpointManager, process_exit
 from elastipod.checkpoint.communicator import Communicator
 from elastipod.checkpoint.directory_store import DirectoryStore
 from elastipod.checkpoint.drain import DrainNotice, current_drain, storage_wait_s
-from elastipod.checkpoint.drain_exit import exits_with_memory, is_short_drain
+from elastipod.checkpoint.drain_exit import exits_with_memory, is_given_up_for_newer
 from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.saver import Save, await_previous
 from elastipod.errors import CheckpointError, FencedError
@@ -129,7 +129,7 @@ def test_old_checkpoints_that_stay_are_a_warning(
         assert manager._run().saver.damaged == set()
     assert caplog.messages == [f"old checkpoints in {tmp_path} could not be deleted: [Errno 5] it is broken"] * 2
     assert [each[:2] for each in pruned] == [(1, 3)] * 2
-    assert [each[3] for each in pruned] == [{"keep_every": 5}] * 2
+    assert [each[3] for each in pruned] == [{"keep_every": 5, "committed": CheckpointId(step, 1)} for step in (1, 2)]
 
 
 def save_of(step: int = 7, *, is_kept: bool = False, thread: Any = None) -> Any:
@@ -203,12 +203,8 @@ def test_a_drain_is_known_by_its_deadline(page: WorkerFile, monkeypatch: pytest.
     for leaves in (True, False, None):
         page.set_event(EventLevel.DRAIN, 1180.0, leaves=leaves)
         assert current_drain() == DrainNotice(180.0, leaves)
-        assert not is_short_drain(Communicator())
-    page.set_event(EventLevel.DRAIN, 1179.5, leaves=None)
-    assert is_short_drain(Communicator())
     page.set_event(EventLevel.NONE, 1010.0, leaves=None)
     assert current_drain() is None
-    assert not is_short_drain(Communicator())
 
 
 def test_outside_a_pod_there_is_no_drain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +219,32 @@ def test_outside_a_pod_there_is_no_drain(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_storage_is_waited_for_as_long_as_a_drain_allows(left_s: list[float], survives: bool, waits_s: float) -> None:
     assert storage_wait_s(left_s, survives_drain=survives) == waits_s
+
+
+@pytest.mark.parametrize(
+    ("left_s", "is_kept", "survives", "is_written", "waited", "is_given_up"),
+    [
+        pytest.param(179.5, True, True, False, [], True, id="memory will hold the newer step"),
+        pytest.param(179.5, True, False, False, [169.5], True, id="the deadline comes first"),
+        pytest.param(179.5, True, False, True, [169.5], False, id="it is finished in time"),
+        pytest.param(179.5, False, True, True, [169.5], False, id="memory did not even hold the last step"),
+        pytest.param(180.0, True, True, False, [], False, id="there is time"),
+        pytest.param(None, True, True, False, [], False, id="there is no drain"),
+    ],
+)
+def test_an_earlier_save_is_given_up_for_a_newer_one(
+    page: WorkerFile, monkeypatch: pytest.MonkeyPatch, left_s: float | None, is_kept: bool, survives: bool, is_written: bool,
+    waited: list[float], is_given_up: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("elastipod.checkpoint.drain.time.time", lambda: 1000.0)
+    if left_s is not None:
+        page.set_event(EventLevel.DRAIN, 1000.0 + left_s, leaves=False)
+    joined: list[float] = []
+    thread = SimpleNamespace(is_alive=lambda: not is_written, join=joined.append)
+    staging: Any = mock.Mock(**{"survives_drain.return_value": survives})
+    save = save_of(is_kept=is_kept, thread=thread)
+    assert is_given_up_for_newer(Communicator(), staging, save) is is_given_up
+    assert joined == waited
 
 
 @pytest.mark.parametrize(

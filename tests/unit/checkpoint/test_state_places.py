@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from elastipod.checkpoint.load_plan import flat_keys, list_some
 from elastipod.checkpoint.pipeline_stages import PipelineStage, refuse_shared_weights
 from elastipod.checkpoint.save_arguments import check_keep
+from elastipod.checkpoint.stateful_members import stateful_state
 from elastipod.checkpoint.value_codec import decode_value, encode_value
 from elastipod.checkpoint.value_tree import join_tensors, split_tensors
 from elastipod.errors import CheckpointError
@@ -101,6 +102,26 @@ def test_tensors_are_taken_out_by_their_path_and_put_back() -> None:
     assert joined["b"] == [1, tensors["it.b.1"]]
     assert joined["c"] == ("x", tensors["it.c.1"])
     assert joined["d"] is None
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        pytest.param({0: torch.ones(1), "0": torch.zeros(1)}, "it.0", id="a number and its text"),
+        pytest.param({"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}}, "it.a.b", id="a name with a dot"),
+        pytest.param({"a": [torch.ones(1)], "a.0": torch.zeros(1)}, "it.a.0", id="a place in a list"),
+    ],
+)
+def test_two_tensors_of_one_key_are_refused(value: Any, key: str) -> None:
+    with pytest.raises(CheckpointError) as raised:
+        split_tensors(value, "it", {})
+    assert str(raised.value) == (
+        f"two tensors of the state have the key {key}; a key is the path of names and numbers with dots between them: rename one"
+    )
+    member = torch.nn.Module()
+    member.state_dict = lambda: value  # type: ignore[method-assign, assignment]
+    with pytest.raises(CheckpointError, match=f"have the key {key}"):
+        stateful_state({"it": member})
 
 
 @pytest.mark.parametrize(

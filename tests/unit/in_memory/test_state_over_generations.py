@@ -265,9 +265,9 @@ def test_neither_training_nor_a_planned_change_waits_for_storage_that_hangs(
     is_quick = threading.Event()  # of each process
     drained_at = OVER_AT + 1  # after the next checkpoint was due
 
-    def hanging(self: DirectoryStore, draft: Any, name: str) -> Any:
+    def hanging(self: DirectoryStore, *arguments: Any) -> Any:
         assert is_quick.wait(PATIENCE_S)
-        return create_file(self, draft, name)
+        return create_file(self, *arguments)
 
     def drain_at_step(state: State, step: int) -> None:
         worker = local_worker()
