@@ -8,7 +8,9 @@ Once an event is pending on any rank:
 2. Every watcher publishes the number of its rank's next call. The last one writes the maximum: the stop call.
 3. A rank that makes a call after it published waits until the stop call is known. No rank can be past the stop call, since it
    is at least every rank's next call. No rank waits for another rank's main thread, so a rank inside a collective blocks nobody.
-4. At the stop call each rank reports its arrival and waits for the others. Ranks that call less often are named here, instead
+4. A rank that ends before it published says that there is no stop call, so nobody waits for it: at the end of a training no step
+   is left after which all could stop. The others' calls answer False, as in a training without an event.
+5. At the stop call each rank reports its arrival and waits for the others. Ranks that call less often are named here, instead
    of causing a collective to time out half an hour later.
 """
 
@@ -112,21 +114,21 @@ class Agreement:
     def close(self, *, is_abandoned: bool = False) -> None:
         """End both threads. Called at interpreter exit, where a thread that outlives Python would crash the process.
 
-        is_abandoned: ranks may have died or hang, so the store's host does not wait until all have signed off, and no rank waits
-        for the host for more than CLOSE_S.
+        A rank that has not published by then never does, and says so. is_abandoned: ranks may have died or hang, so the store's host
+        does not wait until all have signed off, no rank waits for the host for more than CLOSE_S, and the agents end who waits.
         """
         self._closing = True
         self._hosts_store = self._hosts_store and not is_abandoned
         self._wake.put(None)
         self._watcher.join(CLOSE_S)
-        if self._listener.is_alive() or self._client is not None:
+        if self._listener.is_alive() or self._woken_by_peer or self._client is not None:
             if is_abandoned:
                 # A host that hangs on a living node accepts connections and never answers; torch waits for it without a limit.
-                leaving = threading.Thread(target=self._disconnect, daemon=True)
+                leaving = threading.Thread(target=self._disconnect, kwargs={"is_abandoned": True}, daemon=True)
                 leaving.start()
                 leaving.join(CLOSE_S)
             else:
-                self._disconnect()
+                self._disconnect(is_abandoned=False)
         self._listening = self._client = None
 
     # -- the training thread -------------------------------------------------------------------------------------
@@ -196,6 +198,8 @@ class Agreement:
         if not self._woken_by_peer and client.add("pending", 1) == 1:
             client.set_many({f"wake/{rank}": b"event" for rank in range(self._world_size)})
         with self._changed:
+            if self._closing:  # `close` counts on it that a rank which has not published by then never does
+                raise ElasticAgreementError("the process ends")
             self._client = client
             self._published = following = self._calls + 1
         client.set(f"next/{self._rank}", str(following).encode())
@@ -239,10 +243,14 @@ class Agreement:
             return "some ranks"
         return format_ranks(missing)
 
-    def _disconnect(self) -> None:
+    def _disconnect(self, *, is_abandoned: bool) -> None:
         """End the listener through its own wake key and sign off. The store's host waits until all ranks have signed off."""
         try:
             client = self._client or self._connect(CLOSE_S)
+            with self._changed:
+                has_published = self._published not in (None, NEVER)
+            if not (has_published or is_abandoned):
+                client.set("stop", str(NEVER).encode())
             client.set(f"wake/{self._rank}", b"closing")
             self._listener.join(CLOSE_S)
             if client.add("left", 1) == self._world_size:

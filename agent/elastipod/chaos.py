@@ -41,7 +41,7 @@ class Moment(StringEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     COLLECTIVE = "collective"
-    """While gradients are reduced: a little after the first of them is there, from another thread."""
+    """While gradients are reduced: a little after the first of them is there, from another thread. For "kill" and "stop" only."""
     BEFORE_APPLY = "before_apply"
     """The gradients are reduced and clipped, the optimizer has not run."""
     APPLY = "apply"
@@ -61,7 +61,8 @@ class PlannedFault:
     """One fault. step: the step in work, or after a moment between generations, the one that would be next; None: any.
 
     rank: global, None: any. from_generation: the first one in which it may happen. seconds: of "slow". once: a file that is made,
-    with the number of the process, when the fault happens; while it exists, it does not.
+    with the number of the process, when the fault happens; while it exists, it does not. Raises ValueError for "raise", "hang" and
+    "slow" at "collective": another thread than the training's can only end or stop the process.
     """
 
     kind: FaultKind
@@ -72,9 +73,16 @@ class PlannedFault:
     seconds: float = 0.05
     once: str = ""
 
+    def __post_init__(self) -> None:
+        if self.at is Moment.COLLECTIVE and self.kind not in (FaultKind.KILL, FaultKind.STOP):
+            raise ValueError(
+                f"kind is {self.kind}, which does nothing at collective: there a fault comes from another thread than the training's; "
+                "choose kill or stop, or another moment, such as backward"
+            )
+
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> PlannedFault:
-        """Read one. Raises ValueError for a kind or moment that does not exist, TypeError for an unknown field."""
+        """Read one. Raises ValueError for a kind or moment that does not exist, or not together, TypeError for an unknown field."""
         known = {**value, "kind": FaultKind(value["kind"]), "at": Moment(value["at"])}
         return cls(**known)
 

@@ -6,12 +6,14 @@ image needs no torch.
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from elastipod.distribution import SLIM, WHOLE, distribution, installed_version
+from elastipod.distribution import SLIM, checkout_advice, distribution, install_advice, installed_version
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,27 @@ COMMANDS = {
 }
 
 USAGE_ERROR = 2
+OUTPUTS = (1, 2)  # file descriptors
 # Packages that images for training do not need.
 NOT_IN_IMAGES = ("elastipod_client", "elastipod_local", "elastipod_operator")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and give its exit status: 0 success, 1 a negative result or an error, 2 wrong usage or a missing package."""
+    """Run one subcommand and give its exit status: 0 success, 1 a negative result or an error, 2 wrong usage or a missing package.
+
+    A command whose reader has gone, as in `elastipod watch JOB | grep -m1 Running`, ends quietly: with 0 if it still ran.
+    """
+    try:
+        return _main(argv)
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise  # a connection of the command broke
+        return 0
+    finally:
+        _finish_output()
+
+
+def _main(argv: Sequence[str] | None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help", "help"):
         print(help_text())
@@ -99,6 +116,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"elastipod: no command {name!r}; commands are: {', '.join(COMMANDS)}", file=sys.stderr)
         return USAGE_ERROR
     return _run(name, COMMANDS[name], rest)
+
+
+def _reader_is_gone() -> bool:
+    """Whether the program behind the pipe of standard output or standard error has ended."""
+    outputs = select.poll()
+    for descriptor in OUTPUTS:
+        outputs.register(descriptor, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in outputs.poll(0))
+
+
+def _finish_output() -> None:
+    """Write what is left. What nobody reads is dropped here, because Python would complain about it at its end."""
+    for stream, descriptor in zip((sys.stdout, sys.stderr), OUTPUTS, strict=True):
+        try:
+            if stream is not None:
+                stream.flush()
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)
 
 
 def help_text() -> str:
@@ -134,11 +171,9 @@ def _run(name: str, command: Command, argv: list[str]) -> int:
 
 
 def _remedy(command: Command, missing: str) -> str:
-    found = distribution()
-    if found == SLIM and missing.partition(".")[0] in NOT_IN_IMAGES:
-        return f"the wheel {SLIM} has no such command; on your own machine, install it with: pip install {WHOLE}"
-    what = f"'{found}[{command.extra}]'" if command.extra else found
-    return f"this installation lacks the package {missing!r}; install it with: pip install {what}"
+    if distribution() == SLIM and missing.partition(".")[0] in NOT_IN_IMAGES:
+        return f"the wheel {SLIM} has no such command; on your own machine, {checkout_advice(None)}"
+    return f"this installation lacks the package {missing!r}; {install_advice(command.extra)}"
 
 
 def _version() -> str:

@@ -5,7 +5,7 @@ whose level is authoritative (SIGUSR1 only wakes a worker). Each worker writes o
 Layout, all little-endian (docs/design/contracts.md, 5)::
 
     header, 64 bytes    magic "ELPW" | u32 layout | u32 local ranks | u32 event level | f64 event deadline | u32 leaves
-                        | u32 kept | u64 steps of the whole job, 0 where they are not known
+                        | u32 kept | u64 steps of the whole job, 0 where they are not known | f64 steady deadline
     slot, 64 bytes each u32 acknowledged | u32 sequence | u64 step | u64 samples | f64 loss | f64 samples/s
                         | u32 world size | u32 signal for stacks | f64 time | u32 in a checkpoint call | u32 asks
 
@@ -36,6 +36,7 @@ _WORD_LAYOUT, _WORD_RANKS, _WORD_LEVEL = 1, 2, 3
 _DOUBLE_DEADLINE: Final = 2
 _WORD_LEAVES, _WORD_KEPT = 6, 7
 _LONG_TOTAL: Final = 4
+_DOUBLE_STEADY_DEADLINE: Final = 5
 _SLOT_ACKNOWLEDGED, _SLOT_SEQUENCE = 0, 1
 _SLOT_STEP, _SLOT_SAMPLES, _SLOT_LOSS, _SLOT_RATE = 1, 2, 3, 4
 _SLOT_WORLD_SIZE: Final = 10
@@ -144,21 +145,29 @@ class WorkerFile:
         return cls(os.fspath(path), memory)
 
     def set_event(
-        self, level: EventLevel | int, deadline: float = 0.0, *, leaves: bool | None = None, kept: bool | None = None
+        self,
+        level: EventLevel | int,
+        deadline: float = 0.0,
+        *,
+        leaves: bool | None = None,
+        kept: bool | None = None,
+        steady_deadline: float = 0.0,
     ) -> None:
         """Raise or clear the event. The level is stored last, so a reader that sees it also sees the other fields.
 
-        leaves: True when this pod ends after the drain, False when it stays, None when that is not known. kept: True when
-        workers that return to the barrier keep their process, False when the processes end, None when that is not known.
+        deadline: Unix time; steady_deadline: the same moment on the clock of `time.monotonic`; 0: no limit. leaves: True when this
+        pod ends after the drain, False when it stays, None when that is not known. kept: True when workers that return to the
+        barrier keep their process, False when the processes end, None when that is not known.
         """
-        self._doubles[_DOUBLE_DEADLINE] = deadline
+        self.set_deadline(deadline, steady_deadline=steady_deadline)
         self._words[_WORD_LEAVES] = next(word for word, value in _ANSWERS.items() if value is leaves)
         self._words[_WORD_KEPT] = next(word for word, value in _ANSWERS.items() if value is kept)
         self._words[_WORD_LEVEL] = int(level)
 
-    def set_deadline(self, deadline: float) -> None:
-        """Change the deadline of the event."""
+    def set_deadline(self, deadline: float, *, steady_deadline: float = 0.0) -> None:
+        """Change the deadline of the event, as in `set_event`."""
         self._doubles[_DOUBLE_DEADLINE] = deadline
+        self._doubles[_DOUBLE_STEADY_DEADLINE] = steady_deadline
 
     def set_leaves(self) -> None:
         """Change the event: this pod ends after the drain, though it was to stay."""
@@ -169,6 +178,14 @@ class WorkerFile:
         level: int = self._words[_WORD_LEVEL]
         deadline: float = self._doubles[_DOUBLE_DEADLINE]
         return Event(level, deadline)
+
+    def steady_deadline(self) -> float:
+        """Give the deadline of the event on the clock of `time.monotonic`, which agent and workers share and nobody can set.
+
+        0 where an older agent wrote the file: then there is only the Unix time in `event`.
+        """
+        deadline: float = self._doubles[_DOUBLE_STEADY_DEADLINE]
+        return deadline
 
     def leaves(self) -> bool | None:
         """True when this pod ends after the drain, False when it stays, None when that is not known."""

@@ -149,7 +149,7 @@ async def _serve_metrics(settings: Settings, agent: Agent, pump: OutputPump, log
     try:
         await server.listen(settings.host, settings.metrics_port)
     except OSError as error:
-        log.warning(f"no metrics: cannot listen on {settings.host}:{settings.metrics_port}: {_reason(error)}")
+        log.warning(f"no metrics: cannot listen on {_place(settings.host, settings.metrics_port)}: {_reason(error)}")
         return None
     return server
 
@@ -171,7 +171,11 @@ def _details(settings: Settings, environ: Mapping[str, str]) -> dict[str, object
 def _cannot_listen(settings: Settings, error: OSError) -> str:
     is_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
     option = "--server-host" if is_host else "--server-port"
-    return f"cannot listen on {settings.host}:{settings.port}: {_reason(error)}; choose another {option}"
+    return f"cannot listen on {_place(settings.host, settings.port)}: {_reason(error)}; choose another {option}"
+
+
+def _place(host: str, port: int) -> str:
+    return f"{host}:{port}" if host else f"port {port}"
 
 
 def _reason(error: OSError) -> str:

@@ -198,7 +198,9 @@ OWN_OPTIONS = (
         help="time without a new step after which a worker that reports steps is reported as a fault, with its stacks; 0 = never "
         "(default: auto = 10 times the usual interval between reports, at least 600)",
     ),
-    Option(("--server-host",), "0.0.0.0", metavar="HOST", help="address of the control server (default: 0.0.0.0)"),  # noqa: S104 the operator calls from another pod
+    Option(
+        ("--server-host",), "", metavar="HOST", help="address of the control server (default: all, of IPv4 and IPv6)"
+    ),
     Option(("--server-port",), None, int, metavar="PORT", help="its port (default: $ELASTIPOD_AGENT_PORT or 8080)"),
     Option(
         ("--server-log-level",),

@@ -43,6 +43,10 @@ def describe(report: AuditReport) -> str:
     )
     repeated = ", ".join(f"{count} by generation {number}" for number, count in sorted(report.steps_repeated.items()))
     lines.append(f"  steps repeated: {repeated}")
+    lines += [
+        f"  logs of generation {number} are missing, which left nothing in the final weights: at least so many steps were repeated"
+        for number in report.incomplete
+    ]
     if report.missing_first:
         named = ", ".join(f"{index} in epoch {epoch}" for epoch, index in report.missing_first)
         lines.append(f"  missing, first ones: {named}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,16 +17,27 @@ _NAME = re.compile(r"gen-(\d{6,})-rank-(\d{5,})\.jsonl")
 _HEADER_FIELDS = ("world_size", "resumed_step", "resumed_generation", "dataset_size", "epochs", "global_batch")
 
 
+def _no_samples() -> array[int]:
+    return array("q")
+
+
 @dataclass(frozen=True, slots=True)
 class LoggedStep:
-    """One rank's part of one step. ranges: dataset indices as half-open (first, end)."""
+    """One rank's part of one step. ranges: dataset indices as half-open (first, end); samples: others one by one."""
 
     epoch: int
-    ranges: tuple[tuple[int, int], ...]
+    ranges: tuple[tuple[int, int], ...] = ()
+    samples: array[int] = field(default_factory=_no_samples)
 
     @property
     def count(self) -> int:
-        return sum(end - first for first, end in self.ranges)
+        return sum(end - first for first, end in self.ranges) + len(self.samples)
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """Give all dataset indices as half-open (first, end)."""
+        yield from self.ranges
+        for index in self.samples:
+            yield index, index + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +74,11 @@ class LoggedGeneration:
     contradicted_by: Path | None = None
 
     @property
+    def missing_ranks(self) -> list[int]:
+        """The ranks of which there is no log, in order."""
+        return sorted(set(range(self.start.world_size)) - self.ranks)
+
+    @property
     def has_trained(self) -> bool:
         """True when any rank completed a step or logged its end."""
         return bool(self.steps or self.ends)
@@ -77,7 +94,8 @@ class LoggedGeneration:
 def read_logs(directory: str | os.PathLike[str]) -> dict[int, LoggedGeneration]:
     """Read all sample logs in a directory; give generation number -> its logs.
 
-    Raises UnusableLogsError when files are missing, damaged, or contradict each other, and OSError when they cannot be read.
+    Raises UnusableLogsError when files are damaged or contradict each other, and OSError when they cannot be read. Whether files are
+    missing that are needed depends on the lineage, so `audit` tells.
     """
     folder = Path(directory)
     if not folder.is_dir():
@@ -92,7 +110,6 @@ def read_logs(directory: str | os.PathLike[str]) -> dict[int, LoggedGeneration]:
         _read_file(folder / name, number, rank, generations)
     generations = _drop_refused_starts(generations)
     _check_headers_agree(generations)
-    _check_no_rank_missing(generations)
     _check_same_data(generations)
     return generations
 
@@ -101,7 +118,7 @@ def _read_file(path: Path, number: int, rank: int, generations: dict[int, Logged
     records = _records(path)
     first = next(records, None)
     if first is None:
-        return  # killed while writing its first line; it is reported as missing if its generation trained
+        return  # killed while writing its first line, or lost with its node: as if there were no file
     try:
         if first["kind"] != "start" or (first["generation"], first["rank"]) != (number, rank):
             raise UnusableLogsError(f"{path} does not begin with the start line of its own generation and rank")
@@ -113,28 +130,29 @@ def _read_file(path: Path, number: int, rank: int, generations: dict[int, Logged
         generation.ranks.add(rank)
         for record in records:
             _add(generation, record)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UnusableLogsError(f"{path} has a line that this audit cannot read: {error!r}") from error
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     """Give the records of a file. A last line that was cut off by a kill is left out; any other bad line is an error."""
-    lines = path.read_bytes().split(b"\n")
-    lines.pop()  # after the last newline: nothing, or an unfinished line
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise UnusableLogsError(f"{path} line {number} is not JSON: the log was changed or damaged") from error
-        if not isinstance(record, dict):
-            raise UnusableLogsError(f"{path} line {number} is not a record")
-        yield record
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise UnusableLogsError(f"{path} line {number} is not JSON: the log was changed or damaged") from error
+            if not isinstance(record, dict):
+                raise UnusableLogsError(f"{path} line {number} is not a record")
+            yield record
 
 
 def _add(generation: LoggedGeneration, record: dict[str, Any]) -> None:
     kind = record["kind"]
     if kind == "step":
-        generation.steps.setdefault(int(record["step"]), []).append(LoggedStep(int(record["epoch"]), _ranges(record)))
+        generation.steps.setdefault(int(record["step"]), []).append(_logged_step(record))
     elif kind in ("saved", "loaded"):
         found, step, norm = getattr(generation, kind), int(record["step"]), record.get("optimizer_norm")
         found[step] = found.get(step) if norm is None else norm  # not all ranks of a replicated state log it
@@ -144,10 +162,11 @@ def _add(generation: LoggedGeneration, record: dict[str, Any]) -> None:
         raise ValueError(f"kind {kind!r}")
 
 
-def _ranges(record: dict[str, Any]) -> tuple[tuple[int, int], ...]:
+def _logged_step(record: dict[str, Any]) -> LoggedStep:
+    epoch = int(record["epoch"])
     if "ids" in record:
-        return tuple((int(first), int(end)) for first, end in record["ids"])
-    return tuple((int(index), int(index) + 1) for index in record["samples"])
+        return LoggedStep(epoch, tuple((int(first), int(end)) for first, end in record["ids"]))
+    return LoggedStep(epoch, samples=array("q", [int(index) for index in record["samples"]]))
 
 
 def _drop_refused_starts(generations: dict[int, LoggedGeneration]) -> dict[int, LoggedGeneration]:
@@ -168,16 +187,6 @@ def _check_headers_agree(generations: dict[int, LoggedGeneration]) -> None:
         if each.contradicted_by is not None:
             raise UnusableLogsError(
                 f"{each.contradicted_by} contradicts the other ranks of generation {each.number} in its first line"
-            )
-
-
-def _check_no_rank_missing(generations: dict[int, LoggedGeneration]) -> None:
-    for generation in generations.values():
-        missing = sorted(set(range(generation.start.world_size)) - generation.ranks)
-        if generation.steps and missing:
-            raise UnusableLogsError(
-                f"generation {generation.number} ran on {generation.start.world_size} ranks, but the logs of "
-                f"{len(missing)} are missing, the first of rank {missing[0]}"
             )
 
 

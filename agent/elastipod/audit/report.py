@@ -3,7 +3,8 @@
 It follows the lineage of the final weights backwards: the steps of the last generation after the step it resumed from, then
 the steps of the generation that saved that checkpoint, and so on. Over the lineage every index must occur once per epoch. In a
 weighted mixture every source must be drawn as often as its weight says, and its samples must occur equally often, give or take
-one. Steps that a crashed generation made after its last checkpoint are not in the lineage; they count as repeated.
+one. Steps that a crashed generation made after its last checkpoint are not in the lineage; they count as repeated. Logs that
+were lost with a node are missed only in the lineage.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class AuditReport:
     exist. missing_first: the first missing samples as [epoch, index]; for a mixture [pass over the source, index].
     steps_repeated: for each generation, its steps that an earlier generation had made already.
     optimizer_norms_differ: generations that loaded other optimizer moments than were saved.
+    incomplete: generations outside the lineage that lack the logs of some ranks. samples_total and steps_repeated count what is
+    there, so they are lower bounds if there are any.
     """
 
     exact: bool
@@ -46,6 +49,7 @@ class AuditReport:
     missing_first: list[list[int]]
     steps_repeated: dict[int, int]
     optimizer_norms_differ: list[int]
+    incomplete: list[int]
 
     @property
     def sentence(self) -> str:
@@ -76,10 +80,12 @@ class LineageSegment:
 def audit(generations: dict[int, LoggedGeneration]) -> AuditReport:
     """Give the report on the logs of one job. generations: from `read_logs`.
 
-    Raises UnusableLogsError when the lineage cannot be followed.
+    Raises UnusableLogsError when the lineage cannot be followed, or when it contains a generation of which logs are missing.
     """
     newest = generations[max(generations)]
     lineage = trace_lineage(generations)
+    for segment in lineage:
+        _check_complete(segment.generation)
     counter: SampleCounter = (
         MixtureCounter(newest.start.sources)
         if newest.start.sources
@@ -105,6 +111,7 @@ def audit(generations: dict[int, LoggedGeneration]) -> AuditReport:
         missing_first=counter.first_missing(MAX_NAMED),
         steps_repeated=repeated_steps(generations),
         optimizer_norms_differ=_generations_with_changed_norm(generations),
+        incomplete=[each.number for each in generations.values() if each.steps and each.missing_ranks],
     )
 
 
@@ -138,6 +145,15 @@ def repeated_steps(generations: dict[int, LoggedGeneration]) -> dict[int, int]:
         repeated[number] = sum(1 for step in steps if step <= reached)
         reached = max([reached, *steps])
     return repeated
+
+
+def _check_complete(generation: LoggedGeneration) -> None:
+    missing = generation.missing_ranks
+    if missing:
+        raise UnusableLogsError(
+            f"generation {generation.number} ran on {generation.start.world_size} ranks, but the logs of "
+            f"{len(missing)} are missing, the first of rank {missing[0]}"
+        )
 
 
 def _final_step(newest: LoggedGeneration) -> int:

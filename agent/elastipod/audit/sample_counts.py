@@ -43,7 +43,7 @@ class EpochCounter:
 
     def add(self, lines: Iterable[LoggedStep]) -> None:
         for line in lines:
-            for first, end in line.ranges:
+            for first, end in line.spans():
                 self._add_range(line.epoch, first, end)
 
     def counts(self) -> SampleCounts:
@@ -86,7 +86,7 @@ class MixtureCounter:
 
     def add(self, lines: Iterable[LoggedStep]) -> None:
         for line in lines:
-            for first, end in line.ranges:
+            for first, end in line.spans():
                 inside = range(max(first, 0), min(end, self._starts[-1]))
                 self._foreign += (end - first) - len(inside)
                 for index in inside:

@@ -35,7 +35,9 @@ def current_drain() -> DrainNotice | None:
     event = worker.file.event()
     if event.level == EventLevel.NONE or not event.deadline:
         return None
-    return DrainNotice(event.deadline - time.time(), worker.file.leaves())
+    steady = worker.file.steady_deadline()
+    left_s = steady - time.monotonic() if steady else event.deadline - time.time()
+    return DrainNotice(left_s, worker.file.leaves())
 
 
 def storage_wait_s(left_s: Sequence[float], *, survives_drain: bool) -> float:

@@ -19,7 +19,7 @@ from elastipod.checkpoint.manifest import CheckpointId, DamagedCheckpoint
 from elastipod.checkpoint.save_arguments import open_store
 from elastipod.checkpoint.store import COMPLETE, CheckpointStore
 from elastipod.checkpoint.training_state import MODEL
-from elastipod.distribution import distribution
+from elastipod.distribution import install_advice
 from elastipod.errors import CheckpointError
 from elastipod.synced_files import sync_directory
 
@@ -82,8 +82,7 @@ def _save_file() -> Any:
         from safetensors.torch import save_file
     except ImportError as error:
         raise CheckpointError(
-            f"exporting needs the package safetensors ({error}); install it with: "
-            f"pip install '{distribution()}[export]'"
+            f"exporting needs the package safetensors ({error}); {install_advice('export')}"
         ) from error
     return save_file
 

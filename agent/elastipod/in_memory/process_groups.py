@@ -109,7 +109,7 @@ class ProcessGroups:
         set_group_timeout(self._timeout)
 
     def allow_for(self, num_bytes: int) -> None:
-        """Give collectives the time in which a peer copies and sums a model of this size; a peer that hangs is given up soon all the same."""
+        """Give collectives the time in which a peer copies and sums a model of this size. A peer that hangs is still given up soon."""
         set_group_timeout(timedelta(seconds=min(TRY_S + num_bytes / SLOWEST_BYTES_PER_S, MOST_FOR_STATE_S)))
 
     def publish(self, key: str, value: str) -> None:

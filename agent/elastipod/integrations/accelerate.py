@@ -32,6 +32,9 @@ require("accelerate")
 from accelerate.scheduler import AcceleratedScheduler  # noqa: E402  # after the sentence that says what is missing
 from accelerate.utils import send_to_device  # noqa: E402
 
+# In a checkpoint's `extra`, not a member of its state: those of earlier versions and of other precisions lack it, and can be loaded.
+_SCALER = "grad_scaler"
+
 
 class AccelerateStep:
     """One optimizer step on one rank: iterate over it for the inputs of its passes, and call `backward` once in each."""
@@ -118,7 +121,7 @@ def elastic_steps(
     """
     _check(accelerator, loader, model, scheduler)
     plan = ElasticBatches(len(loader.dataset), global_batch, seed=seed, epochs=epochs)  # type: ignore[arg-type]
-    job = _Job(plan, optimizer, scheduler, checkpoints, model)
+    job = _Job(plan, optimizer, scheduler, checkpoints, model, accelerator.scaler)
     job.resume(sample_log)
     step: AccelerateStep | None = None
     with _elastic_loader(loader, job) as own:
@@ -146,8 +149,10 @@ class _Job:
         scheduler: Any,
         checkpoints: str | os.PathLike[str] | CheckpointManager,
         model: torch.nn.Module,
+        scaler: torch.amp.GradScaler | None,
     ) -> None:
         self.plan, self.place = plan, RankInWorld.current()
+        self._scaler = scaler
         self._objects: dict[str, Any] = {
             "model": model, "optimizer": getattr(optimizer, "optimizer", optimizer), "scheduler": scheduler
         }  # fmt: skip
@@ -160,6 +165,8 @@ class _Job:
         resume: Resume | None = self._checkpoints.load_latest(**self._objects)
         if resume is not None:
             self.plan = self.plan.resumed(resume.extra["data"])
+            if self._scaler is not None and resume.extra.get(_SCALER):
+                self._scaler.load_state_dict(resume.extra[_SCALER])
         if sample_log:
             self._log = SampleLog(
                 sample_log,
@@ -177,6 +184,8 @@ class _Job:
 
     def save(self, step: int) -> None:
         extra = {"data": self.plan.state_dict(step)}
+        if self._scaler is not None:
+            extra[_SCALER] = self._scaler.state_dict()
         self._checkpoints.save(step, **self._objects, extra=extra, sample_log=self._log)
 
     def end(self, step: int, *, is_drained: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from elastipod.distribution import distribution, installed_version
+from elastipod.distribution import install_advice, installed_version
 from elastipod.errors import FrameworkError
 
 
@@ -33,7 +33,7 @@ TESTED = {
 def require(package: str) -> None:
     """Raise FrameworkError, in one sentence, when the package is missing or older than the integration needs."""
     framework = TESTED[package]
-    remedy = f"pip install '{distribution()}[{framework.extra}]'"
+    remedy = install_advice(framework.extra)
     found = installed_version(package) or (installed_version(framework.also) if framework.also else None)
     if found is None:
         raise FrameworkError(

@@ -127,10 +127,16 @@ def _reopen(stream: io.TextIOWrapper, number: int) -> None:
 
 
 def reseed() -> None:
-    """Reseed what imports have seeded: numpy's generator and the key of multiprocessing. `random` reseeds itself after a fork."""
+    """Reseed what imports have seeded: the generators of numpy and torch and the key of multiprocessing.
+
+    `random` reseeds itself after a fork, and torch's generators of accelerators do not exist before their first use.
+    """
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
+    generator: Any = getattr(sys.modules.get("torch"), "default_generator", None)
+    if generator is not None:
+        generator.seed()  # torch.seed() also asks for work on the accelerator, once it is initialized
     processes: Any = sys.modules.get("multiprocessing.process")
     if processes is not None:
         processes.current_process().authkey = os.urandom(32)

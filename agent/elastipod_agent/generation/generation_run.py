@@ -90,7 +90,7 @@ class GenerationRun:
             self._unanswered_check_at = max(time.monotonic() + ANSWER_TIME_S, self._began_at + IMPORT_TIME_S)
             if self.group is not None:
                 kept = kept_after_drain(restart_mode)
-                self.group.raise_event(time.time() + timeout_s, signal.SIGUSR1, leaves=leaves, kept=kept)
+                self.group.raise_event(timeout_s, signal.SIGUSR1, leaves=leaves, kept=kept)
         elif mode is StopMode.HARD:
             self.stop_mode = mode
         self.wake.set()
@@ -102,7 +102,7 @@ class GenerationRun:
             return False
         self._deadline = deadline
         if self.group is not None:
-            self.group.file.set_deadline(time.time() + timeout_s)
+            self.group.file.set_deadline(time.time() + timeout_s, steady_deadline=deadline)
         self.wake.set()
         return True
 

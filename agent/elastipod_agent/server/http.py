@@ -9,6 +9,7 @@ another protocol is no longer among them once its caller has proven who it is.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import MappingProxyType
+from typing import Any
 
 from elastipod_agent.server.http_messages import (
     Head,
@@ -107,12 +109,13 @@ class HttpServer:
         self._is_closing = False
 
     async def listen(self, host: str, port: int) -> int:
-        """Start to serve; gives the port, which the system chooses for 0.
+        """Start to serve; gives the port, which the system chooses for 0. host: "" for all addresses, of IPv4 and IPv6.
 
         Raises OSError if the port is in use, and socket.gaierror if the host has no address.
         """
+        place: dict[str, Any] = {"host": host, "port": port} if host else {"sock": _open_to_all(port)}
         try:
-            self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES, backlog=256)
+            self._server = await asyncio.start_server(self._serve, **place, limit=MAX_HEAD_BYTES, backlog=256)
         except UnicodeError as error:  # of the codec for names, before anybody is asked
             why = "the name has an empty part, or one of more than 63 characters"
             raise socket.gaierror(socket.EAI_NONAME, why) from error
@@ -251,6 +254,17 @@ class HttpServer:
         lines += [f"{name}: {value}" for name, value in headers.items()]
         writer.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body)
         await asyncio.wait_for(writer.drain(), self._body_timeout_s)
+
+
+def _open_to_all(port: int) -> socket.socket:
+    """Give one socket for IPv4 and IPv6, or for IPv4 alone where IPv6 is switched off. Raises OSError if the port is in use."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise
+    return socket.create_server(("0.0.0.0", port))  # noqa: S104  # the operator calls from another pod
 
 
 async def _close_connection(writer: asyncio.StreamWriter) -> None:

@@ -9,6 +9,8 @@ ranks have agreed before that, and torch's own teardown does not need the store.
 from __future__ import annotations
 
 import asyncio
+import signal
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -117,9 +119,12 @@ class WorkerGroup:
         """True if the output of local rank 0 can be read."""
         return self._tap is not None
 
-    def raise_event(self, deadline: float, wake_signal: int, *, leaves: bool | None, kept: bool | None) -> None:
+    def raise_event(self, timeout_s: float, wake_signal: int, *, leaves: bool | None, kept: bool | None) -> None:
         """Ask for a drain: store the event level, then send the signal to each worker, also to workers that start later."""
-        self._file.set_event(EventLevel.DRAIN, deadline, leaves=leaves, kept=kept)
+        steady_deadline = time.monotonic() + timeout_s
+        self._file.set_event(
+            EventLevel.DRAIN, time.time() + timeout_s, leaves=leaves, kept=kept, steady_deadline=steady_deadline
+        )
         self._wake_signal = wake_signal
         for worker in self.living:
             worker.child.send(wake_signal)
@@ -154,13 +159,14 @@ class WorkerGroup:
     async def end(self, number: int, patience_s: float, only: Collection[int] | None = None) -> list[int]:
         """End workers: send the signal to each process group, and SIGKILL to all descendants after ``patience_s``.
 
-        only: local ranks to end, None for all. Gives the pids that SIGKILL did not end.
+        number: the signal; of SIGKILL patience_s is 0. only: local ranks to end, None for all. Gives the pids that SIGKILL did not end.
         """
         workers = [worker for worker in self.workers if only is None or worker.local_rank in only]
         living = [worker for worker in workers if worker.child.status is None]
         for worker in living:
             worker.is_killed = True
-            worker.child.send_group(number)
+            if number != signal.SIGKILL:  # `end_all` kills too, but not what frees the resources of the others
+                worker.child.send_group(number)
         if living and patience_s > 0:
             waits = [asyncio.ensure_future(worker.child.ended.wait()) for worker in living]
             await asyncio.wait(waits, timeout=patience_s)

@@ -14,10 +14,18 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from elastipod_agent.workers.process_table import PROC, Process, descendants, has_in_environment, snapshot
+from elastipod_agent.workers.process_table import (
+    PROC,
+    Process,
+    command_line,
+    descendants,
+    has_in_environment,
+    snapshot,
+)
 from elastipod_agent.workers.reaper import Reaper
 
 _POLL_S = 0.05
+_FREEING_S = 2.0  # how long processes that free what workers have left may take, once the workers are gone
 
 
 def members(sessions: Collection[int], cookie: str, proc: Path = PROC) -> list[int]:
@@ -35,19 +43,37 @@ def _belongs(process: Process, sessions: Collection[int], cookie: str, proc: Pat
     return is_inside or has_in_environment(process.pid, cookie, proc)
 
 
+def frees_resources(command: bytes) -> bool:
+    """Tell by its command line whether a process frees what workers have left, such as shared memory, once they have ended.
+
+    These are torch's manager of shared memory and the resource trackers of multiprocessing and of its forks. Each ends by itself when
+    the last process that holds its pipe or socket is gone; if it is killed with the workers, their segments stay in /dev/shm.
+    """
+    program = command.partition(b"\0")[0]
+    return os.path.basename(program) == b"torch_shm_manager" or b".resource_tracker import main" in command
+
+
 async def end_all(reaper: Reaper, sessions: Collection[int], cookie: str, timeout_s: float) -> list[int]:
     """Kill every process of the workers and wait until all are gone; gives the pids that SIGKILL did not end in time.
+
+    What frees the resources of the others ends after them by itself, and is killed only if it does not.
 
     Only a second empty result counts: a process whose parent was reaped during a snapshot is missing in the tree of that snapshot, and is
     below the agent in the next.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
+    spared_until = deadline - timeout_s / 4  # time that SIGKILL may take afterwards
     while found := members(sessions, cookie) or members(sessions, cookie):
-        if loop.time() >= deadline:
+        now = loop.time()
+        if now >= deadline:
             return found
+        spared = {pid for pid in found if frees_resources(command_line(pid))}
+        if len(spared) == len(found):
+            spared_until = min(spared_until, now + _FREEING_S)
         for pid in found:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+            if pid not in spared or now >= spared_until:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
         await reaper.next_exit(_POLL_S)
     return []

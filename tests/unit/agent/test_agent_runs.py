@@ -171,10 +171,19 @@ def test_a_taken_metrics_port_is_a_warning(agent: AgentInProcess) -> None:
     assert f"no metrics: cannot listen on 127.0.0.1:{port}: Address already in use" in agent.printed()
 
 
-def test_a_taken_port_of_the_agent_ends_it_with_one_sentence(agent: AgentInProcess) -> None:
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        pytest.param(["--server-host=127.0.0.1"], "127.0.0.1:{}", id="at one address"),
+        pytest.param([], "port {}", id="at all addresses"),
+    ],
+)
+def test_a_taken_port_of_the_agent_ends_it_with_one_sentence(
+    agent: AgentInProcess, options: list[str], place: str
+) -> None:
     with socket.create_server(("127.0.0.1", agent.port)):
-        assert agent.run_alone("--server-host=127.0.0.1", "train.py") == 1
-    told = f"cannot listen on 127.0.0.1:{agent.port}: Address already in use; choose another --server-port"
+        assert agent.run_alone(*options, "train.py") == 1
+    told = f"cannot listen on {place.format(agent.port)}: Address already in use; choose another --server-port"
     assert told in agent.printed()
     assert agent.termination_message == told
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import multiprocessing.process
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod_agent.fork_server import channel, preload, program
+from elastipod_agent.fork_server import channel, forking, preload, program
 from elastipod_agent.fork_server.import_snapshot import ImportSnapshot
 
 MESSAGES = st.lists(st.dictionaries(st.text(), st.text() | st.integers()), max_size=5)
@@ -112,6 +116,29 @@ def test_files_may_be_shared_and_connections_may_not(tmp_path: Path) -> None:
     os.close(source)
     os.close(sink)
     assert preload.describe_unshareable(source) is None, "closed meanwhile"
+
+
+@pytest.fixture
+def kept_random_state() -> Iterator[None]:
+    """Give back the generators and the key of this process after the test."""
+    numbers, torch_numbers = np.random.get_state(), torch.get_rng_state()
+    process = multiprocessing.process.current_process()
+    key = process.authkey
+    yield
+    process.authkey = key
+    np.random.set_state(numbers)
+    torch.set_rng_state(torch_numbers)
+
+
+@pytest.mark.usefixtures("kept_random_state")
+def test_workers_that_inherit_the_same_random_state_draw_different_numbers() -> None:
+    draws = []
+    for _ in range(3):
+        np.random.seed(7)
+        torch.default_generator.manual_seed(7)
+        forking.reseed()
+        draws.append((np.random.rand(), torch.rand(1).item(), bytes(multiprocessing.process.current_process().authkey)))
+    assert [len(set(kind)) for kind in zip(*draws, strict=True)] == [3, 3, 3]
 
 
 def test_where_a_script_finds_its_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

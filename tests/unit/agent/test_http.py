@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -345,3 +348,61 @@ async def test_a_handler_that_fails_is_answered_with_500() -> None:
         reader, writer = await connect()
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
         assert (await answer(reader))[0] == 500
+
+
+def ipv6_is_usable() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return socket.has_dualstack_ipv6()
+
+
+@asynccontextmanager
+async def serving_everywhere(port: int = 0) -> AsyncIterator[int]:
+    server = HttpServer(echo, lambda path: LIMIT, lambda status, why: None)
+    chosen = await server.listen("", port)
+    try:
+        yield chosen
+    finally:
+        await server.close(1.0)
+
+
+async def status_at(host: str, port: int) -> int:
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    try:
+        return (await answer(reader))[0]
+    finally:
+        writer.close()
+
+
+@pytest.mark.skipif(not ipv6_is_usable(), reason="this machine has no IPv6")
+async def test_without_a_host_ipv4_and_ipv6_are_served_at_one_port() -> None:
+    async with serving_everywhere() as port:
+        assert [await status_at(host, port) for host in ("127.0.0.1", "::1")] == [200, 200]
+
+
+@pytest.mark.parametrize("number", [errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, None])
+async def test_without_a_host_and_without_ipv6_ipv4_is_served(
+    number: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None: the system has no sockets for both; else: it has, but IPv6 is switched off."""
+    create = socket.create_server
+
+    def without_ipv6(address: tuple[str, int], *, family: int = socket.AF_INET, **options: Any) -> socket.socket:
+        if family == socket.AF_INET6:
+            assert number is not None, "it was asked before"
+            raise OSError(number, os.strerror(number))
+        return create(address, **options)
+
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: number is not None)
+    monkeypatch.setattr(socket, "create_server", without_ipv6)
+    async with serving_everywhere() as port:
+        assert await status_at("127.0.0.1", port) == 200
+
+
+async def test_without_a_host_a_port_that_is_taken_in_one_of_both_is_taken() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as other, pytest.raises(OSError, match=str(errno.EADDRINUSE)):
+        async with serving_everywhere(other.getsockname()[1]):
+            pass

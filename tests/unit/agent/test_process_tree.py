@@ -4,12 +4,50 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+from tests.patience import PATIENCE_S
+
 from elastipod_agent.workers.process_table import catches, descendants, snapshot
-from elastipod_agent.workers.process_tree import members
+from elastipod_agent.workers.process_tree import frees_resources, members
 
 COOKIE = "ELASTIPOD_WORKER_FILE=/x"
+# A process that starts a worker, waits for a line of it, and ends all of its processes as the agent does.
+ENDS_A_WORKER = """
+import asyncio, os, sys, time
+from elastipod_agent.workers import process_tree
+from elastipod_agent.workers.reaper import Reaper
+
+async def main():
+    reaper = Reaper()
+    reaper.start()
+    source, sink = os.pipe()
+    command = [sys.executable, "-c", sys.argv[1]]
+    worker = await reaper.spawn(command, {**os.environ, "ELASTIPOD_WORKER_FILE": "/x"}, stdout=sink, stderr=2)
+    said = os.read(source, 1000).decode().strip()
+    process_tree._FREEING_S = float(sys.argv[2])
+    stuck = await process_tree.end_all(reaper, {worker.pid}, "ELASTIPOD_WORKER_FILE=/x", float(sys.argv[3]))
+    reaper.collect()
+    print(said, worker.status, stuck)
+
+asyncio.run(main())
+"""
+HAS_SHARED_MEMORY = """
+import time
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(create=True, size=4096)
+print(memory.name, flush=True)
+time.sleep(600)
+"""
+LEAVES_A_HANGING_TRACKER = """
+import subprocess, sys, time
+tracker = "import time; time.sleep(600)  # from multiprocessing.resource_tracker import main"
+print(subprocess.Popen([sys.executable, "-S", "-c", tracker], start_new_session=True).pid, flush=True)
+time.sleep(600)
+"""
 
 
 def add(proc: Path, pid: int, parent: int, session: int, *, state: str = "S", environ: str = "") -> None:
@@ -60,3 +98,47 @@ def test_the_kernel_tells_of_a_handler_of_python() -> None:
         assert catches(os.getpid(), signal.SIGUSR1)
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def end_worker(script: str, freeing_s: float) -> list[str]:
+    """Start this script as a worker and end it; gives what it printed, its status, and the pids that did not end.
+
+    freeing_s: what those that free its resources may take.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS_A_WORKER, script, str(freeing_s), str(PATIENCE_S)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+def test_the_shared_memory_of_workers_that_are_killed_is_freed() -> None:
+    name, *end = end_worker(HAS_SHARED_MEMORY, PATIENCE_S)
+    assert end == ["-9", "[]"]
+    assert not Path("/dev/shm", name).exists()
+
+
+def test_what_frees_resources_and_does_not_end_is_killed() -> None:
+    tracker, *end = end_worker(LEAVES_A_HANGING_TRACKER, 0.1)
+    assert end == ["-9", "[]"]
+    assert not Path("/proc", tracker).exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "frees"),
+    [
+        pytest.param(
+            ["python", "-c", "from multiprocessing.resource_tracker import main;main(5)"], True, id="Python's"
+        ),
+        pytest.param(["python", "-c", "from multiprocess.resource_tracker import main;main(5)"], True, id="of a fork"),
+        pytest.param(["/x/torch/bin/torch_shm_manager"], True, id="torch's"),
+        pytest.param(["python", "-c", "from multiprocessing.spawn import spawn_main"], False, id="a data worker"),
+        pytest.param(["python", "train.py", "torch_shm_manager"], False, id="a worker"),
+        pytest.param([], False, id="a process that is gone"),
+    ],
+)
+def test_what_frees_resources_is_known_by_its_command(command: list[str], frees: bool) -> None:
+    assert frees_resources(b"".join(argument.encode() + b"\0" for argument in command)) is frees

@@ -61,7 +61,16 @@ def test_the_end_of_a_worker_group_reaches_what_its_workers_have_started() -> No
     process.stdout.close()
 
 
-async def test_a_worker_is_ended_with_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        pytest.param(signal.SIGTERM, [("its group", signal.SIGTERM)], id="with its group"),
+        pytest.param(signal.SIGKILL, [], id="without what frees its resources, which may be in its group"),
+    ],
+)
+async def test_a_worker_is_ended(
+    number: int, told: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def none_left(*_: object) -> list[int]:
         return []
 
@@ -81,9 +90,9 @@ async def test_a_worker_is_ended_with_its_group(tmp_path: Path, monkeypatch: pyt
     group = object.__new__(WorkerGroup)  # of which only the end is looked at
     group.workers = [WorkerProcess(0, child, Path("/nowhere"), [], None, None)]
     group._file, group._reaper = WorkerFile.create(tmp_path / "worker-file", 1), Reaper()
-    await group.end(signal.SIGTERM, 0)
+    await group.end(number, 0)
     group.close()
-    assert child.told == [("its group", signal.SIGTERM)]
+    assert child.told == told
 
 
 async def test_a_child_that_is_stopped_before_its_exec_does_not_hold_up_its_start(

@@ -52,7 +52,7 @@ def test_all_that_is_given_is_kept(tmp_path: Path) -> None:
 def test_what_an_agent_does_without_any_option() -> None:
     settings = read("t.py")
     layout, logs = settings.layout, settings.logs
-    assert (settings.host, settings.port, settings.server_log_level) == ("0.0.0.0", 8080, "info")
+    assert (settings.host, settings.port, settings.server_log_level) == ("", 8080, "info")
     assert (settings.shutdown_signal, settings.shutdown_timeout_s) == (signal.SIGKILL, 15)
     assert (settings.server_shutdown_timeout_s, settings.inprocess_timeout_s) == (300, 600)
     assert (layout.nproc, layout.run_id, layout.role, layout.max_restarts) == (1, "none", "default", 0)

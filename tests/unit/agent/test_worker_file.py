@@ -21,14 +21,14 @@ SLOT = struct.Struct("<IIQQddIIdI")
 def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
     path = tmp_path / "page"
     with WorkerFile.create(path, 2) as page:
-        page.set_event(EventLevel.DRAIN, 123.5, leaves=True)
+        page.set_event(EventLevel.DRAIN, 123.5, leaves=True, steady_deadline=67.25)
         page.acknowledge(1)
         page.set_in_checkpoint(1, True)
         page.report(1, step=3, samples=96, loss=0.25, samples_per_s=8.0, world_size=4, time=1000.0, total_steps=500)
     data = path.read_bytes()
     assert len(data) == 64 * 3
     assert HEADER.unpack_from(data) == (b"ELPW", 1, 2, 1, 123.5, 2)
-    assert struct.unpack_from("<Q", data, 32) == (500,)
+    assert struct.unpack_from("<Qd", data, 32) == (500, 67.25)
     assert SLOT.unpack_from(data, 64) == (0,) * 10
     assert SLOT.unpack_from(data, 128) == (1, 2, 3, 96, 0.25, 8.0, 4, 0, 1000.0, 1)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -40,8 +40,8 @@ def test_what_one_side_writes_the_other_reads(tmp_path: Path) -> None:
         assert worker.event() == (EventLevel.NONE, 0.0)
         assert agent.progress(0) is None
         assert worker.leaves() is None
-        agent.set_event(EventLevel.DRAIN, 5.0, leaves=False)
-        assert worker.leaves() is False
+        agent.set_event(EventLevel.DRAIN, 5.0, leaves=False, steady_deadline=3.0)
+        assert (worker.leaves(), worker.steady_deadline()) == (False, 3.0)
         worker.set_in_checkpoint(1, True)
         assert (agent.is_in_checkpoint(0), agent.is_in_checkpoint(1)) == (False, True)
         worker.set_in_checkpoint(1, False)

@@ -202,8 +202,16 @@ def test_what_a_drain_left_in_memory_is_not_written_where_newer_steps_soon_are(
     assert DirectoryStore(tmp_path / "disk").list_complete() == [CheckpointId(2, 2)]
 
 
-def test_what_is_being_written_is_given_up_for_the_newest_step_when_time_is_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("leaves", "durable"),
+    [
+        pytest.param(False, [], id="given up, because memory holds the newest"),
+        pytest.param(True, [2, 1], id="finished first, because the memory leaves too"),
+        pytest.param(None, [2, 1], id="finished first, because nobody knows who stays"),
+    ],
+)
+def test_what_is_being_written_when_time_is_short_is_given_up_only_for_a_step_that_memory_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: bool | None, durable: list[int]
 ) -> None:
     trainer, release = Trainer(), threading.Event()
     trainer.step(1)
@@ -212,10 +220,26 @@ def test_what_is_being_written_is_given_up_for_the_newest_step_when_time_is_shor
         manager = CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory")
         manager.save_async(1, model=trainer.model, optimizer=trainer.optimizer, scheduler=trainer.scheduler)
         trainer.step(2)
-        file.set_event(EventLevel.DRAIN, time.time() + 100, leaves=True)
+        file.set_event(EventLevel.DRAIN, time.time() + 100, leaves=leaves)
         threading.Timer(0.5, release.set).start()
-        assert trainer.save(manager, 2) == tmp_path / "disk" / CheckpointId(2, 1).name
-    assert DirectoryStore(tmp_path / "disk").list_complete() == [CheckpointId(2, 1)]
+        path = trainer.save(manager, 2)
+        in_memory = manager._run().memory_path()
+    assert path == (tmp_path / "disk" / CheckpointId(2, 1).name if durable else in_memory)
+    assert [each.step for each in DirectoryStore(tmp_path / "disk").list_complete()] == durable
+
+
+def test_what_cannot_be_finished_before_the_deadline_is_given_up_for_what_memory_may_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, release = Trainer(), threading.Event()
+    with page(tmp_path, monkeypatch) as file:
+        held_back(monkeypatch, release)
+        manager = CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory")
+        manager.save_async(1, model=trainer.model, optimizer=trainer.optimizer, scheduler=trainer.scheduler)
+        file.set_event(EventLevel.DRAIN, time.time() + EXIT_MARGIN_S + 0.2, leaves=None)
+        threading.Timer(0.5, release.set).start()
+        assert trainer.save(manager, 2) == manager._run().memory_path()
+    assert DirectoryStore(tmp_path / "disk").list_complete() == []
 
 
 def test_calls_of_a_manager_are_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,7 @@ def test_a_missing_package_is_one_sentence(checkpoints: Path, tmp_path: Path) ->
     assert done.returncode == 1
     (line,) = some(done.stderr.splitlines())
     assert line.startswith("elastipod checkpoint: exporting needs the package safetensors (")
-    assert line.endswith("install it with: pip install 'elastipod[export]'")
+    assert line.endswith("; in a checkout of elastipod, run: pip install '.[export]'")
 
 
 def test_the_command_needs_to_be_told_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

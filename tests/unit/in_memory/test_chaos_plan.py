@@ -110,10 +110,25 @@ def test_a_process_is_killed_or_hangs_for_ever(process: Process) -> None:
 
 
 def test_within_a_collective_it_happens_a_little_later_from_another_thread(process: Process) -> None:
-    planned = fault(at=Moment.COLLECTIVE)
+    planned = fault(FaultKind.KILL, Moment.COLLECTIVE)
     plan_faults([planned])
     reached(Moment.COLLECTIVE, rank=1, step=5)
     assert process.done == [(COLLECTIVE_DELAY_S, chaos._happen, (planned, 1, 5)), "start"]
+
+
+@pytest.mark.parametrize("kind", [FaultKind.RAISE, FaultKind.HANG, FaultKind.SLOW])
+def test_within_a_collective_what_another_thread_cannot_do_is_refused(kind: FaultKind) -> None:
+    with pytest.raises(ValueError, match="kind") as refused:
+        PlannedFault.from_json({"kind": str(kind), "at": "collective"})
+    assert str(refused.value) == (
+        f"kind is {kind}, which does nothing at collective: there a fault comes from another thread than the training's; choose "
+        "kill or stop, or another moment, such as backward"
+    )
+
+
+@pytest.mark.parametrize("kind", [FaultKind.KILL, FaultKind.STOP])
+def test_within_a_collective_a_process_may_end_or_stop(kind: FaultKind) -> None:
+    assert PlannedFault.from_json({"kind": str(kind), "at": "collective"}).kind is kind
 
 
 def test_a_fault_that_happens_once_leaves_a_file_with_the_process(process: Process, tmp_path: Path) -> None:

@@ -91,8 +91,9 @@ def test_a_rank_joins_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [
         "memory.following.begin", "link.park", "memory.finish_following", "memory.rank.assigned", "memory.move", "link.watch",
         "limit.paused", "groups.connect", "memory.rank.connected", "memory.move", "memory.exchange_offers", "memory.begin_filling",
-        "groups.allow_for", "groups.opening", "memory.build_mesh", "memory.build", "memory.fill", "memory.donor_of", "memory.finish_filling", "before",
-        "memory.verify", "memory.rank.verified", "memory.move", "groups.begin_training", "memory.following.listen",
+        "groups.allow_for", "groups.opening", "memory.build_mesh", "memory.build", "memory.fill", "memory.donor_of",
+        "memory.finish_filling", "before", "memory.verify", "memory.rank.verified", "memory.move", "groups.begin_training",
+        "memory.following.listen",
     ]  # fmt: skip
     assert rank.names() == wanted
     assert rank.memory.following.listen.mock_calls == [mock.call(PLACE, rank.groups.publish)]

@@ -21,7 +21,7 @@ def test_a_missing_package_is_one_sentence(name: str) -> None:
     oldest, _, extra, _ = TESTED[name]
     assert str(caught.value) == (
         f"elastipod.integrations.{name} needs the package {name} {oldest} or newer, which is not installed; "
-        f"pip install 'elastipod[{extra}]'"
+        f"in a checkout of elastipod, run: pip install '.[{extra}]'"
     )
 
 
@@ -38,7 +38,7 @@ def test_versions_are_compared_by_number(monkeypatch: pytest.MonkeyPatch, found:
         packages.require("transformers")
     assert str(caught.value) == (
         f"elastipod.integrations.transformers needs transformers 5.23 or newer, but {found} is installed; "
-        "pip install 'elastipod[transformers]'"
+        "in a checkout of elastipod, run: pip install '.[transformers]'"
     )
 
 

@@ -172,6 +172,46 @@ def test_ranks_that_call_unequally_often_are_named(make_ranks: Callable[..., Ran
         ranks.agreements[0].record_call()
 
 
+def test_a_rank_that_is_done_keeps_nobody_waiting_for_a_stop(make_ranks: Callable[..., Ranks]) -> None:
+    """A drain begins when one rank has made its last call: there is no step left after which all could stop."""
+    ranks = make_ranks(3)
+    done, *others = ranks.agreements
+    for agreement in (*ranks.agreements, done):
+        assert not agreement.record_call()
+    done.close()
+    ranks.pending[1].set()
+    wait_until(lambda: all(agreement._published for agreement in others))
+    assert [agreement.record_call() for agreement in (*others, *others)] == [False] * 4
+
+
+def test_ranks_that_wait_already_learn_that_another_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is so late to hear of the event that it ends before it could publish its next call; then it must not publish any more."""
+    monkeypatch.setattr("elastipod.agreement.CLOSE_S", 0.1)
+    server, ends = MemoryServer(), threading.Event()
+
+    def connect_late(_: float) -> MemoryClient:
+        if threading.current_thread().name == "elastipod-event-watcher":
+            assert ends.wait(PATIENCE_S)
+        return server.client()
+
+    def rank(number: int, connect: Callable[[float], MemoryClient]) -> Agreement:
+        return Agreement(rank=number, world_size=2, is_pending=lambda: True, connect=connect, timeout_s=PATIENCE_S)
+
+    done, waiting = rank(0, connect_late), rank(1, server.client)
+    done.start()
+    waiting.start()
+    wait_until(lambda: "next/1" in server.values)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(waiting.record_call)
+        wait_until(lambda: waiting._calls == 1)
+        done.close()
+        assert call.result(PATIENCE_S) is False
+    ends.set()
+    done._watcher.join(PATIENCE_S)
+    assert "next/0" not in server.values
+    waiting.close()
+
+
 def test_a_store_that_dies_while_nothing_is_pending_disturbs_nobody(make_ranks: Callable[..., Ranks]) -> None:
     ranks = make_ranks(2)
     ranks.server.die()

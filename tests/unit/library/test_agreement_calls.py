@@ -174,18 +174,26 @@ def test_a_watcher_that_died_holds_nobody_for_longer_than_its_limit(monkeypatch:
     assert waits == [17.0]
 
 
+NEVER_STOPS = str(2**63 - 1).encode()
+
+
+@pytest.mark.parametrize("has_published", [True, False])
 @pytest.mark.parametrize("hosts_store", [True, False])
 @pytest.mark.parametrize("is_last", [True, False])
 def test_a_rank_signs_off_and_the_host_of_the_store_leaves_last(
-    monkeypatch: pytest.MonkeyPatch, hosts_store: bool, is_last: bool
+    monkeypatch: pytest.MonkeyPatch, hosts_store: bool, is_last: bool, has_published: bool
 ) -> None:
+    """Who leaves without having published a call says for all that there is no stop; ranks of earlier versions read it too."""
     rank = Rank(monkeypatch, Client({"left": 3 if is_last else 1}), hosts_store=hosts_store)
+    if has_published:
+        rank.agreement._published = 5
     rank.agreement._listener = mock.Mock(is_alive=lambda: True)
     rank.agreement._watcher = mock.Mock()
     rank.agreement.close()
     last = [("set", "all-left", b"1")] if is_last else []
     waits = [("wait", "all-left", 5.0)] if hosts_store else []
-    assert rank.client.log == [("set", "wake/1", b"closing"), ("add", "left"), *last, *waits]
+    told = [] if has_published else [("set", "stop", NEVER_STOPS)]
+    assert rank.client.log == [*told, ("set", "wake/1", b"closing"), ("add", "left"), *last, *waits]
     assert rank.limits == [2.0]
     assert rank.agreement._watcher.mock_calls == [mock.call.join(2.0)]
     assert rank.agreement._listener.mock_calls == [mock.call.join(2.0)]

@@ -57,6 +57,39 @@ def test_a_generation_that_crashed_at_once_changes_nothing(tmp_path: Path) -> No
     assert judge(tmp_path).exact
 
 
+@pytest.mark.parametrize("is_empty", [True, False], ids=["empty", "missing"])
+def test_a_lost_log_of_a_generation_that_left_nothing_changes_no_verdict(
+    tmp_path: Path, is_empty: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node lost power, and what its ranks wrote last was not on its disk. The generation had saved no checkpoint."""
+    job = Job(tmp_path)
+    job.run(1, 2, range(1, 6))
+    job.run(2, 2, range(6, 9), resumed_from=1, end=None)
+    job.run(3, 2, range(6, LAST + 1), resumed_from=1, end="completed")
+    job.file(2, 1).unlink()
+    if is_empty:
+        job.file(2, 1).touch()
+    report = judge(tmp_path)
+    assert report.exact
+    assert report.lineage == [[1, 1, 5], [3, 6, LAST]]
+    assert (report.steps_repeated, report.incomplete) == ({1: 0, 2: 0, 3: 3}, [2])
+    assert main([str(tmp_path)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[-2:] == [
+        "  steps repeated: 0 by generation 1, 0 by generation 2, 3 by generation 3",
+        "  logs of generation 2 are missing, which left nothing in the final weights: at least so many steps were repeated",
+    ]
+
+
+def test_a_lost_log_of_a_generation_that_saved_makes_the_logs_unusable(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.run(1, 2, range(1, 6))
+    job.run(2, 2, range(6, LAST + 1), resumed_from=1, end="completed")
+    job.file(1, 1).unlink()
+    with pytest.raises(UnusableLogsError, match="generation 1 ran on 2 ranks, but the logs of 1 are missing"):
+        judge(tmp_path)
+
+
 def test_when_a_step_was_done_changes_no_verdict(tmp_path: Path) -> None:
     """Of an interrupted step only the beginning is logged; it counts as repeated, as long as nobody knows better."""
     job = Job(tmp_path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,7 @@ def test_a_report_tells_people_what_is_wrong(tmp_path: Path, capsys: pytest.Capt
         "exact": False, "completed": True, "final_step": 3, "lineage": [[1, 1, 1], [2, 2, 3]], "samples_total": 8,
         "samples_unique": 4, "samples_expected": 6, "duplicates": 1, "missing": 2, "foreign": 1,
         "missing_first": [[0, 2], [0, 4]], "steps_repeated": {"1": 0, "2": 1}, "optimizer_norms_differ": [2],
+        "incomplete": [],
     }  # fmt: skip
     assert shown.startswith('{\n "exact": false,\n')
 
@@ -139,6 +142,20 @@ def test_a_log_whose_first_line_was_cut_off_is_left_out(tmp_path: Path) -> None:
     assert list(read_logs(tmp_path)) == [1]
 
 
+def test_shuffled_samples_take_little_memory(tmp_path: Path) -> None:
+    """A job of 10^8 samples must fit into a small container."""
+    num_lines, line = 100, [random.Random(7).randrange(10**9) for _ in range(1000)]
+    write(tmp_path, 1, *(step(number, *line) for number in range(1, num_lines + 1)))
+    tracemalloc.start()
+    try:
+        logs = read_logs(tmp_path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(one.count for lines in logs[1].steps.values() for one in lines) == num_lines * len(line)
+    assert peak < 20 * num_lines * len(line)
+
+
 @pytest.mark.parametrize(
     ("header", "record", "told"),
     [
@@ -148,6 +165,7 @@ def test_a_log_whose_first_line_was_cut_off_is_left_out(tmp_path: Path) -> None:
         ({}, {"kind": "stop"}, "has a line that this audit cannot read: ValueError(\"kind 'stop'\")"),
         ({}, {"step": 1}, "has a line that this audit cannot read: KeyError('kind')"),
         ({}, {"kind": "step", "step": 1, "epoch": 0}, "has a line that this audit cannot read: KeyError('samples')"),
+        ({}, step(1, 2**64), "has a line that this audit cannot read: OverflowError("),
         ({}, {"kind": "end", "why": "drained"}, "has a line that this audit cannot read: KeyError('step')"),
         ({"epochs": None}, step(1, 0), "has a line that this audit cannot read: TypeError("),
         ({}, [], "line 2 is not a record"),

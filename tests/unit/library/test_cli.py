@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from tests.nonempty import every
 from tests.unit.library.sample_logs import PLAN, Job
 
-from elastipod import cli
+from elastipod import cli, distribution
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +48,7 @@ def test_a_part_without_an_extra_is_in_the_package_itself(
     assert cli.main(["audit"]) == 2
     assert capsys.readouterr().err == (
         "elastipod audit: this installation lacks the package 'no_such_package'; "
-        "install it with: pip install elastipod\n"
+        "in a checkout of elastipod, run: pip install .\n"
     )
 
 
@@ -86,23 +89,28 @@ def test_a_missing_part_is_said_with_its_extra(
     assert cli.main(["local", "up"]) == 2
     assert capsys.readouterr().err == (
         "elastipod local: this installation lacks the package 'no_such_package'; "
-        "install it with: pip install 'elastipod[local]'\n"
+        "in a checkout of elastipod, run: pip install '.[local]'\n"
     )
 
 
 def test_the_slim_wheel_names_itself_or_the_machine_for_other_commands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "distribution", lambda: "elastipod-agent")
+    monkeypatch.setattr(distribution, "installed_version", {"elastipod-agent": "1.2.3"}.get)
     monkeypatch.setitem(cli.COMMANDS, "recipe", cli.Command("no_such_package.cli", "", "recipes"))
     assert cli.main(["recipe"]) == 2
-    assert capsys.readouterr().err.endswith("install it with: pip install 'elastipod-agent[recipes]'\n")
+    assert capsys.readouterr().err.endswith("run: pip install 'elastipod-agent[recipes]'\n"), (
+        "not the other wheel beside it"
+    )
+    monkeypatch.setitem(cli.COMMANDS, "audit", cli.Command("no_such_package.cli", ""))
+    assert cli.main(["audit"]) == 2
+    assert capsys.readouterr().err.endswith("build the wheel elastipod-agent with `make wheels` and install it again\n")
     monkeypatch.setitem(sys.modules, "elastipod_client", None)
     monkeypatch.delitem(sys.modules, "elastipod_client.why", raising=False)
     assert cli.main(["why", "job"]) == 2
     assert capsys.readouterr().err == (
         "elastipod why: the wheel elastipod-agent has no such command; "
-        "on your own machine, install it with: pip install elastipod\n"
+        "on your own machine, in a checkout of elastipod, run: pip install .\n"
     )
 
 
@@ -111,6 +119,45 @@ def test_a_part_for_newer_pythons_says_so(monkeypatch: pytest.MonkeyPatch, capsy
     assert cli.main(["local", "up"]) == 2
     found = "{}.{}".format(*sys.version_info)
     assert capsys.readouterr().err == f"elastipod local: needs Python 3.99 or newer; this is Python {found}\n"
+
+
+RUN = "import sys; from elastipod import cli; cli.COMMANDS['audit'] = cli.Command('{module}', ''); sys.exit(cli.main(['audit']))"
+
+
+@pytest.mark.parametrize(
+    ("body", "unbuffered", "status"),
+    [
+        pytest.param("print('line\\n' * 100_000)\n    return 1", "", 0, id="while the command runs"),
+        pytest.param("print('line')\n    return 1", "1", 0, id="without a buffer"),
+        pytest.param("print('line')\n    return 1", "", 1, id="the status of a command that has ended stands"),
+        pytest.param("print('line')\n    raise SystemExit(0)", "", 0, id="behind an exit, as of --help"),
+    ],
+)
+def test_a_command_ends_quietly_when_nobody_reads_its_output(
+    tmp_path: Path, body: str, unbuffered: str, status: int
+) -> None:
+    (tmp_path / "printing.py").write_text(f"def main(argv):\n    {body}\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN.format(module="printing")], stdout=writer, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (status, "")
+
+
+def test_a_broken_connection_is_no_reader_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("connecting")
+
+    def broken(argv: list[str]) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(module, "main", broken, raising=False)
+    monkeypatch.setitem(sys.modules, "connecting", module)
+    monkeypatch.setitem(cli.COMMANDS, "audit", cli.Command("connecting", ""))
+    with pytest.raises(BrokenPipeError):
+        cli.main(["audit"])
 
 
 def test_every_public_name_loads() -> None:

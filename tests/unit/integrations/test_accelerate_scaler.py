@@ -1,0 +1,75 @@
+"""The scale of 16-bit losses goes on after a resize, in a loop of Accelerate's, whose package is not installed here."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import elastipod.integrations
+from elastipod.integrations import packages
+
+NAME = "elastipod.integrations.accelerate"
+
+
+@pytest.fixture
+def integration(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The integration, with what it takes from the package."""
+    package, scheduler, utils = (ModuleType(f"accelerate{name}") for name in ("", ".scheduler", ".utils"))
+    monkeypatch.setattr(scheduler, "AcceleratedScheduler", type("AcceleratedScheduler", (), {}), raising=False)
+    monkeypatch.setattr(utils, "send_to_device", lambda inputs, device: inputs, raising=False)
+    for module in (package, scheduler, utils):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(packages, "installed_version", lambda name: "1.15.0")
+    yield importlib.import_module(NAME)
+    del sys.modules[NAME]
+    delattr(elastipod.integrations, "accelerate")
+
+
+def train(integration: Any, folder: Path, scaler: torch.amp.GradScaler | None, *, epochs: int = 1) -> None:
+    """Train to the end of the epochs, as a script does: two steps in each."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    accelerator = SimpleNamespace(
+        distributed_type=None,
+        gradient_accumulation_steps=1,
+        device="cpu",
+        scaler=scaler,
+        backward=lambda loss: (loss if scaler is None else scaler.scale(loss)).backward(),
+    )
+    loader = DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=2)
+    steps = integration.elastic_steps(
+        accelerator, loader, model, optimizer, global_batch=2, checkpoints=folder, epochs=epochs
+    )
+    for step in steps:
+        for (inputs,) in step:
+            step.backward(model(inputs).mean())
+        optimizer.step()
+        if scaler is not None:
+            scaler.update(scaler.get_scale() / 2)
+
+
+def test_the_scale_of_the_losses_is_that_of_the_last_step(integration: Any, tmp_path: Path) -> None:
+    train(integration, tmp_path, torch.amp.GradScaler("cpu", init_scale=2.0**16))
+    resumed = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    train(integration, tmp_path, resumed, epochs=2)
+    assert resumed.get_scale() == 2.0**12
+
+
+def test_a_checkpoint_without_a_scale_begins_with_that_of_the_script(integration: Any, tmp_path: Path) -> None:
+    train(integration, tmp_path, None)
+    resumed = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    train(integration, tmp_path, resumed, epochs=2)
+    assert resumed.get_scale() == 2.0**14
+
+
+def test_a_script_without_a_scale_resumes_from_a_checkpoint_with_one(integration: Any, tmp_path: Path) -> None:
+    train(integration, tmp_path, torch.amp.GradScaler("cpu"))
+    train(integration, tmp_path, None, epochs=2)
