@@ -50,7 +50,7 @@ lint: env ## check with ruff, mypy --strict, import directions, generated files,
 	step() { echo "lint: $$*"; "$$@" || status=1; }; \
 	step .venv/bin/ruff check --quiet .; \
 	step .venv/bin/ruff format --check --quiet .; \
-	MYPY_CACHE_DIR="$${XDG_CACHE_HOME:-$$HOME/.cache}/elastipod/mypy" step .venv/bin/mypy; \
+	MYPY_CACHE_DIR="$${XDG_CACHE_HOME:-$${HOME:-.run}/.cache}/elastipod/mypy" step .venv/bin/mypy; \
 	step .venv/bin/lint-imports; \
 	step $(PY) -m elastipod_operator.api.generate --check; \
 	step $(PY) -m tests.lint; \

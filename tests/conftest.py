@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +52,36 @@ def tier_of(item: pytest.Item) -> str:
     return item.path.relative_to(TESTS).parts[0]
 
 
+@cache
 def why_no_cluster() -> str | None:
-    """Say why no local cluster can run here, or None when it can."""
+    """Say why no local cluster can run here, or None when it can, be it one without nodes."""
     if not sys.platform.startswith("linux"):
         return f"needs Linux (network namespaces, mounts), and this is {sys.platform}"
     if os.geteuid() != 0:
         return "needs root (network namespaces, mounts); run it as root to include it"
+    from elastipod_local.errors import UnsupportedError  # needs more Python than the library's own tests
+    from elastipod_local.machine import require_namespaces
+
+    try:
+        require_namespaces()
+    except UnsupportedError as reason:
+        return str(reason)
     return None
 
 
+def why_skipped(item: pytest.Item) -> str | None:
+    """Say why a test cannot run here, or None when it can."""
+    tier = tier_of(item)
+    if tier not in ROOT_TIERS and not item.get_closest_marker("needs_root"):
+        return None
+    if (reason := why_no_cluster()) or tier not in ROOT_TIERS:
+        return reason
+    from tests.preparation import why_no_nodes, with_nodes  # needs more Python than the library's own tests
+
+    return why_no_nodes() if with_nodes(tier, getattr(item, "fixturenames", ())) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    reason = why_no_cluster()
     for item in items:
         tier = tier_of(item)
         if CLUSTER_FIXTURES.intersection(getattr(item, "fixturenames", ())):
@@ -70,7 +90,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         own = item.get_closest_marker("timeout")
         if own is None or own.args[0] < limit_s:  # a busy machine may need what any test here has
             item.add_marker(pytest.mark.timeout(limit_s), append=False)
-        if reason and (tier in ROOT_TIERS or item.get_closest_marker("needs_root")):
+        if reason := why_skipped(item):
             item.add_marker(pytest.mark.skip(reason=reason))
     _select_long(config, items)
 

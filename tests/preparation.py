@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterable
+from contextlib import suppress
+from functools import cache
 
 import pytest
 
 from elastipod_local import binaries
-from elastipod_local.errors import LocalClusterError
+from elastipod_local.errors import LocalClusterError, what_the_machine_refused
 from elastipod_local.host import Progress, quiet
+from elastipod_local.machine import require_nodes_possible
 from elastipod_local.prepare import announce, prepare
 
 _SERVER = binaries.CONTROL_PLANE
@@ -28,19 +32,40 @@ def programs_for(tier: str, fixtures: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for fixture in ("", *fixtures) for name in found.get(fixture, ())))
 
 
+def possible_fixtures(tier: str) -> list[str]:
+    """Give the fixtures of a tier that this machine can have."""
+    return [name for name in PROGRAMS.get(tier, ()) if not with_nodes(tier, [name]) or why_no_nodes() is None]
+
+
+def with_nodes(tier: str, fixtures: Iterable[str]) -> bool:
+    """Tell whether a test of a tier that uses these fixtures has a cluster with nodes."""
+    return needs_images(programs_for(tier, fixtures))
+
+
+@cache
+def why_no_nodes() -> str | None:
+    """Say why no node can be created here, or None when one can."""
+    try:
+        require_nodes_possible()
+    except LocalClusterError as reason:
+        return f"needs nodes: {reason}"
+    return None
+
+
 def needs_images(names: Iterable[str]) -> bool:
     return bool(set(names) & set(binaries.NODE))
 
 
 def announce_tiers(tiers: Iterable[str], progress: Progress) -> None:
-    """Say once what all tests of these tiers need and this machine lacks."""
-    names = list(dict.fromkeys(name for tier in tiers for name in programs_for(tier, PROGRAMS.get(tier, ()))))
-    announce(names, with_images=needs_images(names), progress=progress)
+    """Say once what all tests of these tiers need and this machine lacks; what cannot be had fails its tier later."""
+    names = list(dict.fromkeys(name for tier in tiers for name in programs_for(tier, possible_fixtures(tier))))
+    with suppress(LocalClusterError):
+        announce(names, with_images=needs_images(names), progress=progress)
 
 
 def prepare_tier(tier: str, fixtures: Iterable[str] | None = None, progress: Progress = quiet) -> None:
-    """Have there what tests of a tier need which use these fixtures, all by default. Raises LocalClusterError."""
-    names = programs_for(tier, PROGRAMS.get(tier, ()) if fixtures is None else fixtures)
+    """Have there what tests of a tier need which use these fixtures, all possible ones by default. Raises LocalClusterError."""
+    names = programs_for(tier, possible_fixtures(tier) if fixtures is None else fixtures)
     if names:
         prepare(names, with_images=needs_images(names), progress=progress)
 
@@ -60,3 +85,5 @@ def prepare_session(session: pytest.Session) -> None:
             prepare_tier(tier, sorted(fixtures), reporter.write_line if reporter else quiet)
     except LocalClusterError as failed:
         raise pytest.UsageError(str(failed)) from failed
+    except (OSError, subprocess.TimeoutExpired) as failed:
+        raise pytest.UsageError(what_the_machine_refused(failed)) from failed

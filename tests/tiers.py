@@ -178,13 +178,15 @@ def _prepare(tier: str) -> str:
     from tests.conftest import why_no_cluster
     from tests.preparation import prepare_tier
 
-    from elastipod_local.errors import LocalClusterError
+    from elastipod_local.errors import LocalClusterError, what_the_machine_refused
 
     try:
         if why_no_cluster() is None:
             prepare_tier(tier, progress=_say)
     except LocalClusterError as failed:
         return str(failed)
+    except (OSError, subprocess.TimeoutExpired) as failed:
+        return what_the_machine_refused(failed)
     return ""
 
 
@@ -269,15 +271,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             for tier in options.tiers:
                 _say(f"\n--- {tier} ---")
                 outcomes.append(run_tier(tier, arguments))
-        for outcome in outcomes if run_whole else ():
-            if outcome.tier != LINT:
-                _write_report(outcome)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
     print()
     for outcome in outcomes:
         print("\n".join([outcome.tier, *_named(outcome), outcome.line]))
+    for outcome in outcomes if run_whole else ():
+        if outcome.tier != LINT:
+            _try_to_report(outcome)
     if not any(outcome.has_tests for outcome in outcomes):
         print("no test was selected in any of these tiers", file=sys.stderr)
         return 2
@@ -300,6 +302,13 @@ def _unknown_long_run(name: str) -> str:
 
     names = long_names()
     return "" if name in names else f"there is no long run {name!r}; there are {', '.join(names)}"
+
+
+def _try_to_report(outcome: Outcome) -> None:
+    try:
+        _write_report(outcome)
+    except OSError as refused:
+        print(f"the report of {outcome.tier} was not written: {refused}", file=sys.stderr)
 
 
 def _write_report(outcome: Outcome) -> None:

@@ -1,11 +1,10 @@
 """Root folders that images start from, made on this machine: a Debian, and the pause program."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 from elastipod_local.errors import LocalClusterError
-from elastipod_local.host import Progress, find_program, run, tail_of, tool_environment
+from elastipod_local.host import Progress, find_program, run, run_logged, tail_of
 from elastipod_local.paths import PACKAGE
 from elastipod_local.processes import isolated
 
@@ -20,16 +19,14 @@ def bootstrap_debian(scratch: Path, progress: Progress) -> Path:
     shutil.rmtree(root, ignore_errors=True)
     progress(f"  bootstrapping Debian {RELEASE} (once; log: {log})")
     with log.open("wb") as output:
-        done = subprocess.run(
+        status = run_logged(
             # In namespaces of its own, so that what it mounts and starts cannot stay behind.
             isolated(["debootstrap", "--variant=minbase", RELEASE, str(root), *mirror()]),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            timeout=BOOTSTRAP_DEADLINE_S,
-            env=tool_environment(),
+            output,
+            what="debootstrap",
+            timeout_s=BOOTSTRAP_DEADLINE_S,
         )
-    if done.returncode != 0:
+    if status != 0:
         raise LocalClusterError(f"debootstrap failed: {tail_of(log)}; log: {log}")
     _slim(root)
     return root

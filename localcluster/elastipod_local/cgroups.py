@@ -3,6 +3,7 @@
 A node's group is `<root of hierarchy>/<cluster>/<node>` in each hierarchy; inside the node it appears as the root.
 """
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -74,8 +75,20 @@ class NodeGroup:
         return [hierarchy.mount_point / self.path for hierarchy in self.layout.hierarchies]
 
     def create(self) -> None:
-        """Make the groups, empty: what a crash left inside is removed first (it costs kubelet seconds per pod)."""
+        """Make the groups, empty: what a crash left inside is removed first (it costs kubelet seconds per pod).
+
+        Raises LocalClusterError where this machine does not let us, as in a container that was not started for it.
+        """
         self.remove_children()
+        try:
+            self._create()
+        except OSError as refused:
+            raise LocalClusterError(
+                f"control groups of nodes cannot be made ({refused}); start the container with "
+                "--privileged, or run on a machine of its own"
+            ) from refused
+
+    def _create(self) -> None:
         for hierarchy, folder in zip(self.layout.hierarchies, self.folders(), strict=True):
             current = hierarchy.mount_point
             for part in Path(self.path).parts:
@@ -157,7 +170,19 @@ def _enable_controllers(folder: Path) -> None:
     available = (folder / "cgroup.controllers").read_text().split()
     for controller in V2_CONTROLLERS:
         if controller in available:
-            (folder / "cgroup.subtree_control").write_text(f"+{controller}")
+            _enable(controller, folder)
+
+
+def _enable(controller: str, folder: Path) -> None:
+    try:
+        (folder / "cgroup.subtree_control").write_text(f"+{controller}")
+    except OSError as refused:
+        if refused.errno != errno.EBUSY:
+            raise
+        raise LocalClusterError(
+            f"the control group {folder} cannot share out {controller}, because it holds processes of its own; "
+            "move them into a group below it first, or start the container with --cgroupns=host"
+        ) from refused
 
 
 def _inherit_cpuset(folder: Path) -> None:

@@ -4,6 +4,7 @@ import argparse
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from types import FrameType
 from elastipod_local import binaries
 from elastipod_local.addressing import MAX_NODES
 from elastipod_local.cluster import Cluster
-from elastipod_local.errors import LocalClusterError, UnsupportedError
+from elastipod_local.errors import LocalClusterError, UnsupportedError, what_the_machine_refused
 from elastipod_local.host import Progress, require_linux, require_root
 from elastipod_local.images import ensure_images
 from elastipod_local.kueue_config import KueueOptions
@@ -58,6 +59,9 @@ def main(argv: list[str]) -> int:
         return EXIT_UNSUPPORTED
     except LocalClusterError as problem:
         print(f"elastipod local: {problem}", file=sys.stderr)
+        return EXIT_FAILED
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        print(f"elastipod local: {what_the_machine_refused(problem)}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
         print("elastipod local: interrupted", file=sys.stderr)

@@ -1,5 +1,6 @@
 """A cluster: start it, inspect it, change its nodes, take it down. The command line, the demo and tests use this."""
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -8,7 +9,7 @@ from random import SystemRandom
 from types import TracebackType
 
 from elastipod_local import binaries, network, versions
-from elastipod_local.addressing import Addressing
+from elastipod_local.addressing import RANGE, Addressing
 from elastipod_local.api import ApiServer
 from elastipod_local.cgroups import NodeGroup, machine_layout
 from elastipod_local.controlplane import API_SERVER_FLAGS, KUEUE, ControlPlane
@@ -22,15 +23,17 @@ from elastipod_local.host import (
     require_root,
     run,
     signals_ignored,
+    without_proxy,
 )
 from elastipod_local.images import ImageSet, ensure_images, stored_seed
 from elastipod_local.kueue import Kueue
 from elastipod_local.kueue_config import KueueOptions
+from elastipod_local.machine import require_nodes_possible
 from elastipod_local.node import Disk
 from elastipod_local.node_config import SICK_MARK
 from elastipod_local.nodes import Nodes
 from elastipod_local.packages import ensure_packages
-from elastipod_local.paths import DEFAULT_NAME, cache_dir, cluster_dir, require_visible_to_nodes
+from elastipod_local.paths import DEFAULT_NAME, cluster_dir
 from elastipod_local.prepare import prepare
 from elastipod_local.roles import Roles
 from elastipod_local.state import ClusterState, NodeOptions, Phase, StateFile, exclusive
@@ -81,11 +84,11 @@ class Cluster:
         return run(command, input=input, check=check, timeout_s=timeout_s, env=self.environment()).stdout
 
     def environment(self) -> dict[str, str]:
-        """Give the variables that make kubectl and helm talk to this cluster."""
+        """Give the variables that make kubectl and helm talk to this cluster, past the proxy that ours may name."""
         folders = {
             f"HELM_{kind}_HOME": str(self.folder / "helm" / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")
         }
-        return {"KUBECONFIG": str(self.kubeconfig), **folders}
+        return {"KUBECONFIG": str(self.kubeconfig), **folders, **without_proxy(os.environ)}
 
     @property
     def api_server(self) -> ApiServer:
@@ -130,8 +133,7 @@ class Cluster:
         """
         require_linux()
         if nodes:
-            require_root("creating nodes")
-            require_visible_to_nodes(cache_dir())
+            require_nodes_possible()
         cluster = cls(name, cluster_dir(name, run_dir), progress)
         with cluster._files.locked():
             if cluster.is_running():
@@ -337,9 +339,9 @@ class Cluster:
         for role in control_plane.commands():
             if role == "kube-controller-manager":
                 # It gives up after 10 s without an API server, which a busy machine may well need.
-                control_plane.wait_serving(self.state().control_plane["kube-apiserver"])
+                control_plane.wait_serving(self.state().control_plane)
             self._start_role(control_plane, role)
-        control_plane.wait_ready(self.state().control_plane["kube-apiserver"])
+        control_plane.wait_ready(self.state().control_plane)
         if kueue is not None:
             self._install_kueue(kueue)
         if images is not None:
@@ -362,7 +364,8 @@ class Cluster:
             free = network.free_addressing()
             if not free:
                 raise LocalClusterError(
-                    "all 16 address blocks for local clusters are in use; take another cluster down"
+                    f"all 16 address blocks for local clusters are in use ({RANGE}); take another cluster down, or delete "
+                    "the route of this machine that covers them, such as a VPN's (`ip route show table all`)"
                 )
             self._files.save(ClusterState(self.name, Phase.STARTING, free[0], options))
             network.create_bridge(free[0], self.folder)

@@ -13,6 +13,7 @@ from elastipod_local.processes import ProcessId, spawn
 
 READY_DEADLINE_S = 180
 KUEUE = "kueue"
+SERVING = ("etcd", "kube-apiserver")  # without these no call is answered
 API_SERVER_FLAGS = "kube-apiserver.flags"  # what the cluster was brought up with, one a line
 # An API server spends half of its processor time on collecting garbage as Go does it by default, every time its heap has doubled.
 FEWER_COLLECTIONS = {"GOGC": "400", "GOMEMLIMIT": "1GiB"}  # from that heap on they are as frequent as they need to be
@@ -172,27 +173,41 @@ class ControlPlane:
             *(more.read_text().splitlines() if (more := self.folder / API_SERVER_FLAGS).exists() else ()),
         ]
 
-    def wait_serving(self, api_server: ProcessId) -> None:
-        """Return when the API server says it is ready; raises LocalClusterError with its log's end if it died."""
+    def wait_serving(self, running: Mapping[str, ProcessId]) -> None:
+        """Return when the API server says it is ready.
+
+        running: the processes by role. Raises LocalClusterError with the end of its log if the API server or etcd died.
+        """
         server = self.api_server
 
         def ready() -> bool:
-            if not api_server.is_alive():
-                raise LocalClusterError(f"kube-apiserver ended at its start: {tail_of(self.log('kube-apiserver'))}")
+            self._require_alive({role: running[role] for role in SERVING})
             return server.answers_ok("/readyz")
 
         hint = f"log: {self.log('kube-apiserver')}"
         wait_until(ready, deadline_s=READY_DEADLINE_S, what="the API server to be ready", every_s=0.1, hint=hint)
 
-    def wait_ready(self, api_server: ProcessId) -> None:
-        """Return when the API server serves and pods can be created; raises as `wait_serving`."""
-        self.wait_serving(api_server)
+    def wait_ready(self, running: Mapping[str, ProcessId]) -> None:
+        """Return when the API server serves and pods can be created; raises as `wait_serving`, for all of `running`."""
+        self.wait_serving(running)
         server = self.api_server
+
+        def has_account() -> bool:
+            if server.answers_ok("/api/v1/namespaces/default/serviceaccounts/default"):
+                return True
+            self._require_alive(running)
+            return False
+
         # The controller manager makes it; pods of the default namespace cannot be created before.
         wait_until(
-            lambda: server.answers_ok("/api/v1/namespaces/default/serviceaccounts/default"),
+            has_account,
             deadline_s=READY_DEADLINE_S,
             what="the default service account",
             every_s=0.1,
             hint=f"log: {self.log('kube-controller-manager')}",
         )
+
+    def _require_alive(self, processes: Mapping[str, ProcessId]) -> None:
+        for role, process in processes.items():
+            if not process.is_alive():
+                raise LocalClusterError(f"{role} ended at its start: {tail_of(self.log(role))}")

@@ -176,7 +176,8 @@ def fetched(name: str) -> Path | None:
 def fetch(names: Iterable[str], progress: Progress = quiet) -> dict[str, Path]:
     """Download the releases that hold the named programs, side by side; give those programs that came.
 
-    What cannot be had is told to `progress` and left out. ELASTIPOD_DOWNLOADS=off keeps from trying.
+    What cannot be had is told to `progress` and left out. ELASTIPOD_DOWNLOADS=off keeps from trying. Raises OSError where
+    this machine has no room for them.
     """
     wanted, arch = set(names), _arch()
     needed = [release for release in RELEASES if release.targets & wanted and release.serves(arch)]
@@ -186,6 +187,8 @@ def fetch(names: Iterable[str], progress: Progress = quiet) -> dict[str, Path]:
     _run_side_by_side(tasks, progress)
     found: dict[str, Path] = {}
     for task in tasks:
+        if task.refused:
+            raise task.refused
         if not task.error:
             found |= {name: task.release.cache(arch) / name for name in wanted & task.release.targets}
     if failed := [f"{task.release.name} ({task.error})" for task in tasks if task.error]:
@@ -201,12 +204,15 @@ class _Task:
     arch: str
     transfer: Transfer = field(default_factory=Transfer)
     error: str = ""
+    refused: OSError | None = None  # by this machine: there is no other way then
 
     def run(self) -> None:
         try:
             self._fetch()
         except LocalClusterError as failed:
             self.error = str(failed)
+        except OSError as refused:
+            self.error, self.refused = str(refused), refused
         except BaseException as mistake:
             self.error = f"{type(mistake).__name__}: {mistake}"
             raise

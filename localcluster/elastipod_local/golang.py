@@ -49,7 +49,8 @@ def parse_version(text: str) -> tuple[int, int, int]:
 
 def go_environment() -> dict[str, str]:
     """Give the environment for builds: static programs, and no look at the version control around the sources."""
-    return {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOWORK": "off"}
+    home = os.environ.get("HOME") or str(Path.home())  # Go keeps its caches there and does not look further
+    return {**os.environ, "HOME": home, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOWORK": "off"}
 
 
 def _version(go: Path) -> tuple[int, int, int]:

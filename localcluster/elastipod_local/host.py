@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
+from elastipod_local.addressing import RANGE
 from elastipod_local.errors import CommandError, LocalClusterError, UnsupportedError
 
 T = TypeVar("T")
@@ -19,6 +20,8 @@ Progress = Callable[[str], None]
 
 # Debian keeps ip, iptables and the like in sbin, which a plain user's or cron's PATH may lack.
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Where no proxy can reach a cluster; the single address is for Python, which knows no ranges.
+DIRECT = ("localhost", "127.0.0.1", "127.0.0.0/8", str(RANGE), ".svc", ".cluster.local")
 
 
 def quiet(_: str) -> None:
@@ -49,9 +52,18 @@ def require_root(what: str) -> None:
 
 
 def tool_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Give our own environment with the system folders added to PATH and `extra` on top."""
+    """Give our own environment with the system folders added to PATH, `extra` on top, and no proxy before a cluster."""
     path = os.environ.get("PATH", "")
-    return {**os.environ, "PATH": f"{path}:{SYSTEM_PATH}" if path else SYSTEM_PATH, **(extra or {})}
+    given = {**os.environ, "PATH": f"{path}:{SYSTEM_PATH}" if path else SYSTEM_PATH, **(extra or {})}
+    return {**given, **without_proxy(given)}
+
+
+def without_proxy(environ: Mapping[str, str]) -> dict[str, str]:
+    """Give NO_PROXY, in both its spellings, such that clusters are reached directly whatever proxy the environment names."""
+    given = [entry.strip() for name in ("NO_PROXY", "no_proxy") for entry in environ.get(name, "").split(",")]
+    # With anything beside it the star would mean nothing to some programs.
+    entries = ["*"] if "*" in given else dict.fromkeys(filter(None, [*given, *DIRECT]))
+    return dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(entries))
 
 
 def find_program(name: str) -> Path | None:
@@ -100,6 +112,28 @@ def run(
         said = last_lines(done.stderr or done.stdout, 5)
         raise CommandError(f"`{shown}` ended with exit code {done.returncode}: {said}", done.returncode, said)
     return done
+
+
+def run_logged(
+    command: Sequence[str | Path],
+    log: IO[bytes],
+    *,
+    what: str,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+) -> int:
+    """Run a program with its output in an open log file, and give its exit code.
+
+    what: begins the sentence of the LocalClusterError that is raised when it takes longer than timeout_s.
+    """
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=timeout_s, env=tool_environment(env)
+        ).returncode
+    except subprocess.TimeoutExpired as late:
+        raise LocalClusterError(
+            f"{what} did not end within {timeout_s:g} s: {tail_of(Path(log.name))}; log: {log.name}"
+        ) from late
 
 
 def delete_tree(path: Path) -> None:

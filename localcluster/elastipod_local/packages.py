@@ -1,11 +1,11 @@
 """The Debian packages that nodes need: containerd, runc, CNI plugins and the like."""
 
 import shutil
-import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from elastipod_local.errors import LocalClusterError, UnsupportedError
-from elastipod_local.host import Progress, find_program, quiet, tail_of, tool_environment
+from elastipod_local.host import Progress, find_program, quiet, run_logged, tail_of
 from elastipod_local.paths import cache_dir
 
 INSTALL_DEADLINE_S = 900
@@ -40,16 +40,21 @@ def _is_there(wanted: str) -> bool:
     return find_program(wanted) is not None
 
 
+def require_installable(missing: Sequence[str]) -> None:
+    """Raise UnsupportedError where packages are missing and there is no apt to bring them."""
+    if missing and shutil.which("apt-get") is None:
+        raise UnsupportedError(
+            f"nodes need {', '.join(missing)} (names of Debian packages) and this machine has no apt-get; "
+            "install them by other means, or use --nodes 0"
+        )
+
+
 def ensure_packages(progress: Progress = quiet) -> None:
     """Install with apt what is missing. Raises UnsupportedError where there is no apt, LocalClusterError if apt fails."""
     missing = missing_packages()
     if not missing:
         return
-    if shutil.which("apt-get") is None:
-        raise UnsupportedError(
-            f"nodes need {', '.join(missing)} (names of Debian packages) and this machine has no apt-get; "
-            "install them by other means, or use --nodes 0"
-        )
+    require_installable(missing)
     log = cache_dir() / "apt.log"
     progress(f"installing Debian packages: {' '.join(missing)} (log: {log})")
     _apt(["update", "-q"], log)
@@ -60,13 +65,12 @@ def ensure_packages(progress: Progress = quiet) -> None:
 
 def _apt(arguments: list[str], log: Path) -> None:
     with log.open("ab") as output:
-        done = subprocess.run(
+        status = run_logged(
             ["apt-get", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            timeout=INSTALL_DEADLINE_S,
-            env=tool_environment({"DEBIAN_FRONTEND": "noninteractive"}),
+            output,
+            what=f"`apt-get {arguments[0]}`",
+            timeout_s=INSTALL_DEADLINE_S,
+            env={"DEBIAN_FRONTEND": "noninteractive"},
         )
-    if done.returncode != 0:
+    if status != 0:
         raise LocalClusterError(f"`apt-get {arguments[0]}` failed: {tail_of(log)}")

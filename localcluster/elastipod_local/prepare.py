@@ -3,28 +3,35 @@
 Programs are compiled while Debian packages and images are fetched: one waits for the processor, the other for the network.
 """
 
+import math
+import shutil
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastipod_local import binaries
+from elastipod_local.errors import LocalClusterError
 from elastipod_local.host import Progress, quiet
 from elastipod_local.images import ImageSet, ensure_images, has_built_images
+from elastipod_local.machine import require_nodes_possible
 from elastipod_local.packages import ensure_packages, missing_packages
 from elastipod_local.paths import cache_dir
 
 # On two cores from nothing; docs/design/local-cluster.md says how to measure them.
 PROGRAMS_MIN, DOWNLOADED_PROGRAMS_MIN, IMAGES_MIN = 8, 1, 3
 PROGRAMS_GB, IMAGES_GB = 7, 8
+LEAST_GB = 1  # the programs alone, without anything that a compiler needs
 
 
 def prepare(names: Sequence[str], *, with_images: bool, progress: Progress = quiet) -> ImageSet | None:
     """Fetch or build the named programs and, with_images, the Debian packages and images of nodes; gives the images.
 
     The first line says what is going to happen to this machine, where that takes minutes. Raises LocalClusterError:
-    at once when a program cannot be had, after the programs when an image cannot.
+    at once when a program cannot be had or this machine cannot have nodes, after the programs when an image cannot.
     """
+    if with_images:
+        require_nodes_possible()
     announce(names, with_images=with_images, progress=progress)
     if not with_images:
         binaries.ensure(names, progress)
@@ -36,19 +43,29 @@ def prepare(names: Sequence[str], *, with_images: bool, progress: Progress = qui
 
 
 def announce(names: Sequence[str], *, with_images: bool, progress: Progress) -> None:
-    """Say in one line what is missing and what getting it means; nothing where all is there."""
-    line = announcement(
-        programs=binaries.missing(names),
-        packages=missing_packages() if with_images else [],
-        images=with_images and not has_built_images(),
-        cache=cache_dir(),
-    )
+    """Say in one line what is missing and what getting it means; nothing where all is there.
+
+    Raises LocalClusterError where there is no room to begin. Whether all will fit cannot be known: an earlier run may have
+    got a part of it, programs that are downloaded take little, and Go's caches may lie elsewhere.
+    """
+    cache = cache_dir()
+    programs, images = binaries.missing(names), with_images and not has_built_images()
+    free_gb = shutil.disk_usage(cache).free / 1e9
+    if (programs or images) and free_gb < LEAST_GB:
+        raise LocalClusterError(
+            f"programs and images are kept in {cache}, and only {free_gb:.1f} GB are free there; free some, or set "
+            "XDG_CACHE_HOME to a folder on another disk"
+        )
+    packages = missing_packages() if with_images else []
+    line = announcement(programs=programs, packages=packages, images=images, cache=cache, free_gb=free_gb)
     if line:
         progress(line)
 
 
-def announcement(*, programs: Sequence[str], packages: Sequence[str], images: bool, cache: Path) -> str:
-    """Give the line, '' where nothing is missing that takes long."""
+def announcement(
+    *, programs: Sequence[str], packages: Sequence[str], images: bool, cache: Path, free_gb: float = math.inf
+) -> str:
+    """Give the line, '' where nothing is missing that takes long. free_gb: of the cache's disk."""
     said = []
     if programs or images:
         some = [f"{len(programs)} program{'s' if len(programs) > 1 else ''}"] if programs else []
@@ -57,8 +74,9 @@ def announcement(*, programs: Sequence[str], packages: Sequence[str], images: bo
         quick = max(DOWNLOADED_PROGRAMS_MIN if programs else 0, IMAGES_MIN if images else 0)
         shorter = f" ({quick} where official releases can be downloaded)" if quick < slow else ""
         space = (PROGRAMS_GB if programs else 0) + (IMAGES_GB if images else 0)
+        room = f" ({free_gb:.0f} GB are free there; XDG_CACHE_HOME names another folder)" if free_gb < space else ""
         said.append(
-            f"gets {what}: about {slow} min on two cores{shorter}, {space} GB of disk in {cache} and the caches of Go and uv"
+            f"gets {what}: about {slow} min on two cores{shorter}, {space} GB of disk in {cache} and the caches of Go and uv{room}"
         )
     if packages:
         said.append(f"installs on this machine the Debian packages {', '.join(packages)}")

@@ -2,7 +2,7 @@
 
 import signal
 
-from elastipod_local.controlplane import ControlPlane
+from elastipod_local.controlplane import SERVING, ControlPlane
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.host import wait_until
 from elastipod_local.processes import ProcessId, kill_if_tagged, reap
@@ -47,7 +47,8 @@ class Roles:
             raise LocalClusterError(f"{role} runs already")
         process = self._control_plane.start(role)
         state = self._files.update(lambda state: state.with_process(role, process))
-        self._control_plane.wait_ready(state.control_plane["kube-apiserver"])
+        # The others may have been killed too, and are to stay so.
+        self._control_plane.wait_ready({name: state.control_plane[name] for name in (*SERVING, role)})
 
     def _signal(self, role: str, signum: signal.Signals) -> ProcessId:
         process = self._process(role)

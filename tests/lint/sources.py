@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import ast
 import io
-import subprocess
+import os
 import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+
+from tests.commit_under_test import git_output
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT_SUFFIXES = frozenset({".py", ".md", ".yaml", ".tpl", ".toml", ".json", ".txt", ".c", ".in", ".mod"})
 TEXT_NAMES = frozenset({"Makefile", "Dockerfile", "run", "environment"})
+# Folders that .gitignore names, and git's own.
+GENERATED = (".git", ".venv", ".run", ".hypothesis", "__pycache__", "build", "dist", ".*_cache", "*.egg-info")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -101,9 +106,18 @@ def _tails(paths: Sequence[str]) -> Iterator[str]:
 
 
 def read_repository(root: Path = ROOT) -> Repository:
-    """Read the text files that git tracks or would track (new ones count, ignored ones do not)."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
-    paths = sorted(path for path in listed.split("\0") if path and (root / path).is_file())
+    """Read the text files that git tracks or would track (new ones count, ignored ones do not).
+
+    Where git cannot say, as in an unpacked archive, all files count but those in the folders that runs and tools make.
+    """
+    listed = git_output(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    names = _files_below(root) if listed is None else listed.split("\0")
+    paths = sorted(path for path in names if path and (root / path).is_file())
     texts = [path for path in paths if Path(path).suffix in TEXT_SUFFIXES or Path(path).name in TEXT_NAMES]
     return Repository([Source(path, (root / path).read_text(encoding="utf-8")) for path in texts], paths)
+
+
+def _files_below(root: Path) -> Iterator[str]:
+    for folder, names, files in os.walk(root):
+        names[:] = [name for name in names if not any(fnmatch(name, pattern) for pattern in GENERATED)]
+        yield from (str((Path(folder) / file).relative_to(root)) for file in files)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,8 +24,9 @@ from elastipod_local.cluster import Cluster
 from elastipod_local.demo.result import DemoResult, collect_diagnostics
 from elastipod_local.demo.steps import Demo
 from elastipod_local.demo.view import make_view
-from elastipod_local.errors import LocalClusterError, UnsupportedError
+from elastipod_local.errors import LocalClusterError, UnsupportedError, what_the_machine_refused
 from elastipod_local.host import is_root
+from elastipod_local.machine import require_nodes_possible
 from elastipod_local.paths import checkout_root
 from elastipod_local.state import exclusive
 
@@ -54,10 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LocalClusterError as error:
         print(f"demo: {error}", file=sys.stderr)
         return UNSUPPORTED if isinstance(error, UnsupportedError) else FAILED
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"demo: {what_the_machine_refused(error)}", file=sys.stderr)
+        return FAILED
 
 
 def _require_machine() -> None:
-    """Raise UnsupportedError with one sentence if nodes cannot be created."""
+    """Raise LocalClusterError with one sentence if nodes cannot be created."""
     if sys.platform != "linux":
         raise UnsupportedError(
             f"the demo creates Kubernetes nodes from Linux namespaces, and this is {sys.platform}; "
@@ -67,6 +72,7 @@ def _require_machine() -> None:
         raise UnsupportedError(
             "the demo creates Kubernetes nodes from Linux namespaces, which needs root; run it as root: sudo make demo"
         )
+    require_nodes_possible()
 
 
 def _run(root: Path, *, keep: bool) -> int:
@@ -102,7 +108,8 @@ def _take_down(cluster: Cluster, *, keep: bool) -> None:
     """Take the cluster down without interruption, or say how to use it."""
     if keep and cluster.is_running():
         print(f"\nThe cluster is up: export KUBECONFIG={cluster.kubeconfig}")
-        print(f"Take it down with: elastipod local down --name {cluster.name}")
+        program = Path(sys.executable).with_name("elastipod")  # in .venv, which is on no PATH
+        print(f"Take it down with: {program} local down --name {cluster.name}")
         return
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from decimal import Decimal
@@ -16,7 +19,7 @@ from elastipod_local.demo import main as demo
 from elastipod_local.demo.main import main
 from elastipod_local.demo.result import DemoResult
 from elastipod_local.demo.steps import CLUSTER_MANIFESTS, JOB, QUEUE, URGENT_JOB, ExampleJob
-from elastipod_local.errors import LocalClusterError
+from elastipod_local.errors import LocalClusterError, UnsupportedError, what_the_machine_refused
 from elastipod_local.paths import checkout_root
 
 
@@ -67,6 +70,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPat
     """A root Linux machine with a checkout of its own."""
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(demo, "is_root", lambda: True)
+    monkeypatch.setattr(demo, "require_nodes_possible", lambda: None)
     monkeypatch.setattr(demo, "checkout_root", lambda: tmp_path)
     return monkeypatch
 
@@ -91,6 +95,18 @@ def test_a_plain_user_gets_one_sentence(machine: pytest.MonkeyPatch, capsys: pyt
     assert "sudo make demo" in capsys.readouterr().err
 
 
+def test_a_machine_that_cannot_have_nodes_is_told_before_anything_begins(
+    machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> None:
+        raise UnsupportedError("nodes need containerd, and this machine has no apt-get")
+
+    machine.setattr(demo, "require_nodes_possible", refuse)
+    ended, cluster = run_demo(machine, DemoResult({}, [], "all shown"))
+    assert (ended, cluster.is_up) == (2, True)
+    assert capsys.readouterr().err == "demo: nodes need containerd, and this machine has no apt-get\n"
+
+
 @pytest.mark.parametrize(
     ("outcome", "status"),
     [
@@ -107,6 +123,18 @@ def test_whatever_happens_the_cluster_is_taken_down(
     assert (ended, cluster.is_up) == (status, False)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "No space left on device", "/c/etcd"), subprocess.TimeoutExpired(["debootstrap"], 1800)],
+)
+def test_what_the_machine_refuses_is_one_sentence_and_the_cluster_is_taken_down(
+    error: OSError | subprocess.TimeoutExpired, machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended, cluster = run_demo(machine, error)
+    assert (ended, cluster.is_up) == (1, False)
+    assert capsys.readouterr().err == f"demo: {what_the_machine_refused(error)}\n"
+
+
 def test_an_unforeseen_error_takes_the_cluster_down_and_is_not_hidden(machine: pytest.MonkeyPatch) -> None:
     fake = FakeDemo(KeyError("history"))
     machine.setattr(demo, "Demo", lambda root, view: fake)
@@ -120,7 +148,9 @@ def test_keep_leaves_the_cluster_and_says_how_to_use_it(
 ) -> None:
     _, cluster = run_demo(machine, DemoResult({}, [], "all shown"), "--keep")
     assert cluster.is_up
-    assert "elastipod local down --name demo" in capsys.readouterr().out
+    said = re.search(r"Take it down with: (\S+) local down --name demo\n", capsys.readouterr().out)
+    assert said is not None
+    assert Path(said[1]).is_file()  # .venv is not on PATH
 
 
 def test_ctrl_c_ends_the_cluster_even_with_keep(machine: pytest.MonkeyPatch) -> None:

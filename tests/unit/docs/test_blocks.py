@@ -17,7 +17,12 @@ from elastipod_operator.kube.job_policy import policy_of
 
 PAGES = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.path))
 # Their options are checked elsewhere: elastipod and hyperpodrun in test_commands, kubectl and helm in tests/api/test_pages.py.
-PROGRAMS = frozenset({"elastipod", "hyperpodrun", "kubectl", "helm", "docker", "pip", "export", "sed", "mkdir", "make"})
+PROGRAMS = frozenset(
+    {
+        *("elastipod", "hyperpodrun", "kubectl", "helm", "docker", "pip", "python3"),
+        *("export", "sed", "mkdir", "make", "source"),
+    }
+)
 
 
 def jobs(page: Page) -> list[HyperPodPyTorchJob]:
@@ -63,6 +68,14 @@ def test_shell_blocks_run_known_programs(page: Page) -> None:
     assert {words[0] for words in commands(page)} <= PROGRAMS
 
 
+@pytest.mark.parametrize("path", ["docs/quick-start.md", "docs/cli.md", "docs/tutorial.md", "docs/troubleshooting.md"])
+def test_who_is_told_to_install_is_told_of_a_virtual_environment(path: str) -> None:
+    """Python of Debian 12 and Ubuntu 24.04 refuses pip outside of one."""
+    before, installs, _ = page(path).text.partition("pip install .")
+    assert installs
+    assert "-m venv" in before or "virtual environment" in page(path).text
+
+
 def test_the_pages_are_searched_with_success() -> None:
     assert len([job for one in pages() for job in jobs(one)]) >= 4
     assert len([words for one in pages() for words in commands(one)]) >= 15
@@ -93,6 +106,8 @@ def test_nobody_is_told_to_install_from_an_index_what_is_not_there() -> None:
     told = re.compile(r"pip install (?:--\S+ )*'?elastipod(?:-agent)?\b(?!_agent)")
     assert told.search("RUN pip install 'elastipod[trl]'")
     assert [one.path for one in some(pages()) if told.search(one.text) and one.path != "CHANGELOG.md"] == []
+    sources = [path for part in ("agent", "operator", "localcluster") for path in (ROOT / part).rglob("*.py")]
+    assert [path for path in some(sources) if told.search(path.read_text())] == []
 
 
 def test_values_that_a_page_gives_helm_are_the_charts() -> None:

@@ -55,7 +55,7 @@ def effect_of(node: ObservedNode) -> str:
     if node.out_of_service:
         return "the pods are lost at once, without a drain"
     if node.leaves_at is not None:
-        return f"drains, within {(node.leaves_at - NOW).total_seconds():.0f} s of its first sight"
+        return f"drains, within {(node.leaves_at - NOW).total_seconds():.0f} s after the operator first sees it"
     return "drains" if node.disruption else "stops placing" if node.cordoned else "nothing by itself"
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from elastipod_local.cgroups import Layout, NodeGroup, parse_mounts
+from elastipod_local.cgroups import Hierarchy, Layout, NodeGroup, parse_mounts
+from elastipod_local.errors import LocalClusterError
 
 HYBRID = """\
 proc /proc proc rw,relatime 0 0
@@ -52,3 +55,40 @@ def test_a_group_that_was_never_made_is_empty_and_removed_at_once() -> None:
     assert list(group.processes()) == []
     group.freeze(frozen=False)
     group.remove()
+
+
+@pytest.fixture
+def unified(tmp_path: Path) -> NodeGroup:
+    """A node's group in a hierarchy of v2 that offers one controller."""
+    (tmp_path / "cgroup.controllers").write_text("memory\n")
+    (tmp_path / "cgroup.subtree_control").write_text("")
+    return NodeGroup(Layout((Hierarchy(tmp_path, "cgroup2", ""),)), "elastipod0")
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, method: str, number: int) -> None:
+    def fail(path: Path, *_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, method, fail)
+
+
+def test_a_container_whose_processes_are_in_the_root_group_is_told_what_to_do(
+    unified: NodeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The root of a cgroup namespace is an ordinary group: with processes of its own it shares out no controller."""
+    refuse(monkeypatch, "write_text", errno.EBUSY)
+    with pytest.raises(LocalClusterError) as told:
+        unified.create()
+    assert str(told.value) == (
+        f"the control group {unified.layout.hierarchies[0].mount_point} cannot share out memory, because it holds processes "
+        "of its own; move them into a group below it first, or start the container with --cgroupns=host"
+    )
+
+
+@pytest.mark.parametrize("method", ["write_text", "mkdir"])
+def test_control_groups_that_cannot_be_written_are_told(
+    method: str, unified: NodeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, method, errno.EROFS)
+    with pytest.raises(LocalClusterError, match=r"Read-only file system.*; start the container with --privileged"):
+        unified.create()

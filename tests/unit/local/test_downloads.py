@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import platform
 import threading
@@ -18,7 +19,7 @@ from elastipod_local.downloads import Archive, Release
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.gobuild import GoModule
 from elastipod_local.host import Progress
-from elastipod_local.httpfetch import Transfer
+from elastipod_local.httpfetch import Transfer, base_of, download
 from elastipod_local.ociregistry import OciFiles
 
 ARCH = "amd64"
@@ -122,6 +123,34 @@ def test_another_content_is_refused_and_leaves_nothing(all_releases: ReleaseHost
     assert built == ["etcd"]
     assert any("has the sha512" in text for text in said)
     assert downloads.fetched("etcd") is None
+
+
+class OntoAFullDisk(Archive):
+    """An archive whose download finds no room."""
+
+    def fetch(self, arch: str, into: Path, transfer: Transfer) -> None:
+        download(base_of(self.url).format(arch=arch), Path("/dev/full"), self.checksums[arch], transfer)
+
+
+def test_a_full_disk_is_told_as_such_and_nothing_is_built(
+    hosts: ReleaseHosts, built: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (release,) = (played(release, hosts) for release in downloads.RELEASES if release.name == "etcd")
+    (part,) = release.parts
+    assert isinstance(part, Archive)
+    full = OntoAFullDisk(part.url, part.checksums, part.members)
+    monkeypatch.setattr(downloads, "RELEASES", (replace(release, parts=(full,)),))
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        binaries.ensure(["etcd"])
+    assert raised.value.errno == errno.ENOSPC
+    assert built == []
+
+
+def test_an_archive_that_cannot_be_unpacked_for_want_of_room_is_no_broken_archive(tmp_path: Path) -> None:
+    (tmp_path / "a.tar.gz").write_bytes(archive({"etcd": b"x" * 100_000}))
+    (tmp_path / "etcd").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        httpfetch.unpack(tmp_path / "a.tar.gz", {"etcd": "etcd"}, tmp_path)
 
 
 def test_a_manifest_of_another_digest_is_refused(all_releases: ReleaseHosts, built: list[str]) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from tests.agent_client import until
 
+from elastipod_local.cluster import Cluster
 from elastipod_local.errors import CommandError, LocalClusterError
-from elastipod_local.host import run
+from elastipod_local.host import run, run_logged, tool_environment, without_proxy
 from elastipod_local.processes import ProcessId
 
 PACKAGES = str(Path(sys.modules[run.__module__].__file__ or "").parents[1])
@@ -42,6 +43,44 @@ def test_a_program_that_is_missing_is_named() -> None:
         run(["no-such-program", "--help"])
 
 
+def test_a_program_that_takes_too_long_is_told_with_its_log(tmp_path: Path) -> None:
+    with (
+        (tmp_path / "apt.log").open("wb") as log,
+        pytest.raises(
+            LocalClusterError, match=r"`apt-get update` did not end within 0.3 s: 12 % of the mirror; log: .*apt.log"
+        ),
+    ):
+        run_logged(["sh", "-c", "echo 12 % of the mirror; exec sleep 60"], log, what="`apt-get update`", timeout_s=0.3)
+
+
 def test_a_program_that_fails_is_told_with_its_last_words() -> None:
     with pytest.raises(CommandError, match="ended with exit code 3: so it is"):
         run(["sh", "-c", "echo so it is >&2; exit 3"])
+
+
+OURS = "localhost,127.0.0.1,127.0.0.0/8,198.18.0.0/15,.svc,.cluster.local"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param({}, OURS, id="nothing is given"),
+        pytest.param(
+            {"NO_PROXY": "corp.example, 10.0.0.0/8"}, f"corp.example,10.0.0.0/8,{OURS}", id="what is given stays"
+        ),
+        pytest.param({"no_proxy": "a", "NO_PROXY": "b,a"}, f"b,a,{OURS}", id="both spellings count"),
+        pytest.param({"no_proxy": OURS}, OURS, id="nothing is said twice"),
+        pytest.param({"NO_PROXY": "*"}, "*", id="everything is direct already"),
+    ],
+)
+def test_a_cluster_is_reached_past_any_proxy(given: dict[str, str], expected: str) -> None:
+    assert without_proxy(given) == {"NO_PROXY": expected, "no_proxy": expected}
+
+
+def test_every_program_of_a_cluster_reaches_it_past_the_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """kubectl, helm, the controller manager, the scheduler, kubelet and kube-proxy all go by HTTPS_PROXY."""
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    monkeypatch.setenv("NO_PROXY", "corp.example")
+    monkeypatch.delenv("no_proxy", raising=False)
+    for environment in (tool_environment(), tool_environment({"no_proxy": ""}), Cluster("a", tmp_path).environment()):
+        assert environment["NO_PROXY"] == environment["no_proxy"] == f"corp.example,{OURS}"

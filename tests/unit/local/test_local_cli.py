@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -42,6 +44,38 @@ def test_a_failure_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(Cluster, "up", fail)
     assert cli.main(["up"]) == cli.EXIT_FAILED
     assert capsys.readouterr().err == "elastipod local: it broke; mend it\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        pytest.param(
+            OSError(errno.ENOSPC, "No space left on device", "/c/elastipod/etcd"),
+            "/c/elastipod/etcd: No space left on device; free some, or set XDG_CACHE_HOME to a folder on another disk",
+            id="full disk",
+        ),
+        pytest.param(
+            OSError(errno.EROFS, "Read-only file system", "/c/lock"),
+            "/c/lock: Read-only file system; set XDG_CACHE_HOME to a folder that can be written if it is below the cache",
+            id="folder that cannot be written",
+        ),
+        pytest.param(OSError(errno.EMFILE, "Too many open files"), "Too many open files", id="something else"),
+        pytest.param(
+            subprocess.TimeoutExpired(["apt-get", "update"], 900),
+            "`apt-get update` did not end within 900 s",
+            id="slow mirror",
+        ),
+    ],
+)
+def test_what_the_machine_refuses_is_one_sentence(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Cluster, "up", fail)
+    assert cli.main(["up"]) == cli.EXIT_FAILED
+    assert capsys.readouterr().err == f"elastipod local: {said}\n"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastipod_local.errors import LocalClusterError
-from elastipod_local.paths import require_visible_to_nodes
+from elastipod_local.paths import cache_dir, require_visible_to_nodes
 
 
 def test_a_cache_that_nodes_cannot_see_is_refused_with_what_to_do() -> None:
@@ -17,3 +17,10 @@ def test_a_cache_that_nodes_cannot_see_is_refused_with_what_to_do() -> None:
 
 def test_another_folder_is_fine() -> None:
     require_visible_to_nodes(Path("/var/cache/elastipod"))
+
+
+def test_a_cache_that_cannot_be_made_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(LocalClusterError, match=r"file/elastipod cannot be made .*; set XDG_CACHE_HOME to a folder"):
+        cache_dir()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.patience import PATIENCE_S
 from tests.preparation import PROGRAMS, needs_images, programs_for
 
 from elastipod_local import binaries, prepare
-from elastipod_local.errors import LocalClusterError
+from elastipod_local.errors import LocalClusterError, UnsupportedError
 from elastipod_local.host import Progress
 from elastipod_local.images import ImageSet
 
@@ -44,6 +45,34 @@ def test_only_what_is_missing_is_named(programs: list[str], images: bool, packag
     assert said in prepare.announcement(programs=programs, packages=packages, images=images, cache=CACHE)
 
 
+def test_too_little_room_is_said_with_what_to_do() -> None:
+    line = prepare.announcement(programs=["etcd"], packages=[], images=True, cache=CACHE, free_gb=11.4)
+    assert "15 GB of disk in /root/.cache/elastipod and the caches of Go and uv (11 GB are free there; " in line
+    assert line.endswith("XDG_CACHE_HOME names another folder)")
+    assert "free there" not in prepare.announcement(
+        programs=["etcd"], packages=[], images=False, cache=CACHE, free_gb=11.4
+    )
+
+
+@pytest.mark.parametrize(("missing", "is_refused"), [(["etcd"], True), ([], False)])
+def test_a_full_disk_is_refused_before_anything_is_compiled(
+    missing: list[str], is_refused: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where all is there, a full disk is no reason."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(binaries, "missing", lambda names: missing)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=200_000_000))
+    said: list[str] = []
+    if is_refused:
+        with pytest.raises(
+            LocalClusterError, match=r"0\.2 GB are free .* set XDG_CACHE_HOME to a folder on another disk"
+        ):
+            prepare.announce(["etcd"], with_images=False, progress=said.append)
+    else:
+        prepare.announce(["etcd"], with_images=False, progress=said.append)
+    assert said == []
+
+
 class Machine:
     """A machine in which the images wait until the programs are under way, and the other way round."""
 
@@ -51,10 +80,16 @@ class Machine:
         self.programs_began, self.images_began = threading.Event(), threading.Event()
         self.programs_error: LocalClusterError | None = None
         self.images_error: LocalClusterError | None = None
+        self.nodes_error: LocalClusterError | None = None
+        monkeypatch.setattr(prepare, "require_nodes_possible", self.is_asked)
         monkeypatch.setattr(prepare, "announce", lambda names, **_: None)
         monkeypatch.setattr(prepare, "ensure_packages", lambda progress: None)
         monkeypatch.setattr(prepare, "ensure_images", self.images)
         monkeypatch.setattr(binaries, "ensure", self.programs)
+
+    def is_asked(self) -> None:
+        if self.nodes_error:
+            raise self.nodes_error
 
     def programs(self, names: Iterable[str], progress: Progress) -> dict[str, Path]:
         self.programs_began.set()
@@ -101,8 +136,17 @@ def test_programs_that_cannot_be_had_are_told_at_once(machine: Machine) -> None:
         prepare.prepare(["etcd"], with_images=True)
 
 
+def test_a_machine_that_cannot_have_nodes_is_told_before_anything_is_compiled(machine: Machine) -> None:
+    machine.nodes_error = UnsupportedError("even root gets no namespaces")
+    with pytest.raises(UnsupportedError, match="no namespaces"):
+        prepare.prepare(["etcd"], with_images=True)
+    assert not machine.programs_began.is_set()
+    assert not machine.images_began.is_set()
+
+
 def test_without_nodes_no_image_is_made(machine: Machine) -> None:
     machine.images_began.set()
+    machine.nodes_error = UnsupportedError("even root gets no namespaces")
     assert prepare.prepare(["etcd"], with_images=False) is None
 
 

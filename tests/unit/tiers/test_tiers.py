@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from tests import tiers
 from tests.long_runs import long_names
+
+from elastipod_local.errors import LocalClusterError
 
 
 @pytest.fixture
@@ -123,6 +127,25 @@ def test_what_a_command_prints_is_passed_on_and_its_status_given() -> None:
     assert shown == ["one", "two"]
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (LocalClusterError("the build failed"), "the build failed"),
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+        (subprocess.TimeoutExpired(["debootstrap"], 1800), "`debootstrap` did not end within 1800 s"),
+    ],
+)
+def test_what_cannot_be_prepared_fails_its_tier_with_a_sentence(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(tier: str, *, progress: object) -> None:
+        raise error
+
+    monkeypatch.setattr("tests.conftest.why_no_cluster", lambda: None)
+    monkeypatch.setattr("tests.preparation.prepare_tier", fail)
+    assert tiers.run_tier("e2e", []) == tiers.Outcome("e2e", False, said)
+
+
 def test_what_failed_is_known_by_its_whole_name(tmp_path: Path) -> None:
     (tmp_path / "test_two.py").write_text(
         "import pytest\n\n\ndef test_good() -> None:\n    pass\n\n\n"
@@ -147,6 +170,24 @@ def test_what_failed_is_named_again_at_the_very_end(calls: list[list[str]], caps
 
 
 ALONE = "test_real.py::test_alone"
+
+
+def test_a_report_that_cannot_be_written_is_told_after_the_outcomes(
+    calls: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As for a user after `sudo make test`: the folder of reports is root's."""
+
+    def refuse(outcome: tiers.Outcome) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/x/.run/tests/unit.json")
+
+    monkeypatch.setattr(tiers, "_write_report", refuse)
+    assert tiers.main(["unit", "sim"]) == 0
+    said = capsys.readouterr()
+    assert said.out.endswith("unit\na line\nsim\na line\n")
+    assert said.err == "".join(
+        f"the report of {tier} was not written: [Errno 13] Permission denied: '/x/.run/tests/unit.json'\n"
+        for tier in ("unit", "sim")
+    )
 
 
 def test_a_test_that_passes_alone_is_flaky_and_named(
