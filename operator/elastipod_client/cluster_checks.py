@@ -56,7 +56,7 @@ def check_crd(crd: Body | None) -> Check:
     if missing := OWN_FIELDS - known:
         return warning("CRD", f"it is older than this command: spec.elastipod lacks {_list(missing)}", UPGRADE)
     if more := known - OWN_FIELDS:
-        advice = "Upgrade this command: pip install --upgrade elastipod."
+        advice = "Upgrade this command: in a newer checkout of elastipod, run: pip install ."
         return warning("CRD", f"it is newer than this command: spec.elastipod has {_list(more)}", advice)
     return ok("CRD", "it has the fields of this version")
 

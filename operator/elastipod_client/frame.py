@@ -21,12 +21,17 @@ MAX_PODS = 24
 def frame(situation: Situation, width: int) -> list[str]:
     """Give the lines to show."""
     job = job_facts(situation.job, situation.now)
-    state = job.state.type if job.state is not None else "not seen by an operator"
-    lines = [f"{job.name}   {state}   running {job.running}, target {job.target}, maximum {job.maximum}", ""]
+    lines = [headline(job), ""]
     lines += wrap(explain(situation).text, width, break_long_words=False, break_on_hyphens=False)
     lines += ["", *_pods(situation, job)]
     sums = sums_text(life_of(job, situation.events, situation.now))
     return lines + (["", *wrap(sums, width)] if sums else [])
+
+
+def headline(job: JobFacts) -> str:
+    """Give the first line: state and size."""
+    state = job.state.type if job.state is not None else "not seen by an operator"
+    return f"{job.name}   {state}   running {job.running}, target {job.target}, maximum {job.maximum}"
 
 
 def has_ended(situation: Situation) -> str:

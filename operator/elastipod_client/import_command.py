@@ -12,7 +12,7 @@ from typing import Any
 from elastipod_operator.kube.reading import mapping, name_of, text
 
 from .foreign_jobs import RUNTIMES, UnknownJobError, convert
-from .options import ATTENTION, OK, UsageError, add_output, run
+from .options import ATTENTION, INSTALL_EXTRA, OK, UsageError, add_output, run
 
 
 def parser() -> argparse.ArgumentParser:
@@ -82,5 +82,5 @@ def _yaml() -> Any:
     try:
         import yaml
     except ModuleNotFoundError as error:
-        raise UsageError("manifests need the package yaml; install it with: pip install 'elastipod[cli]'") from error
+        raise UsageError(f"manifests need the package yaml; {INSTALL_EXTRA}") from error
     return yaml

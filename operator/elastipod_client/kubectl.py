@@ -26,6 +26,10 @@ class NotFoundError(KubectlError):
     """The object, or its kind, does not exist."""
 
 
+class UnknownKindError(NotFoundError):
+    """The API server does not serve the kind; one that has just started serves it a moment later."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kubectl:
     """How to reach the API server. Empty options have kubectl's own defaults."""
@@ -45,8 +49,14 @@ class Kubectl:
             raise KubectlError("there is no kubectl in PATH; install it (https://kubernetes.io/docs/tasks/tools/)")
         command = self.command(*args, f"--request-timeout={REQUEST_TIMEOUT_S}s")
         try:
-            # Without an input of its own, a login plugin may ask the user.
-            done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=CALL_LIMIT_S)
+            done = subprocess.run(
+                command,
+                input=stdin,  # without an input of its own, a login plugin may ask the user
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",  # a log holds whatever the script has printed
+                timeout=CALL_LIMIT_S,
+            )
         except subprocess.TimeoutExpired as error:
             raise KubectlError(f"kubectl has not answered for {CALL_LIMIT_S:.0f} s") from error
         if done.returncode == 0:
@@ -94,5 +104,7 @@ def _error(stderr: str) -> KubectlError:
     lines = [line for line in stderr.strip().splitlines() if not line.startswith(("W", "I", "E0", "Warning:"))]
     message = (lines or stderr.strip().splitlines() or [""])[-1]
     text = message.removeprefix("error: ").removeprefix("Error from server ").strip()
-    missing = ("(NotFound)", "the server doesn't have a resource type", "could not find the requested resource")
-    return NotFoundError(text) if any(word in message for word in missing) else KubectlError(text)
+    unknown_kind = ("the server doesn't have a resource type", "could not find the requested resource")
+    if any(words in message for words in unknown_kind):
+        return UnknownKindError(text)
+    return NotFoundError(text) if "(NotFound)" in message else KubectlError(text)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from elastipod_operator.core.names import LABEL_JOB
+from elastipod_operator.kube.containers import agent_container
 from elastipod_operator.kube.reading import Body, mapping, mappings, name_of, text
 
 from .failure_log import ended_first, excerpt, first_failure
@@ -19,6 +20,7 @@ from .situation import job_facts
 
 MAX_PODS = 64
 FAILURE_LINES = 5000
+READER_GONE = -13  # kubectl was ended by SIGPIPE
 
 
 def parser() -> ArgumentParser:
@@ -52,7 +54,7 @@ def _all(args: Namespace) -> int:
     ]
     follow = ["--follow"] if args.follow else []
     done = subprocess.run(kubectl.command("logs", *options, *follow), stdout=sys.stdout, stderr=sys.stderr)
-    return OK if done.returncode == 0 else UNREACHABLE
+    return OK if done.returncode in (0, READER_GONE) else UNREACHABLE
 
 
 def _first_failure(args: Namespace) -> int:
@@ -82,8 +84,8 @@ def _first_failure(args: Namespace) -> int:
 def _log(kubectl: Kubectl, job: Body, pod: Body) -> str:
     """Give the newest lines of a pod's agent; of the run before if its container was restarted."""
     container = text(mapping(mapping(job.get("spec")).get("elastipod")).get("container"))
-    names = [text(one.get("name")) for one in mappings(mapping(pod.get("spec")).get("containers"))]
-    chosen = container if container in names else next(iter(names), "")
+    runs_agent = agent_container(mappings(mapping(pod.get("spec")).get("containers")), container) or {}
+    chosen = text(runs_agent.get("name"))
     statuses = mappings(mapping(pod.get("status")).get("containerStatuses"))
     restarts = next((one.get("restartCount") for one in statuses if one.get("name") == chosen), 0)
     command = ["logs", name_of(pod), *(["-c", chosen] if chosen else []), f"--tail={FAILURE_LINES}"]

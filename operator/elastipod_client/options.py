@@ -14,6 +14,8 @@ OK, ATTENTION, USAGE_ERROR, UNREACHABLE = 0, 1, 2, 3
 EXIT_CODES = """\
 exit codes: 0 nothing needs attention, or done; 1 something needs attention; 2 wrong usage or a missing package;
 3 the cluster could not be queried, or the job does not exist"""
+# What the commands can do without is in the extra `cli`.
+INSTALL_EXTRA = "in a checkout of elastipod, run: pip install '.[cli]'"
 FORMATS = ("text", "wide", "json", "yaml")
 
 
@@ -79,7 +81,7 @@ def structured(found: Mapping[str, Any], form: str) -> str:
     try:
         import yaml
     except ModuleNotFoundError as error:
-        raise UsageError("-o yaml needs the package yaml; install it with: pip install 'elastipod[cli]'") from error
+        raise UsageError(f"-o yaml needs the package yaml; {INSTALL_EXTRA}") from error
     return str(yaml.safe_dump(dict(found), sort_keys=False, allow_unicode=True, width=120)).rstrip()
 
 

@@ -11,7 +11,7 @@ from elastipod_operator.core.names import ANNOTATION_NODE_SIGNALS
 from elastipod_operator.core.reasons import AnyReason, Reason
 from elastipod_operator.core.snapshot import ObservedPod
 from elastipod_operator.kube.node_signals import SignalEffect, parse_signals
-from elastipod_operator.kube.observed_node import disruption_of
+from elastipod_operator.kube.observed_node import Disruption, disruption_of
 from elastipod_operator.kube.observed_pod import observe_pod
 from elastipod_operator.kube.reading import Body, condition_of, mapping, mappings, name_of, text
 from elastipod_operator.kube.times import time_or
@@ -79,14 +79,14 @@ def _sick_nodes(
     pods: Iterable[tuple[Body, ObservedPod]], situation: Situation, signals: Mapping[str, SignalEffect]
 ) -> list[Blocker]:
     """Give the nodes of pods that are lost or announce their end. A node is only missed if nodes could be read."""
-    by_node: dict[str, list[str]] = defaultdict(list)
-    for _, pod in pods:
+    by_node: dict[str, list[Body]] = defaultdict(list)
+    for found_pod, pod in pods:
         if pod.node and not pod.ended:
-            by_node[pod.node].append(pod.name)
+            by_node[pod.node].append(found_pod)
     found = []
-    for node, names in sorted(by_node.items()):
+    for node, there in sorted(by_node.items()):
         body = situation.nodes.get(node)
-        where = f"node {node} ({_named('pod', names)})"
+        where = f"node {node} ({_named('pod', [*map(name_of, there)])})"
         if body is None:
             if "nodes" not in situation.unread:
                 found.append(blocker_of(Reason.NODE_DELETED, f"node {node}", f"{where} does not exist any more", None))
@@ -96,10 +96,22 @@ def _sick_nodes(
             at = time_or(ready.get("lastTransitionTime"), UNKNOWN)
             since = at if at is not UNKNOWN else None
             found.append(blocker_of(Reason.NODE_LOST, f"node {node}", f"{where} is not ready", since))
-        if disruption := disruption_of(body, signals).reason_for(()):
-            message = f"pods must leave {where}: {disruption}"
-            found.append(blocker_of(Reason.NODE_DRAINED, f"node {node}", message, None))
+        found += _drained(node, there, disruption_of(body, signals))
     return found
+
+
+def _drained(node: str, pods: Iterable[Body], disruption: Disruption) -> list[Blocker]:
+    """Give why pods must leave their node, each reason once. Pods stay where they tolerate the taint."""
+    leave: dict[str, list[str]] = defaultdict(list)
+    for pod in pods:
+        if reason := disruption.reason_for(mappings(mapping(pod.get("spec")).get("tolerations"))):
+            leave[reason].append(name_of(pod))
+    return [
+        blocker_of(
+            Reason.NODE_DRAINED, f"node {node}", f"pods must leave node {node} ({_named('pod', names)}): {reason}", None
+        )
+        for reason, names in leave.items()
+    ]
 
 
 def _named(what: str, names: list[str]) -> str:

@@ -8,7 +8,19 @@ from html import escape
 
 from .life import Life, as_json, life_of, rows, sums_text, timeline_of
 from .observing import observe
-from .options import ATTENTION, OK, UsageError, add_job, add_output, kubectl_of, parser_of, run, structured, table
+from .options import (
+    ATTENTION,
+    INSTALL_EXTRA,
+    OK,
+    UsageError,
+    add_job,
+    add_output,
+    kubectl_of,
+    parser_of,
+    run,
+    structured,
+    table,
+)
 from .situation import job_facts
 
 FORMATS = ("text", "json", "yaml", "svg", "html")
@@ -49,9 +61,7 @@ def shown(life: Life, form: str) -> str:
 
         picture = svg(timeline_of(life))
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"-o {form} needs the package {error.name}; install it with: pip install 'elastipod[cli]'"
-        ) from error
+        raise UsageError(f"-o {form} needs the package {error.name}; {INSTALL_EXTRA}") from error
     return picture if form == "svg" else page(life, picture)
 
 

@@ -6,17 +6,24 @@ import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from shutil import get_terminal_size
 
-from .frame import frame, has_ended
-from .kubectl import Kubectl
+from elastipod_operator.kube.reading import name_of
+
+from .frame import frame, has_ended, headline
+from .kubectl import Kubectl, KubectlError, NotFoundError, UnknownKindError
 from .observing import observe
 from .options import ATTENTION, OK, add_job, kubectl_of, parser_of, run
+from .situation import Situation, job_facts
+from .spans import time_text
 
 # The cursor goes home, and each line ends what was there before: a screen that is cleared first would flicker.
 HOME, END_OF_LINE, REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 CLEAR = "\x1b[2J"
 LEAST_S = 1.0
+# An API server that is upgraded or a laptop that changes its network is back by then.
+PATIENCE_S = 300.0
 
 
 def parser() -> ArgumentParser:
@@ -29,32 +36,69 @@ def parser() -> ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; gives its exit code: 0 when the job completed or the user left, 1 when it failed."""
+    """Run the command; gives its exit code: 0 when the job completed or the user left, 1 when it failed, 3 when it was deleted."""
     args = parser().parse_args(argv)
     return run("watch", lambda: follow(kubectl_of(args), args.job, args.interval, is_once=args.once))
 
 
 def follow(
-    kubectl: Kubectl, name: str, interval_s: float, *, is_once: bool, sleep: Callable[[float], None] = time.sleep
+    kubectl: Kubectl,
+    name: str,
+    interval_s: float,
+    *,
+    is_once: bool,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Show a job until it ends; gives the exit code. Without a terminal, what has not changed is not printed again."""
-    before: list[str] = []
+    """Show a job until it ends; gives the exit code. Without a terminal, what has not changed is not printed again.
+
+    Once the job has been read, a read that fails is said and tried again. Raises KubectlError if the first one fails or all
+    fail for PATIENCE_S, NotFoundError if the job is deleted.
+    """
     is_live = sys.stdout.isatty() and not is_once
     print(CLEAR if is_live else "", end="")
+    seen = observe(kubectl, name)
+    before: list[str] = []
+    trouble: list[str] = []
+    failing_since: float | None = None
     while True:
-        situation = observe(kubectl, name)
-        size = get_terminal_size()
-        lines = frame(situation, size.columns)
-        if is_live:
-            shown = lines[: size.lines - 1]
-            print(HOME + "".join(f"{line}{END_OF_LINE}\n" for line in shown) + REST_OF_SCREEN, end="", flush=True)
-        elif lines != before:
-            print("\n".join(lines), flush=True)
-        before = lines
-        ended = has_ended(situation)
+        before = _show(seen, trouble, before, is_live=is_live)
+        ended = has_ended(seen)
         if ended or is_once:
             return ATTENTION if ended == "Failed" else OK
         sleep(interval_s)
+        try:
+            seen, trouble, failing_since = observe(kubectl, name), [], None
+        except KubectlError as error:
+            now = clock()
+            failing_since = now if failing_since is None else failing_since
+            _check_patience(error, seen, now - failing_since)
+            trouble = [f"the job could not be read: {error}"]
+
+
+def _show(seen: Situation, trouble: list[str], before: list[str], *, is_live: bool) -> list[str]:
+    """Print one picture; gives its lines. before: those of the last one."""
+    size = get_terminal_size()
+    if is_live:
+        # The end of a long picture is cut off.
+        lines = [*trouble, *frame(seen, size.columns)][: size.lines - 1]
+        print(HOME + "".join(f"{line}{END_OF_LINE}\n" for line in lines) + REST_OF_SCREEN, end="", flush=True)
+        return lines
+    lines = trouble or frame(seen, size.columns)
+    if lines != before:
+        print("\n".join(lines), flush=True)
+    return lines
+
+
+def _check_patience(error: KubectlError, seen: Situation, failing_s: float) -> None:
+    """Raise KubectlError if it is of no use to go on watching. seen: the last time that the job could be read."""
+    if isinstance(error, NotFoundError) and not isinstance(error, UnknownKindError):
+        job, at = job_facts(seen.job, seen.now), time_text(seen.now, datetime.now(UTC))
+        raise NotFoundError(
+            f"job {name_of(seen.job)} was deleted; at {at} it was last seen: {headline(job)}"
+        ) from error
+    if failing_s >= PATIENCE_S:
+        raise KubectlError(f"the job could not be read for {failing_s // 60:.0f} min: {error}") from error
 
 
 def _seconds(written: str) -> float:

@@ -17,6 +17,7 @@ from .kube.api import CALL_ERRORS, Api, ApiError, connect
 from .kube.events import Events
 from .kube.job_keys import InvalidInstallKey, JobKeys, read_install_keys
 from .kube.lease import Lease
+from .kube.namespace_check import NamespaceCheck
 from .kube.node_signals import CONFIGURED
 from .kube.preflight import Refusal, check_crd, check_releases
 from .kube.queue_api import QueueApi
@@ -41,6 +42,8 @@ async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
     store = Store()
     async with open_session() as session:
         keys = JobKeys(read_install_keys(options.install_key_file))
+        namespaces = NamespaceCheck(api, options.namespaces)
+        await namespaces.first()
         reconciler = Reconciler(api, store, agents_over(session), Events(api), keys)
         # Nodes come first: a pod on an unknown node would look like a pod on a deleted node.
         for node in await _all_nodes(api):
@@ -52,6 +55,7 @@ async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
                 run_kopf(options, handlers(WatchEvents(store, reconciler, options.scope.holds), missed), stop)
             ),
             asyncio.create_task(missed.run()),
+            asyncio.create_task(namespaces.run()),
             asyncio.create_task(quota.run(options.namespaces)),
             asyncio.create_task(reconciler.poll_queues(options.namespaces)),
             asyncio.create_task(collect_garbage(reconciler.no_pass_running)),
@@ -87,9 +91,10 @@ async def lead(options: Options, stop: asyncio.Event) -> int:
     """Take the lease, watch while it is held, and end as soon as it is lost. Gives the exit code."""
     leadership = Leadership()
     runner = await serve_health(options.metrics_port, leadership)
-    # The lease has its own connection, so that a thousand waiting writes do not delay its renewal.
-    api_client, lease_client = await connect(), await connect()
-    api = Api(api_client)
+    # The lease has its own connection, so that a thousand waiting writes do not delay its renewal, and so have watches, each of
+    # which holds one for minutes.
+    api_client, lease_client, watch_client = await connect(), await connect(), await connect(is_unlimited=True)
+    api = Api(api_client, watch_client)
     lease = Lease(Api(lease_client), options.pod_namespace, LEASE_NAME, options.pod_name, options.scope)
     try:
         await check_crd(api, takes_over=options.takes_over)
@@ -106,7 +111,7 @@ async def lead(options: Options, stop: asyncio.Event) -> int:
     finally:
         if runner is not None:
             await runner.cleanup()
-        for client in (api_client, lease_client):
+        for client in (api_client, lease_client, watch_client):
             await client.close()  # type: ignore[no-untyped-call]  # the client has no annotations here
 
 

@@ -14,7 +14,7 @@ from .agents.commands import Command
 from .agents.polled_agent import Address
 from .agents.status_cache import checkpoint_step
 from .core.record import Record
-from .core.snapshot import ObservedAgent, ObservedPod
+from .core.snapshot import ObservedAgent, ObservedPod, pod_agent_port
 from .job_task import Decision
 from .kube.applied import effective_spec
 from .kube.job_keys import JobKeys
@@ -34,15 +34,15 @@ class JobAgents:
 
     def follow(self, job: Job) -> None:
         """Poll the agents of a job's running pods, and stop polling those that have ended."""
-        port = job.fact.policy.agent_port if job.fact.policy else None
+        policy = job.fact.policy
         for uid, pod in job.pods.items():
             restarts = pod.container.restart_count if pod.container is not None else 0
             if pod.ended or (pod.container is not None and pod.container.ended):
                 self._statuses.stop_polling(uid)
-            elif (
-                pod.ip and pod.started and port is not None and not self._statuses.watches(uid, pod.ip, port, restarts)
-            ):
-                self._statuses.watch(uid, replace(self._address(job, pod, port), restarts=restarts))
+            elif pod.ip and pod.started and policy is not None:
+                port = pod_agent_port(pod, policy)
+                if not self._statuses.watches(uid, pod.ip, port, restarts):
+                    self._statuses.watch(uid, replace(self._address(job, pod, port), restarts=restarts))
 
     def fact(self, pod_uid: str) -> ObservedAgent:
         """Give what is known of the agent of a pod."""
@@ -73,7 +73,7 @@ class JobAgents:
             pods,
             record,
             self._statuses,
-            lambda pod: self._address(job, pod, policy.agent_port),
+            lambda pod: self._address(job, pod, pod_agent_port(pod, policy)),
         )
 
     async def send(self, job: Job, calls: list[Command]) -> None:

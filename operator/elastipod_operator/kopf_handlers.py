@@ -6,7 +6,8 @@ import asyncio
 import functools
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,8 @@ from .watch_events import WatchEvents
 
 Handler = Callable[..., Awaitable[None]]
 
+# Before a refused or failed request of a watch is repeated, as kopf's own.
+BACKOFFS_S = (1.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0)
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -81,14 +84,26 @@ def _service_account() -> kopf.ConnectionInfo | None:
     )
 
 
-def settings() -> kopf.OperatorSettings:
-    """Give kopf's settings: kopf writes nothing, and the API server filters pods."""
+class EndlessBackoffs:
+    """The delays before the retries of a request, the last one again and again. kopf would give up, and the operator end."""
+
+    def __iter__(self) -> Iterator[float]:
+        return chain(BACKOFFS_S, repeat(BACKOFFS_S[-1]))
+
+
+def settings(namespaces: Sequence[str] = ()) -> kopf.OperatorSettings:
+    """Give kopf's settings: kopf writes nothing, and the API server filters pods.
+
+    namespaces: those to watch; empty for all. One that may not be read, because it was deleted and the operator's Role with it,
+    must not end the watches of the others: it is tried again until it may be read.
+    """
     wanted = kopf.OperatorSettings()
     wanted.posting.enabled = False
     wanted.scanning.disabled = True
     wanted.watching.label_selectors["pods"] = LABEL_JOB
     wanted.persistence.diffbase_storage = NoComparison()
     wanted.persistence.progress_storage = NoProgress()
+    wanted.networking.error_backoffs = EndlessBackoffs() if namespaces else BACKOFFS_S
     return wanted
 
 
@@ -97,7 +112,7 @@ async def run_kopf(options: Options, registry: kopf.OperatorRegistry, stop: asyn
     others = asyncio.all_tasks()
     tasks = await kopf.spawn_tasks(
         registry=registry,
-        settings=settings(),
+        settings=settings(options.namespaces),
         standalone=True,
         # kopf's default looks up the user's name, which a container's user need not have.
         identity=cast(Any, options.pod_name),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -16,9 +17,11 @@ from .kube.job_keys import secret_manifest
 from .kube.placement import Placement
 from .kube.pods import pod_manifest
 from .kube.store import Job
-from .kube.writes import is_name_taken, is_refusal, timed_write
+from .kube.writes import is_conflict, is_name_taken, is_refusal, log_fields, timed_write
 from .operator_errors import error_location
 from .pod_control import PodControl, RetryBackoff
+
+log = logging.getLogger(__name__)
 
 CANNOT_AUTHENTICATE = (
     "the Secret with the key of the job was refused by the API server (give the operator the right to create Secrets, or set "
@@ -39,10 +42,13 @@ class PodCreation:
         """uid: the job's."""
         self._control, self._uid = control, uid
         self.calls: InFlight[CreatePod] = InFlight(
-            control.slots, self._settle, stops=lambda error: not is_name_taken(error)
+            control.slots, self._settle, stops=lambda error: is_refusal(error) or not is_conflict(error)
         )
         self._problem = ""
         self.backoff = RetryBackoff()
+        self._existing_secret = ""
+        """The Secret that this operator has created or found."""
+        self._is_secret_refusal_told = False
 
     def keep_only(self, wanted: Sequence[CreatePod]) -> bool:
         """Cancel all other creations. False if some were sent: then the caller awaits `calls.wait_unwanted()` and decides again."""
@@ -55,7 +61,8 @@ class PodCreation:
     async def create_secret(self, job: Job, actions: Sequence[CreatePod]) -> bool:
         """Create the Secret that new pods refer to, or pods that cannot start, if it is missing.
 
-        False if no pods may be created now. A failure ends no pass: stops and drains do not need the Secret.
+        False if no pods may be created now. A failure ends no pass: stops and drains do not need the Secret. A refusal stops no
+        pods if the Secret is known to exist: rights and quotas are checked before the name.
         """
         if self.backoff.is_active():
             return False
@@ -66,15 +73,33 @@ class PodCreation:
         try:
             await timed_write("secret", self._control.api.create_secret(secret_manifest(job.fact, token)))
         except CALL_ERRORS as error:
-            if is_name_taken(error):
-                return True
-            if is_refusal(error):
-                self._refused(f"{CANNOT_AUTHENTICATE}: {error}")
-            else:
-                await self._control.failed(job, error)
-                self._control.wake_in(self.backoff.note_failure(self._uid), self._uid)
-            return False
+            if not is_name_taken(error):
+                return await self._may_go_on_without_secret(job, token.secret, error)
+        self._existing_secret, self._is_secret_refusal_told = token.secret, False
         return True
+
+    async def _may_go_on_without_secret(self, job: Job, secret: str, error: Exception) -> bool:
+        """Handle an error of the creation of the Secret; gives whether pods may be created nevertheless."""
+        if not is_refusal(error):
+            await self._control.failed(job, error)
+            self._control.wake_in(self.backoff.note_failure(self._uid), self._uid)
+            return False
+        if not self._secret_exists(job, secret):
+            self._refused(f"{CANNOT_AUTHENTICATE}: {error}")
+            return False
+        if not self._is_secret_refusal_told:
+            text = "Secret %s exists, so pods are created, but nobody will replace it if it is deleted: %s: %s"
+            log.warning(text, secret, CANNOT_AUTHENTICATE, error, extra=log_fields(job.fact))
+            self._is_secret_refusal_told = True
+        return True
+
+    def _secret_exists(self, job: Job, secret: str) -> bool:
+        """Whether a Secret, which the operator may not read, was created or shows in a container that has run, and none misses it."""
+        pods = [pod for pod in job.pods.values() if pod.key_secret == secret]
+        if any(secret in pod.problem for pod in pods if pod.problem_reason == Reason.CONTAINER_CANNOT_START):
+            return False
+        has_shown = any(pod.container is not None and pod.container.has_run for pod in pods)
+        return has_shown or self._existing_secret == secret
 
     async def begin(self, job: Job, actions: Sequence[CreatePod]) -> None:
         """Begin to create the `missing` pods; without any, an earlier refusal is cleared. Raises as Api does.
@@ -120,8 +145,8 @@ class PodCreation:
         if job is None:
             return
         taken = [action for action, error in failed.items() if is_name_taken(error)]
-        broken = [error for error in failed.values() if not is_refusal(error)]
-        refusals = [str(error) for error in failed.values() if is_refusal(error) and not is_name_taken(error)]
+        broken = [error for error in failed.values() if not (is_refusal(error) or is_name_taken(error))]
+        refusals = [str(error) for error in failed.values() if is_refusal(error)]
         if taken:
             try:
                 refusals += await self._report_foreign_pods(job, taken)

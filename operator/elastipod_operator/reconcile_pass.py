@@ -243,6 +243,8 @@ class ReconcilePass:
         )
         self._record_events(job, deletion_notes(made.deletions))
         if may_create:
+            if not made.creations:
+                self.queues.forget_placement(job)
             await job_task.creation.begin(job, made.creations)
 
     def _record_events(self, job: Job, events: Sequence[JobEvent]) -> None:

@@ -58,7 +58,7 @@ class Reconciler:
             wake=self.wake, failed=self._after_failure,
         )  # fmt: skip
         self._job_writes = JobWrites(events)
-        self._spare_capacity = SpareCapacityReader(api)
+        self._spare_capacity = SpareCapacityReader(api, self.wake)
         self._reconcile = ReconcilePass(
             api=api, store=store, agents=self._agents, queues=self._queues, events=events, writes=self._job_writes,
             spare_capacity=self._spare_capacity, metrics=self._metrics, list_pods=self._list_pods, wake=self.wake,
@@ -136,6 +136,7 @@ class Reconciler:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._spare_capacity.close()
         await asyncio.gather(
             *(part.calls.close() for w in self._job_tasks.values() for part in (w.creation, w.deletion))
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -18,9 +19,12 @@ from .kube.pods import HOSTNAME
 from .kube.reading import labels_of, mapping, mappings, name_of
 from .kube.spare_room import may_host, places
 from .kube.store import Job
+from .operator_errors import error_location, log_operator_error
 
 # Nodes whose pods are read at a time, and for one observation. The next one begins with other nodes.
 PARALLEL, NODES_AT_A_TIME = 16, 64
+# How long all calls of one observation may take together, and how long a job that starts waits for the first one.
+READ_LIMIT_S, FIRST_WAIT_S = 20.0, 2.0
 NOT_ALLOWED = (
     "the operator may not list nodes and the pods of all namespaces, which growth: SpareCapacityOnly needs; install the chart with "
     "spareCapacity.readAllPods=true"
@@ -28,11 +32,16 @@ NOT_ALLOWED = (
 
 
 class SpareCapacityReader:
-    """Keeps what was last read for each job. All of it can be lost without harm."""
+    """Keeps what was last read for each job. All of it can be lost without harm. wake: requests a pass for a job.
 
-    def __init__(self, api: RawCalls) -> None:
+    Nodes are read beside the reconcile passes, because a slow API server must not delay decisions about workers.
+    """
+
+    def __init__(self, api: RawCalls, wake: Callable[[str], None]) -> None:
         self._api = api
+        self._wake = wake
         self._found: dict[str, SpareCapacity] = {}
+        self._reading: dict[str, asyncio.Task[None]] = {}
         self._reads = 0
 
     def of(self, job: Job) -> SpareCapacity | None:
@@ -42,28 +51,59 @@ class SpareCapacityReader:
     def forget(self, uid: str) -> None:
         """Drop what was read for a deleted job."""
         self._found.pop(uid, None)
+        if (reading := self._reading.pop(uid, None)) is not None:
+            reading.cancel()
+
+    async def close(self) -> None:
+        """End all reading."""
+        readings = [*self._reading.values()]
+        for reading in readings:
+            reading.cancel()
+        await asyncio.gather(*readings, return_exceptions=True)
 
     async def observe(self, job: Job, capacity_freed_at: datetime | None) -> None:
-        """Read the nodes for a job that trains below its maximum, unless that was done a moment ago and nothing became free since."""
-        policy, record = job.fact.policy, job.fact.record
+        """Begin to read the nodes for a job that trains below its maximum; at its end the job is woken.
+
+        Nothing is begun if they were read a moment ago and nothing became free since. A job that has not trained yet waits for
+        the first result for a short time, so that it starts at the size for which there is room.
+        """
+        policy, record, uid = job.fact.policy, job.fact.record, job.fact.uid
         if policy is None or policy.growth is not GrowthMode.SPARE_CAPACITY_ONLY or record is None or record.outcome:
-            self.forget(job.fact.uid)
+            self.forget(uid)
             return
-        known, now = self._found.get(job.fact.uid), clock.now()
-        if known is not None and now - known.read_at < READ_EVERY and not _is_after(capacity_freed_at, known.read_at):
+        known, now = self._found.get(uid), clock.now()
+        is_fresh = known is not None and now - known.read_at < READ_EVERY
+        if uid in self._reading or (known is not None and is_fresh and not _is_after(capacity_freed_at, known.read_at)):
             return
         placed = frozenset(pod.name for pod in job.pods.values() if pod.node and not pod.ended)
         most = policy.sizes.maximum + sum(spec.spares for spec in policy.specs) - len(placed)
+        if most <= 0:
+            self._found[uid] = SpareCapacity(read_at=now, placed=placed)
+            return
+        if known is not None:
+            self._found[uid] = replace(known, read_at=now)  # so that the next pass is not due before the result
+        reading = asyncio.create_task(self._keep(job, most, placed, now), name=f"room for job {uid}")
+        self._reading[uid] = reading
+        if known is None and not record.members:
+            await asyncio.wait({reading}, timeout=FIRST_WAIT_S)
+
+    async def _keep(self, job: Job, most: int, placed: frozenset[str], now: datetime) -> None:
+        """Read the nodes for a job and keep the result. After a failure, what was read before is kept with the reason."""
+        uid, before = job.fact.uid, self._found.get(job.fact.uid) or SpareCapacity(read_at=now, placed=placed)
         try:
-            found = await self._read(job, most) if most > 0 else {}
-            problem = ""
+            async with asyncio.timeout(READ_LIMIT_S):
+                found = SpareCapacity(read_at=now, places=await self._read(job, most), placed=placed)
         except CALL_ERRORS as error:
-            is_forbidden = isinstance(error, ApiError) and error.status == 403
-            found, problem = (
-                {},
-                NOT_ALLOWED if is_forbidden else f"the nodes cannot be read: {type(error).__name__} {error}",
-            )
-        self._found[job.fact.uid] = SpareCapacity(read_at=now, places=found, placed=placed, problem=problem)
+            found = replace(before, problem=f"the nodes cannot be read: {type(error).__name__} {error}")
+            if isinstance(error, ApiError) and error.status == 403:
+                found = SpareCapacity(read_at=now, placed=placed, problem=NOT_ALLOWED)
+        except Exception as error:
+            # The outer edge of this task: no node may keep the job from being decided about.
+            log_operator_error("task", error, job)
+            found = replace(before, problem=f"the nodes cannot be read: internal error ({error_location(error)})")
+        self._found[uid] = found
+        del self._reading[uid]
+        self._wake(uid)
 
     async def _read(self, job: Job, most: int) -> dict[str, int]:
         """Give the places for up to `most` pods by the host name of their node. The last spec is the one that grows."""

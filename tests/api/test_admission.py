@@ -24,6 +24,7 @@ from tests.patience import PATIENCE_S
 
 from elastipod_local import binaries
 from elastipod_local.cluster import Cluster
+from elastipod_local.errors import CommandError
 from elastipod_local.host import wait_until
 from elastipod_operator.admission.authority_bundle import refresh_bundle
 from elastipod_operator.admission.certificates import SERVES_FOR, Files, SelfMade
@@ -33,6 +34,8 @@ from elastipod_operator.kube.api import Api
 from elastipod_operator.kube.queue_api import QueueApi
 
 CONFIGURATION = "aws-hyperpod-elastipod"
+OTHER = "others:operator"
+"""The account of another operator, which the policies know."""
 UNREACHABLE = "cannot be reached from 1 in steps of 2; the largest size is 3"
 
 
@@ -199,7 +202,8 @@ async def test_certificates_of_cert_managers_self_signed_issuer_are_trusted_and_
 @pytest.fixture
 def policed(api_server: Cluster, namespace: str) -> Iterator[str]:
     """A namespace with the chart's policies in force."""
-    objects = render({"admissionPolicy": {"enabled": True}, "watchNamespaces": [namespace]})
+    policy = {"enabled": True, "otherOperators": [username(OTHER)]}
+    objects = render({"admissionPolicy": policy, "watchNamespaces": [namespace]})
     kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
     with installed(api_server, objects, *kinds):
 
@@ -217,6 +221,15 @@ def policed(api_server: Cluster, namespace: str) -> Iterator[str]:
 
         wait_until(in_force, deadline_s=PATIENCE_S, what="the policies to be in force")
         yield namespace
+
+
+def username(account: str) -> str:
+    return f"system:serviceaccount:{account}"
+
+
+def as_user(account: str) -> tuple[str, ...]:
+    """Give the options with which kubectl acts as a service account, with all permissions."""
+    return (f"--as={username(account)}", "--as-group=system:masters")
 
 
 def foreign_pod() -> dict[str, Any]:
@@ -266,8 +279,42 @@ def test_the_policy_refuses_records_that_a_user_writes(api_server: Cluster, poli
     assert sentence in refusal(api_server, policed, body)
     body["metadata"]["annotations"] = {}
     assert "configured" in apply(api_server, policed, body)
-    operators = ("--as=system:serviceaccount:aws-hyperpod:elastipod", "--as-group=system:masters")
+    operators = as_user("aws-hyperpod:elastipod")
     api_server.kubectl("-n", policed, "annotate", "hpjob", "llm", "elastipod.io/state=real", *operators)
+
+
+def test_the_records_of_another_releases_jobs_are_its_own_affair(api_server: Cluster, policed: str) -> None:
+    def annotate(*annotations: str, is_user: bool = False) -> None:
+        who = () if is_user else as_user("trials:trials-elastipod")
+        api_server.kubectl("-n", policed, "annotate", "--overwrite", "hpjob", "llm", *annotations, *who)
+
+    body = job()
+    body["metadata"]["annotations"] = {"elastipod.io/controller": "trials"}
+    apply(api_server, policed, body)
+    annotate("elastipod.io/state=real")
+    with pytest.raises(CommandError, match="is written by the operator alone"):
+        annotate("elastipod.io/state=forged", "elastipod.io/controller=elastipod", is_user=True)
+    with pytest.raises(CommandError, match="is written by the operator alone"):
+        annotate("elastipod.io/controller=elastipod", is_user=True)
+    annotate("elastipod.io/controller=elastipod", "elastipod.io/state-", is_user=True)
+    with pytest.raises(CommandError, match="is written by the operator alone"):
+        annotate("elastipod.io/state=forged", "elastipod.io/controller=trials", is_user=True)
+    with pytest.raises(CommandError, match="is written by the operator alone"):
+        annotate("elastipod.io/state=newer")
+
+
+def test_operators_that_are_named_create_pods_and_write_records_too(api_server: Cluster, policed: str) -> None:
+    apply(api_server, policed, job())
+    pod = foreign_pod()
+    for who in (OTHER, "aws-hyperpod:elastipod"):
+        api_server.kubectl("-n", policed, "create", "-f", "-", *as_user(who), input=json.dumps(pod))
+        api_server.kubectl("-n", policed, "delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force")
+        record = ("--overwrite", "hpjob", "llm", f"elastipod.io/state={who}")
+        api_server.kubectl("-n", policed, "annotate", *record, *as_user(who))
+    with pytest.raises(CommandError, match="which the operator alone creates"):
+        api_server.kubectl(
+            "-n", policed, "create", "-f", "-", *as_user("trials:default"), input=json.dumps(foreign_pod())
+        )
 
 
 def test_the_policy_refuses_templates_with_different_devices(api_server: Cluster, policed: str) -> None:

@@ -87,6 +87,32 @@ def test_only_the_watched_namespaces_are_concerned() -> None:
     assert [one["spec"]["matchResources"] for one in bindings] == [{"namespaceSelector": selector}] * 2
 
 
+def conditions(objects: Objects, what: str) -> dict[str, str]:
+    """Give the expressions by name with which a policy decides whether it concerns a request."""
+    policy = objects["ValidatingAdmissionPolicy", "", f"{NAME}-{what}"]["spec"]
+    return {one["name"]: one["expression"] for one in policy["matchConditions"]}
+
+
+def test_no_policy_concerns_the_operators_that_are_named() -> None:
+    other = "system:serviceaccount:trials:trials-elastipod"
+    alone = render({"admissionPolicy": {"enabled": True}})
+    both = render({"admissionPolicy": {"enabled": True, "otherOperators": [other]}})
+    mine = "'system:serviceaccount:aws-hyperpod:elastipod'"
+    for what in ("jobs", "pods"):
+        exempts = "!(request.userInfo.username in [{}])"
+        assert conditions(alone, what)["not-by-an-operator"] == exempts.format(mine)
+        assert conditions(both, what)["not-by-an-operator"] == exempts.format(f"{mine}, '{other}'")
+
+
+def test_the_policy_of_jobs_concerns_those_that_the_release_runs() -> None:
+    def named(**controller: Any) -> str:
+        objects = render({"admissionPolicy": {"enabled": True}, "controller": controller})
+        return conditions(objects, "jobs")["of-this-release"]
+
+    assert named().count("in ['elastipod', ''])") == 2
+    assert named(name="trials", onlyNamed=True).count("in ['trials'])") == 2
+
+
 def test_the_network_policy_lets_the_api_server_in() -> None:
     closed = {"networkPolicy": {"operator": {"enabled": True}}}
     assert {"ports": [{"port": "webhook"}]} not in ingress(render(closed))

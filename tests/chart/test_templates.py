@@ -272,6 +272,7 @@ def test_without_tokens_there_is_no_key_and_no_right_to_secrets() -> None:
         ({"webhook": {"certManager": True}}, "/webhook/certManager"),
         ({"admissionPolicy": {"actions": ["Refuse"]}}, "/admissionPolicy/actions"),
         ({"admissionPolicy": {"actions": ["Deny", "Warn"]}}, "/admissionPolicy/actions"),
+        ({"admissionPolicy": {"otherOperators": ["it's me"]}}, "/admissionPolicy/otherOperators"),
         ({"webhook": {"enabled": True}, "authentication": {"enabled": False}}, "webhook.certManager.enabled"),
         ({"kueue": {"serviceAccount": ""}}, "/kueue/serviceAccount"),
         ({"logLevel": "loud"}, "/logLevel"),

@@ -27,6 +27,19 @@
 {{- printf "system:serviceaccount:%s:%s" .Release.Namespace (include "elastipod.serviceAccountName" .) }}
 {{- end }}
 
+{{/* Whether a request comes from an operator, this one or one that the values name. For matchConditions. */}}
+{{- define "elastipod.notByAnOperator" -}}
+!(request.userInfo.username in [{{ include "elastipod.username" . | squote }}
+{{- range .Values.admissionPolicy.otherOperators }}, {{ squote . }}{{ end }}])
+{{- end }}
+
+{{/* Whether the release runs a job (elastipod_operator.kube.scope). Takes a dict: object (what CEL calls the job), root. */}}
+{{- define "elastipod.runs" -}}
+((has({{ .object }}.metadata.annotations) && 'elastipod.io/controller' in {{ .object }}.metadata.annotations
+? {{ .object }}.metadata.annotations['elastipod.io/controller'] : '')
+in [{{ squote .root.Values.controller.name }}{{ if not .root.Values.controller.onlyNamed }}, ''{{ end }}])
+{{- end }}
+
 {{- define "elastipod.webhookName" -}}
 {{- printf "%s-webhook" (include "elastipod.fullname" .) }}
 {{- end }}

@@ -12,7 +12,7 @@ from .reasons import NO_REASON, Reason, ReasonAndMessage
 from .record import Record, TransitionKind
 from .replica import CONTAINER_RESTARTED, POD_FAILED, Health, Replica, Replicas
 from .silence import AGENT_SILENT, NODE_LOST, PeerReports, diagnose, is_answering, is_silent
-from .snapshot import ObservedAgent, ObservedNode, ObservedPod, Snapshot
+from .snapshot import ObservedAgent, ObservedNode, ObservedPod, Policy, Snapshot, pod_agent_port
 
 TICK = timedelta(milliseconds=1)
 # An agent answers within a second of its container's start. After this time the container is assumed to run none.
@@ -67,7 +67,10 @@ def assess(snapshot: Snapshot, quota_lost: Mapping[Slot, ReasonAndMessage] = NO_
         else:
             lost = quota_lost.get(pod.id.slot)
             is_member = pod.id in members
-            replica = _assess_pod(pod, agent, node, peers, snapshot.now, grace, is_member=is_member, quota_lost=lost)
+            replica = _assess_pod(
+                pod, agent, node, peers, snapshot.now, grace,
+                is_member=is_member, policy=snapshot.job.policy, quota_lost=lost,
+            )  # fmt: skip
         if node is not None and node.cordoned and _would_grow(replica, record):
             why = f"node {node.name} was cordoned before pod {pod.name} joined the training"
             replica = replace(replica, health=Health.DISRUPTED, cause=Reason.NODE_CORDONED, detail=why)
@@ -110,6 +113,7 @@ def _assess_pod(
     grace: timedelta,
     *,
     is_member: bool,
+    policy: Policy | None,
     quota_lost: ReasonAndMessage | None = None,
 ) -> Replica:
     if pod.ended:
@@ -156,6 +160,8 @@ def _assess_pod(
             presumed_lost_at=diagnosis.presumed_lost_at,
         )
     disrupted = quota_lost or _disruption(pod, node, agent)
+    if not disrupted and not is_member and not peers.all_silent:
+        disrupted = _at_former_port(pod, agent, policy, now)
     if disrupted:
         return Replica(pod, agent, Health.DISRUPTED, *disrupted, cannot_run_again=cannot_run_again)
     if agent.state is None:
@@ -201,6 +207,21 @@ def _known_since(agent: ObservedAgent, is_member: bool) -> ObservedAgent:
 
 def _overdue(agent: ObservedAgent, now: datetime) -> bool:
     return agent.trying_since is not None and now - agent.trying_since >= AGENT_EXPECTED
+
+
+def _at_former_port(
+    pod: ObservedPod, agent: ObservedAgent, policy: Policy | None, now: datetime
+) -> ReasonAndMessage | None:
+    """Say why a pod that has never answered is replaced; None if it is not: the job's port was edited since it was created."""
+    if policy is None or agent.state is not None or not _overdue(agent, now):
+        return None
+    port = pod_agent_port(pod, policy)
+    if port == policy.agent_port:
+        return None
+    why = (
+        f"nothing answers on port {port} of pod {pod.name}, and the job's agents now listen on port {policy.agent_port}"
+    )
+    return Reason.AGENT_NOT_ANSWERING, why
 
 
 def _cannot_run_again(

@@ -48,6 +48,7 @@ ANNOTATION_WORKLOAD = "kueue.x-k8s.io/workload"
 LABEL_INCREMENT = "elastipod.io/share"
 
 DEFAULT_AGENT_PORT = 8080
+AGENT_PORT_ENV = "ELASTIPOD_AGENT_PORT"
 
 ENDS_IN_NUMBER = re.compile(r"(^|-)[0-9]+$")
 

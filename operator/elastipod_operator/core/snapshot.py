@@ -199,6 +199,8 @@ class ObservedPod:
     """When this operator first saw a problem with this reason; None if unknown."""
     key_secret: str = ""
     """The Secret that holds the job's key for its agent; empty for none."""
+    agent_port: int | None = None
+    """The port at which its agent was told to listen; None if the pod does not say: then it is the job's."""
     generation: int = 0
     """The job's generation when the pod was created, from its label."""
     avoids: tuple[str, ...] = ()
@@ -211,6 +213,11 @@ class ObservedPod:
     @property
     def ended(self) -> bool:
         return self.phase in ("Succeeded", "Failed")
+
+
+def pod_agent_port(pod: ObservedPod, policy: Policy) -> int:
+    """Give the port of a pod's agent, which an edit of the job does not move."""
+    return policy.agent_port if pod.agent_port is None else pod.agent_port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,12 +38,12 @@ CALL_ERRORS = (ApiError, aiohttp.ClientError, OSError, TimeoutError)
 """What a call may raise: the API server refused it, or did not answer."""
 
 
-async def connect() -> client.ApiClient:
+async def connect(*, is_unlimited: bool = False) -> client.ApiClient:
     """Give a client with the pod's service account, or with the user's kubeconfig outside of a cluster.
 
-    Raises ApiError with status 0 if there is neither.
+    is_unlimited: it opens any number of connections, otherwise 100. Raises ApiError with status 0 if there is neither account.
     """
-    configuration = client.Configuration()
+    configuration = client.Configuration(connection_pool_maxsize=0 if is_unlimited else None)
     try:
         config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the client has no annotations here
     except config.ConfigException:
@@ -57,10 +57,14 @@ async def connect() -> client.ApiClient:
 
 
 class Api:
-    """Reads and writes of the operator. Raises ApiError if the API server refuses a call, else another of CALL_ERRORS."""
+    """Reads and writes of the operator. Raises ApiError if the API server refuses a call, else another of CALL_ERRORS.
 
-    def __init__(self, api_client: client.ApiClient) -> None:
+    watch_client: for watches, which would take the connections of other calls; None if there are none.
+    """
+
+    def __init__(self, api_client: client.ApiClient, watch_client: client.ApiClient | None = None) -> None:
         self._client = api_client
+        self._watch_client = watch_client or api_client
 
     async def list_pods(self, namespace: str, job_uid: str) -> tuple[list[dict[str, Any]], int]:
         """Give the pods of a job, consistently read, and the version of the list."""
@@ -183,7 +187,7 @@ class Api:
         content_type: str = "application/json",
     ) -> dict[str, Any]:
         """Make one call and give the answer's body."""
-        response = await self._request(method, path, body, query or [], content_type, CALL_TIMEOUT_S)
+        response = await self._request(self._client, method, path, body, query or [], content_type, CALL_TIMEOUT_S)
         raw: bytes = await response.read()
         try:
             answer: dict[str, Any] = json.loads(raw)
@@ -196,7 +200,8 @@ class Api:
     async def watch(self, path: str, query: list[tuple[str, str]], limit_s: float) -> AsyncIterator[dict[str, Any]]:
         """Give the events of a watch until the API server ends it. A silent watch ends with TimeoutError."""
         limit = aiohttp.ClientTimeout(total=limit_s)
-        response = await self._request("GET", path, None, [*query, ("watch", "true")], "application/json", limit)
+        query = [*query, ("watch", "true")]
+        response = await self._request(self._watch_client, "GET", path, None, query, "application/json", limit)
         stream: aiohttp.ClientResponse = response.response
         try:
             async for line in lines_of(stream.content.iter_any()):
@@ -204,8 +209,9 @@ class Api:
         finally:
             stream.close()
 
+    @staticmethod
     async def _request(
-        self,
+        api_client: client.ApiClient,
         method: str,
         path: str,
         body: Mapping[str, Any] | str | None,
@@ -213,7 +219,7 @@ class Api:
         content_type: str,
         limit: int | aiohttp.ClientTimeout,
     ) -> Any:
-        request = await self._client.param_serialize(
+        request = await api_client.param_serialize(
             method=method,
             resource_path=path,
             query_params=query,
@@ -221,7 +227,7 @@ class Api:
             body=body,
             auth_settings=["BearerToken"],
         )
-        response = await self._client.call_api(*request, _request_timeout=limit)
+        response = await api_client.call_api(*request, _request_timeout=limit)
         if not 200 <= response.status <= 299:
             raise ApiError(response.status, _message(await response.read()))  # type: ignore[no-untyped-call]  # the client has no annotations here
         return response

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from ..core.snapshot import ContainerState, ObservedContainer
 from .reading import mapping, mappings, text
 
+Container = TypeVar("Container", bound=Mapping[str, Any])
 # Shared, because thousands of pods are in one of a few states.
 _shared = lru_cache(maxsize=1024)(ObservedContainer)
 
 
-def agent_container_name(spec: Mapping[str, Any], wanted: str) -> str:
-    """Give the name of the container that runs the agent: `wanted` if the pod has it, else the first of its spec.
+def agent_container(containers: Sequence[Container], wanted: str) -> Container | None:
+    """Give the container that runs the agent: the one named `wanted`, else the first; None without containers.
 
-    The statuses do not show which one is first, because kubelets sort them by name.
+    containers: of a pod's spec. The statuses do not show which one is first, because kubelets sort them by name.
     """
-    names = [text(one.get("name")) for one in mappings(spec.get("containers"))]
-    return wanted if wanted in names or not names else names[0]
+    named = (one for one in containers if one.get("name") == wanted)
+    return next(named, containers[0] if containers else None)
 
 
 def statuses_by_name(listed: Any) -> dict[str, Mapping[str, Any]]:

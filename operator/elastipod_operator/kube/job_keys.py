@@ -21,7 +21,7 @@ from typing import Any
 from ..agents.authentication import NO_CREDENTIALS, Credentials
 from ..core.names import API_VERSION, KIND, LABEL_JOB, LABEL_UID
 from ..core.snapshot import ObservedJob, ObservedPod
-from .containers import agent_container_name
+from .containers import agent_container
 from .reading import mapping, mappings, text
 
 # Variables of the agent's container, and the entries of the Secret that they come from.
@@ -113,11 +113,9 @@ def key_entries(secret: str) -> list[dict[str, Any]]:
 
 
 def key_secret_of(body: Mapping[str, Any], container: str) -> str:
-    """Give the Secret that holds the key, or only the token, of a pod's agent; "" for none. container: as for `agent_container_name`."""
-    spec = mapping(body.get("spec"))
-    name = agent_container_name(spec, container)
-    agent = next((one for one in mappings(spec.get("containers")) if one.get("name") == name), {})
-    for entry in mappings(agent.get("env")):
+    """Give the Secret that holds the key, or only the token, of a pod's agent; "" for none. container: as for `agent_container`."""
+    agent = agent_container(mappings(mapping(body.get("spec")).get("containers")), container)
+    for entry in mappings(agent.get("env")) if agent is not None else ():
         if entry.get("name") in (KEY_ENV, TOKEN_ENV):
             return text(mapping(mapping(entry.get("valueFrom")).get("secretKeyRef")).get("name"))
     return ""

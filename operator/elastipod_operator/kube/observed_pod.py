@@ -6,9 +6,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from ..core.names import ANNOTATION_AVOIDS, ANNOTATION_ONLY_ON, ANNOTATION_WORKLOAD, LABEL_GENERATION, pod_id_of
+from ..core.names import (
+    AGENT_PORT_ENV,
+    ANNOTATION_AVOIDS,
+    ANNOTATION_ONLY_ON,
+    ANNOTATION_WORKLOAD,
+    LABEL_GENERATION,
+    pod_id_of,
+)
 from ..core.snapshot import ObservedPod
-from .containers import agent_container_name, all_ended, container_fact, statuses_by_name
+from .containers import agent_container, all_ended, container_fact, statuses_by_name
 from .job_keys import key_secret_of
 from .pod_problem import pod_problem, scheduler_problem
 from .reading import annotations_of, labels_of, mapping, mappings, shortened, text
@@ -29,7 +36,8 @@ def observe_pod(body: Mapping[str, Any], container: str) -> ObservedPod | None:
         return None
     name, created_at = text(meta.get("name")), time_or(meta.get("creationTimestamp"), NOT_YET)
     states = statuses_by_name(status.get("containerStatuses"))
-    mine: Mapping[str, Any] = states.get(agent_container_name(spec, container)) or {}
+    runs_agent = agent_container(mappings(spec.get("containers")), container) or {"name": container}
+    mine: Mapping[str, Any] = states.get(text(runs_agent.get("name"))) or {}
     container_now = container_fact(spec, mine)
     reason, problem = pod_problem(name, status, mine, states, container_now)
     if not reason:
@@ -54,11 +62,19 @@ def observe_pod(body: Mapping[str, Any], container: str) -> ObservedPod | None:
         problem=problem,
         problem_reason=reason,
         key_secret=key_secret_of(body, container),
+        agent_port=_agent_port(runs_agent),
         generation=_number(labels.get(LABEL_GENERATION)),
         avoids=_names_in(annotations.get(ANNOTATION_AVOIDS, "")),
         only_on=_names_in(annotations.get(ANNOTATION_ONLY_ON, "")),
         workload=annotations.get(ANNOTATION_WORKLOAD, ""),
     )
+
+
+def _agent_port(container: Mapping[str, Any]) -> int | None:
+    """Give the port that the agent's container was told; None if it was told none that can be read here."""
+    told = [text(one.get("value")) for one in mappings(container.get("env")) if one.get("name") == AGENT_PORT_ENV]
+    port = _number(told[-1]) if told else 0
+    return port if 0 < port < 65536 else None
 
 
 def _deletion_grace(meta: Mapping[str, Any], spec: Mapping[str, Any]) -> timedelta:

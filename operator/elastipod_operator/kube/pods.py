@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.names import (
+    AGENT_PORT_ENV,
     ANNOTATION_AVOIDS,
     ANNOTATION_ONLY_ON,
     API_VERSION,
@@ -20,6 +21,7 @@ from ..core.names import (
     PodId,
 )
 from ..core.snapshot import ObservedJob, Policy
+from .containers import agent_container
 from .job_keys import KEY_ENV, TOKEN_ENV, key_entries
 from .placement import Placement, place
 
@@ -59,7 +61,10 @@ def pod_manifest(
     body["restartPolicy"] = "Never"
     if body.get("terminationGracePeriodSeconds") is None:
         body["terminationGracePeriodSeconds"] = int(policy.graceful_timeout.total_seconds()) + GRACE_MARGIN_S
-    container = _agent_container(body, policy)
+    containers: list[dict[str, Any]] = body.setdefault("containers", [{}])
+    container = agent_container(containers, policy.container)
+    if container is None:
+        raise ValueError("spec.containers is empty")
     name = pod.name(job.name)
     if key_secret:
         fixed = (KEY_ENV, TOKEN_ENV, POD_ENV)
@@ -123,11 +128,6 @@ def _labels(job: ObservedJob, pod: PodId, generation: int) -> dict[str, str]:
     }
 
 
-def _agent_container(body: dict[str, Any], policy: Policy) -> dict[str, Any]:
-    containers: list[dict[str, Any]] = body.setdefault("containers", [{}])
-    return next((c for c in containers if c.get("name") == policy.container), containers[0])
-
-
 def _environment(
     job: ObservedJob, spec: Mapping[str, Any], policy: Policy, pod_name: str, nnodes: int
 ) -> dict[str, str]:
@@ -137,7 +137,7 @@ def _environment(
         "ELASTIPOD_JOB": f"{job.namespace}/{job.name}",
         "ELASTIPOD_RUN_ID": job.uid,
         POD_ENV: pod_name,
-        "ELASTIPOD_AGENT_PORT": str(policy.agent_port),
+        AGENT_PORT_ENV: str(policy.agent_port),
     }
 
 

@@ -93,18 +93,37 @@ class QueueReader:
 
     async def _read(self, namespaces: Sequence[str]) -> None:
         asked = set(self._facts)
-        local = [body for namespace in namespaces for body in await self._api.list_local_queues(namespace)]
+        local, unread = await self._local_queues(namespaces)
         cluster = await self._allowed("ClusterQueues", self._api.list_cluster_queues)
         table = QueueTable(local, cluster)
         self._told.discard("Queues")
         jobs = {uid: (job.fact.namespace, queue_of(job.fact)) for uid, job in self._store.jobs.items()}
-        fresh = {key: table.fact(*key) for key in asked & set(jobs.values())}
+        wanted = asked & set(jobs.values())
+        fresh = {key: self._facts[key] if key[0] in unread else table.fact(*key) for key in wanted}
         changed = {key for key, fact in fresh.items() if fact != self._facts[key]}
         later = {key: None for key in self._facts if key not in asked}
         self._facts = {**later, **fresh}
         for uid, key in jobs.items():
             if key in changed:
                 self._wake(uid)
+
+    async def _local_queues(self, namespaces: Sequence[str]) -> tuple[list[Body], set[str]]:
+        """Give the LocalQueues, and the namespaces where they may not be read. Raises the refusal if that is so in all."""
+        local: list[Body] = []
+        refused: dict[str, ApiError] = {}
+        for namespace in namespaces:
+            try:
+                local += await self._api.list_local_queues(namespace)
+                self._told.discard(_queues_of(namespace))
+            except ApiError as error:
+                if error.status != FORBIDDEN:
+                    raise
+                refused[namespace] = error
+        if len(refused) == len(namespaces):
+            raise next(iter(refused.values()))
+        for namespace, refusal in refused.items():
+            self._tell(_queues_of(namespace), refusal)
+        return local, set(refused)
 
     async def _allowed(self, what: str, read: Callable[[], Awaitable[list[Body]]]) -> list[Body] | None:
         """Make a read for which the operator may lack the permission; None without it."""
@@ -127,6 +146,10 @@ class QueueReader:
             log.info("jobs get no warnings about their queues: no permission to read %s: %s", what, error)
         else:
             log.info("%s cannot be read now: %s %s", what, type(error).__name__, error)
+
+
+def _queues_of(namespace: str) -> str:
+    return f"LocalQueues of namespace {namespace}"
 
 
 def _has_problem(fact: QueueFact) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from kubernetes.utils import quantity
 
-from .observed_node import observe_node
+from .observed_node import disruption_of, observe_node
 from .pods import HOSTNAME
 from .reading import labels_of, mapping, mappings, text
 
@@ -25,10 +25,11 @@ LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 def may_host(template: Body, node: Body, avoids: Sequence[str] = ()) -> bool:
     """Whether the scheduler may place pods of a template's spec on a node at all."""
-    seen = observe_node(node, None, LONG_AGO)
-    if not seen.ready or seen.cordoned or seen.disruption or seen.name in avoids or not labels_of(node).get(HOSTNAME):
+    seen, tolerations = observe_node(node, None, LONG_AGO), mappings(template.get("tolerations"))
+    if not seen.ready or seen.cordoned or seen.name in avoids or not labels_of(node).get(HOSTNAME):
         return False
-    tolerations = mappings(template.get("tolerations"))
+    if disruption_of(node).reason_for(tolerations):  # pods would have to leave again
+        return False
     taints = mappings(mapping(node.get("spec")).get("taints"))
     kept_off = (t for t in taints if t.get("effect") != "PreferNoSchedule")
     if not all(any(_tolerates(one, taint) for one in tolerations) for taint in kept_off):

@@ -25,6 +25,7 @@ from .workloads import LABEL_OF_JOB, digest_of, workload_fact
 
 # Versions of etcd have 64 bits.
 MAX_DIGITS = 20
+NO_DISRUPTION = Disruption("", ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Store:
         self.nodes: dict[str, ObservedNode] = {}
         self._disruptions: dict[str, Disruption] = {}
         self.capacity_freed_at: datetime | None = None
-        """When capacity last became free: a node became schedulable, or a job ended."""
+        """When capacity last became free: a node became schedulable, for pods that tolerate its taints at least, or a job ended."""
 
     def put_job(self, body: Mapping[str, Any]) -> bool:
         """Take a job from a watch or from the response to a write; False if it is malformed or a newer version is known."""
@@ -213,14 +214,15 @@ class Store:
         if not name:
             return []
         before, now = self.nodes.get(name), self._now()
-        fact = observe_node(body, before, now)
+        fact, disruption = observe_node(body, before, now), disruption_of(body)
+        known = self._disruptions.pop(name, NO_DISRUPTION)
         self.nodes[name] = fact
-        self._disruptions.pop(name, None)
-        if fact.disruption:
-            self._disruptions[name] = disruption_of(body)
-        if fact == before:
+        if disruption != NO_DISRUPTION:
+            self._disruptions[name] = disruption
+        if fact == before and disruption == known:
             return []
-        if not _is_fit(fact) or (before is not None and _is_fit(before)):
+        was_fit = before is not None and _is_fit(before, known)
+        if not _is_fit(fact, disruption) or (was_fit and all(taint in disruption.taints for taint in known.taints)):
             return self.jobs_on(name)
         self.capacity_freed_at = now
         waiting = (uid for uid, job in self.jobs.items() if _awaits_capacity(job.fact))
@@ -254,8 +256,9 @@ class Store:
         ]
 
 
-def _is_fit(node: ObservedNode) -> bool:
-    return node.ready and not node.cordoned and not node.disruption
+def _is_fit(node: ObservedNode, disruption: Disruption) -> bool:
+    """Whether pods that tolerate its taints may go there."""
+    return node.ready and not node.cordoned and not disruption.announced
 
 
 def _has_ended(job: ObservedJob) -> bool:

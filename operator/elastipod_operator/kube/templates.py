@@ -8,6 +8,7 @@ from typing import Any
 
 from ..api import JobSpec
 from ..core.sizes import SizeError
+from .containers import agent_container
 from .reading import mapping
 
 # Resources that torch counts as devices when nprocPerNode is auto or gpu.
@@ -58,8 +59,8 @@ def _in_command(container: Mapping[str, Any]) -> str:
 
 
 def _container(template: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    containers: list[Mapping[str, Any]] = (template.get("spec") or {}).get("containers") or [{}]
-    return next((c for c in containers if c.get("name") == name), containers[0])
+    containers: list[Mapping[str, Any]] = (template.get("spec") or {}).get("containers") or []
+    return agent_container(containers, name) or {}
 
 
 def template_warnings(spec: JobSpec, container: str) -> tuple[str, ...]:

@@ -37,11 +37,14 @@ async def gather_all(*parts: Coroutine[Any, Any, Any]) -> list[Any]:
 def is_refusal(error: BaseException) -> bool:
     """Whether the API server will refuse the call until something else changes.
 
-    A webhook that does not answer counts too: that may last until someone fixes it.
+    A webhook that does not answer counts too: that may last until someone fixes it. A conflict does not: the admission of
+    ResourceQuotas gives up with one when others create objects at the same moment, and the next try succeeds.
     """
     if not isinstance(error, ApiError):
         return False
-    return error.status in (400, 403, 409, 422) or (error.status >= 500 and "failed calling webhook" in str(error))
+    if error.status == 409:
+        return "denied the request" in str(error)  # a webhook chooses its status
+    return error.status in (400, 403, 422) or (error.status >= 500 and "failed calling webhook" in str(error))
 
 
 def is_conflict(error: BaseException) -> bool:

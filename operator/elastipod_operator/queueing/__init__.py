@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from ..core.actions import CreatePod, Plan
 from ..kube.queue_api import QueueApi
 from ..kube.store import Job, Store
-from .pod_placement import Placed, place_pods
+from .pod_placement import Placed, forget_placement, place_pods
 from .priorities import update_priorities
 from .queue_snapshot import QueueSnapshot, observe, snapshot
 from .quota_release import release_quota, report_pods_ready
@@ -66,6 +66,10 @@ class Queues:
         Raises as Api does.
         """
         return await place_pods(self._workloads, job, actions)
+
+    def forget_placement(self, job: Job) -> None:
+        """Forget why pods could not be placed, because none is to be created."""
+        forget_placement(self._workloads, job)
 
     async def release_quota(self, job: Job, todo: Plan) -> None:
         """Release quota on which no pod is left, and report ready pods to Kueue."""

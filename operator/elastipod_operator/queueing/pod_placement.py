@@ -12,9 +12,7 @@ from ..kube.applied import effective_spec
 from ..kube.placement import Placement, PlacementError, flavors_of, placement
 from ..kube.queue_lookups import QuotaError
 from ..kube.store import Job
-from .workload_control import WorkloadControl, is_for_good, is_kueue_away
-
-PLACING = "placing"
+from .workload_control import PLACING, WorkloadControl, is_for_good, is_kueue_away
 
 Body = Mapping[str, Any]
 Placed = tuple[CreatePod, Placement | None]
@@ -30,7 +28,7 @@ async def place_pods(control: WorkloadControl, job: Job, actions: Sequence[Creat
     if len(ready) == len(actions):
         return ready, ""
     templates = {s["name"]: s.get("template") or {} for s in effective_spec(job.body)["replicaSpecs"]}
-    problem = ""
+    unplaced = problem = ""
     for name in dict.fromkeys(a.workload for a in actions if a.workload):
         body = await read_if_granted(control, job, name)
         if body is None:
@@ -40,19 +38,25 @@ async def place_pods(control: WorkloadControl, job: Job, actions: Sequence[Creat
             flavors = await control.lookups.flavors(flavors_of(body))
             by_spec = {s: placement(body, s, templates[s], flavors) for s in {a.pod.spec for a in mine}}
         except PlacementError as error:
-            problem = str(error)
+            unplaced, problem = name, str(error)
             continue
         except ApiError as error:
             if not is_for_good(error):
                 raise
-            problem = f"the flavors of Workload {name} cannot be read: {error}"
+            unplaced, problem = name, f"the flavors of Workload {name} cannot be read: {error}"
             continue
         ready += [(a, by_spec[a.pod.spec]) for a in mine]
     if problem:
+        control.state(job).unplaced = unplaced
         control.report_problem(job, PLACING, QuotaError(Reason.POD_PLACEMENT_FAILED, problem))
     else:
         control.clear_problem(job, PLACING)
     return ready, problem
+
+
+def forget_placement(control: WorkloadControl, job: Job) -> None:
+    """Forget why pods could not be placed, because none is to be created."""
+    control.clear_problem(job, PLACING)
 
 
 async def read_if_granted(control: WorkloadControl, job: Job, name: str) -> Body | None:

@@ -18,6 +18,7 @@ from ..kube.store import Job
 from ..kube.workloads import ranked, templates_digest
 from .workload_control import (
     LAST_RETRY_S,
+    PLACING,
     RELEASING,
     QuotaState,
     WorkloadControl,
@@ -65,6 +66,8 @@ def snapshot(control: WorkloadControl, job: Job) -> QueueSnapshot:
         return QueueSnapshot()
     state = control.state(job)
     _measure(state, workloads, job.fact.policy)
+    if not any(workload.name == state.unplaced and workload.is_granted for workload in workloads):
+        state.problems.pop(PLACING, None)  # it concerned quota that the job has no more
     problem = next((said for what, said in state.problems.items() if what not in RELEASE_PROBLEMS), None)
     queue = control.reader.fact(job.fact, workloads)
     kept = next((state.problems[what][1] for what in RELEASE_PROBLEMS if what in state.problems), "")

@@ -27,7 +27,7 @@ T = TypeVar("T")
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
 # Parallel calls for one job, which may have hundreds of increments.
 MAX_PARALLEL_CALLS = 8
-RELEASING = "returning"
+PLACING, RELEASING = "placing", "returning"
 KUEUE_MISSING = (
     "the API server has no Workloads of kueue.x-k8s.io/v1beta2; install Kueue 0.15 or newer, or remove the label "
     "kueue.x-k8s.io/queue-name from the job and its templates"
@@ -71,6 +71,8 @@ class QuotaState:
     """The next pass that was requested."""
     failed_releases: dict[str, int] = field(default_factory=dict)
     """By UID of the Workload."""
+    unplaced: str = ""
+    """The Workload whose pods could not be created as Kueue assigned them, by name."""
     admitted: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """Workloads as last read, by name: pods can be replaced while Kueue is down."""
     waiting: dict[str, datetime] = field(default_factory=dict)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 SCRIPT = """#!{python}
-import json, sys
+import json, signal, sys
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as programs in Go
 table = json.load(open({table!r}))
 with open({log!r}, "a") as log:
     print(json.dumps(sys.argv[1:]), file=log)
@@ -21,6 +22,7 @@ answer = table[found] if found is not None else "error: not in the table: " + li
 if answer.startswith(("error:", "Error")) or answer == "no":
     print(answer, file=sys.stderr)
     sys.exit(1)
+sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
 print(answer)
 """
 
@@ -37,7 +39,10 @@ class FakeKubectl:
         monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
     def answer(self, answers: Mapping[str, object]) -> None:
-        """Set what calls are answered with: text, or an object that is printed as JSON."""
+        """Set what calls are answered with: text, or an object that is printed as JSON.
+
+        A byte that is not UTF-8 is written as Python escapes it: "\\udcff" for 0xff.
+        """
         texts = {start: one if isinstance(one, str) else json.dumps(one) for start, one in answers.items()}
         self._table.write_text(json.dumps(texts))
 

@@ -129,6 +129,13 @@ def test_the_archive_has_everything_and_no_secret(
     assert "Look through it before you send it." in capsys.readouterr().out
 
 
+def test_logs_may_have_bytes_that_are_not_utf_8(kubectl: FakeKubectl, tmp_path: Path) -> None:
+    kubectl.answer({**answers(), "logs llm-a-0": "caf\udce9"})
+    path = tmp_path / "x.tar.gz"
+    assert cli.main(["bundle", "llm", "--file", str(path)]) == 0
+    assert unpacked(path)["llm-bundle/logs/llm-a-0.log"] == "caf\N{REPLACEMENT CHARACTER}\n"
+
+
 def test_what_may_not_be_read_is_said(kubectl: FakeKubectl, tmp_path: Path) -> None:
     forbidden = "Error from server (Forbidden): pods is forbidden"
     kubectl.answer({**answers(), "logs llm-a-0": forbidden, "get pods --all-namespaces": forbidden,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -121,6 +123,13 @@ def test_the_first_failure_is_that_of_the_faulty_pod(
     assert ("--previous" in kubectl.calls()[-1]) is (restarts > 0)
 
 
+def test_a_log_with_bytes_that_are_not_utf_8_is_shown(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]) -> None:
+    found = {f"get {JOBS} llm": job("Failed", FAULTY), "get pods": {"items": [pod("llm-a-1")]}}
+    kubectl.answer({**found, "logs llm-a-1 -c train": f"caf\udce9\n{LOG}: b'\udcff'"})
+    assert cli.main(["logs", "llm", "--first-failure"]) == 1
+    assert capsys.readouterr().out.endswith("[default1]:KeyError: 'x': b'\N{REPLACEMENT CHARACTER}'\n")
+
+
 def test_a_pod_that_is_gone(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]) -> None:
     kubectl.answer({f"get {JOBS} llm": job("Failed", FAULTY), "get pods": {"items": [pod("llm-a-0")]}})
     assert cli.main(["logs", "llm", "--first-failure"]) == 1
@@ -138,6 +147,17 @@ def test_the_logs_of_all_pods(kubectl: FakeKubectl, capfd: pytest.CaptureFixture
     assert cli.main(["logs", "llm", "--tail=5", "-n", "team"]) == 0
     assert capfd.readouterr().out == "[pod/a] hello\n"
     assert "--namespace=team" in kubectl.calls()[-1]
+
+
+def test_following_logs_ends_quietly_when_nobody_reads_them(kubectl: FakeKubectl) -> None:
+    kubectl.answer({f"get {JOBS} llm": job(), "logs --selector": "\n".join(["[pod/a] hello"] * 100_000)})
+    command = [sys.executable, "-m", "elastipod.cli", "logs", "llm"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline() == "[pod/a] hello\n"
+        running.stdout.close()
+        assert (running.wait(20), running.stderr.read()) == (0, "")
 
 
 def test_follow_and_the_first_failure_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,5 @@ def test_a_picture_without_what_draws_it(
     kubectl.answer(answers(HISTORY))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert cli.main(["timeline", "llm", "-o", "svg"]) == 2
-    assert (
-        "-o svg needs the package matplotlib; install it with: pip install 'elastipod[cli]'" in capsys.readouterr().err
-    )
+    told = "-o svg needs the package matplotlib; in a checkout of elastipod, run: pip install '.[cli]'"
+    assert told in capsys.readouterr().err

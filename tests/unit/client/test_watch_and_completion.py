@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from tests.unit.client.fake_kubectl import FakeKubectl
 
 from elastipod import cli
 from elastipod_client.completion import SHELLS, complete
-from elastipod_client.kubectl import Kubectl
+from elastipod_client.kubectl import Kubectl, KubectlError, NotFoundError
 from elastipod_client.watch import follow
 
 JOBS = "hyperpodpytorchjobs.sagemaker.amazonaws.com"
@@ -50,6 +51,57 @@ def test_watching_ends_with_the_job(
     assert waits == [5.0, 5.0]
     assert out.count("team/llm   Running   running 2, target 2, maximum 4") == 1, "what has not changed is not repeated"
     assert out.count(f"team/llm   {state}") == 1
+
+
+GONE = f'Error from server (NotFound): {JOBS} "llm" not found'
+REFUSED = "The connection to the server 10.0.0.1:6443 was refused - did you specify the right host or port?"
+FAILURES = {
+    "error: " + REFUSED: REFUSED,
+    f'error: the server doesn\'t have a resource type "{JOBS}"': f'the server doesn\'t have a resource type "{JOBS}"',
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_poll_that_fails_is_said_and_watching_goes_on(
+    kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str], failure: str
+) -> None:
+    kubectl.answer(answers("Running"))
+    coming: list[dict[str, object]] = [{f"get {JOBS} llm": failure}, {f"get {JOBS} llm": failure}, answers("Completed")]
+    assert follow(Kubectl(), "llm", 5.0, is_once=False, sleep=lambda _: kubectl.answer(coming.pop(0))) == 0
+    out = capsys.readouterr().out
+    assert out.count(f"the job could not be read: {FAILURES[failure]}") == 1
+    assert out.index("team/llm   Running") < out.index("could not be read") < out.index("team/llm   Completed")
+
+
+def test_watching_gives_up_when_nothing_could_be_read_for_minutes(kubectl: FakeKubectl) -> None:
+    kubectl.answer(answers("Running"))
+    now = 0.0
+
+    def wait(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        kubectl.answer({f"get {JOBS} llm": f"error: {REFUSED}"})
+
+    with pytest.raises(KubectlError, match=r"^the job could not be read for 5 min: The connection to the server"):
+        follow(Kubectl(), "llm", 100.0, is_once=False, sleep=wait, clock=lambda: now)
+    assert now == 400.0, "5 min after the first poll that failed"
+
+
+def test_a_first_poll_that_fails_ends_the_command(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]) -> None:
+    kubectl.answer({f"get {JOBS} llm": f"error: {REFUSED}"})
+    assert cli.main(["watch", "llm"]) == 3
+    assert capsys.readouterr().err == f"elastipod watch: {REFUSED}\n"
+    kubectl.answer({f"get {JOBS} llm": GONE})
+    assert cli.main(["watch", "llm"]) == 3
+    assert capsys.readouterr().err == f'elastipod watch: (NotFound): {JOBS} "llm" not found\n'
+
+
+def test_a_job_that_is_deleted_while_it_is_watched_is_shown_as_it_was_last_seen(kubectl: FakeKubectl) -> None:
+    kubectl.answer(answers("Running"))
+    with pytest.raises(NotFoundError) as raised:
+        follow(Kubectl(), "llm", 5.0, is_once=False, sleep=lambda _: kubectl.answer({f"get {JOBS} llm": GONE}))
+    said = r"job llm was deleted; at \d\d:\d\d:\d\d UTC it was last seen: team/llm   Running   running 2, target 2, maximum 4"
+    assert re.fullmatch(said, str(raised.value))
 
 
 def test_one_look(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]) -> None:

@@ -170,6 +170,27 @@ def test_announcements_of_nodes_mean_what_the_operator_is_told(
     assert ("node-1 (pod llm-a-0): condition GpuUnhealthy=True" in out) is tells
 
 
+@pytest.mark.parametrize(
+    ("tolerates", "tells"),
+    [("dedicated", False), ("something-else", True)],
+    ids=["the taint", "another taint"],
+)
+def test_pods_stay_on_a_node_whose_taint_they_tolerate(
+    kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str], tolerates: str, tells: bool
+) -> None:
+    taint = {"key": "dedicated", "value": "train", "effect": "NoExecute"}
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    node = {"kind": "Node", "metadata": {"name": "node-1"}, "spec": {"taints": [taint]}, "status": ready}
+    other, mine = pod("llm-a-0", UID, "node-1"), pod("llm-a-1", UID, "node-1")
+    other["spec"]["tolerations"] = [{"operator": "Exists"}]
+    mine["spec"]["tolerations"] = [{"key": tolerates, "operator": "Exists"}]
+    kubectl.answer({**answers(job(), [other, mine]), "get nodes node-1": node})
+    cli.main(["why", "llm"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert ("pods must leave node node-1 (pod llm-a-1): taint dedicated:NoExecute" in out) is tells
+    assert ("must leave" in out) is tells
+
+
 def test_a_job_that_does_not_exist(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]) -> None:
     kubectl.answer({f"get {JOBS} llm": f'Error from server (NotFound): {JOBS} "llm" not found'})
     assert cli.main(["why", "llm"]) == 3

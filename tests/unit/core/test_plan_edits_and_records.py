@@ -9,6 +9,7 @@ import pytest
 from tests.unit.core.builders import (
     NOW,
     acts,
+    agent,
     job,
     observed,
     pid,
@@ -76,6 +77,29 @@ def test_before_the_training_began_a_mended_template_acts_at_once() -> None:
     assert [n.reason for n in todo.events] == ["EditsTaken"]
     then = plan(observed(job(todo.record, policy(2, 2)), stuck))
     assert {a.pod for a in acts(then, CreatePod)} == {pid(0, 1), pid(1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("record", "mine", "replaced"),
+    [
+        pytest.param(STARTS, agent(None), True, id="no answer for long"),
+        pytest.param(STARTS, agent(None, trying_since=NOW - seconds(29)), False, id="it may only begin"),
+        pytest.param(STARTS, ready(0), False, id="it answers where it was told to listen"),
+        pytest.param(trains(), agent(None), True, id="a newcomer"),
+    ],
+)
+def test_a_pod_that_does_not_answer_is_made_anew_once_the_port_was_edited(
+    record: Record, mine: ObservedAgent, replaced: bool
+) -> None:
+    """The edit mends a job whose command names another port; pods that answer keep theirs."""
+    others = [(pod(n, agent_port=8080), running() if record.members else ready(0)) for n in range(2)]
+    pods = [*others, (pod(2, agent_port=8080), mine)]
+    todo = plan(observed(job(record, policy(3, 3, agent_port=9000)), pods))
+    said = [(one.name, one.reason) for one in acts(todo, DeletePod)]
+    why = f"nothing answers on port 8080 of pod {pod(2).name}, and the job's agents now listen on port 9000"
+    assert said == ([(pod(2).name, why)] if replaced else [])
+    same = plan(observed(job(record, policy(3, 3)), pods))
+    assert not acts(same, DeletePod), "without an edit it is only told"
 
 
 def test_a_suspended_job_that_never_trained_waits_for_its_resumption() -> None:

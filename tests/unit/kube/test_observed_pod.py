@@ -37,6 +37,37 @@ def test_a_pod_starts_with_the_container_of_its_agent() -> None:
     assert not fact.started
 
 
+PORT = {"name": "ELASTIPOD_AGENT_PORT", "value": "7000"}
+
+
+@pytest.mark.parametrize(
+    ("containers", "port"),
+    [
+        pytest.param([{"name": "side"}, {"name": "train", "env": [PORT]}], 7000, id="the agent's container"),
+        pytest.param(
+            [{"name": "other", "env": [PORT]}, {"name": "side"}], 7000, id="of another template, the first one"
+        ),
+        pytest.param([{"name": "train", "env": [PORT, {**PORT, "value": "7001"}]}], 7001, id="the last one holds"),
+        pytest.param([{"name": "side", "env": [PORT]}, {"name": "train"}], None, id="another one's"),
+        pytest.param([{"name": "train", "env": [{**PORT, "value": "$(PORT)"}]}], None, id="a reference"),
+        pytest.param([{"name": "train", "env": [{**PORT, "value": "70000"}]}], None, id="no port"),
+        pytest.param(
+            [{"name": "train", "env": [{"name": "ELASTIPOD_AGENT_PORT", "valueFrom": {}}]}], None, id="elsewhere"
+        ),
+        pytest.param([{"name": "train", "env": None}], None, id="without"),
+        pytest.param([], None, id="no containers"),
+    ],
+)
+def test_the_port_of_a_pods_agent_is_that_of_its_environment(
+    containers: list[dict[str, Any]], port: int | None
+) -> None:
+    body = pod_body()
+    body["spec"]["containers"] = containers
+    fact = observe_pod(body, "train")
+    assert fact is not None
+    assert fact.agent_port == port
+
+
 def test_a_pod_of_somebody_else_is_none_of_ours() -> None:
     assert observe_pod(pod_body(labels={"app": "other"}), "train") is None
 

@@ -60,6 +60,23 @@ def test_only_what_makes_a_node_fit_is_more_room(store: Store, clock: Clock) -> 
     assert store.put_node(node_body()) == [], "nothing changed"
 
 
+def test_a_node_whose_taint_pods_may_tolerate_is_room(store: Store, clock: Clock) -> None:
+    """Which pods tolerate it is judged where they are placed."""
+    put(store, RESTS)
+    dedicated, maintenance = ({"key": key, "effect": "NoExecute"} for key in ("dedicated", "maintenance"))
+    assert store.put_node(node_body(taints=[dedicated])) == [JOB_UID]
+    assert store.capacity_freed_at == NOW
+    clock.now += timedelta(minutes=1)
+    assert store.put_node(node_body(taints=[dedicated, maintenance])) == []
+    assert store.capacity_freed_at == NOW, "fewer pods may go there"
+    assert store.put_node(node_body(taints=[dedicated])) == [JOB_UID], "more pods may go there"
+    assert store.capacity_freed_at == clock.now
+    ends = {"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}
+    clock.now += timedelta(minutes=1)
+    assert store.put_node(node_body("node-2", taints=[ends])) == []
+    assert store.capacity_freed_at == clock.now - timedelta(minutes=1), "no pod may stay there"
+
+
 def test_a_job_that_ends_or_goes_makes_room(store: Store, clock: Clock) -> None:
     put(store, trains())
     assert store.capacity_freed_at is None

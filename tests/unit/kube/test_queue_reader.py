@@ -50,8 +50,9 @@ class Cluster:
 
     def _read(self, what: str, found: list[Body]) -> list[Body]:
         self.calls.append(what)
-        if what.split()[0] in self.refuse:
-            raise self.refuse[what.split()[0]]
+        for refused in (what, what.split()[0]):
+            if refused in self.refuse:
+                raise self.refuse[refused]
         return found
 
 
@@ -132,6 +133,31 @@ async def test_an_operator_of_some_namespaces_reads_those(reading: Reading) -> N
     reading.start(["team", "other"])
     await until(lambda: bool(reading.told))
     assert reading.cluster.calls[:2] == ["localqueues team", "localqueues other"]
+
+
+async def test_a_namespace_that_may_not_be_read_hides_the_queues_of_no_other(
+    reading: Reading, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    reading.cluster.refuse["localqueues gone"] = ApiError(403, "localqueues is forbidden")
+    reading.know()
+    reading.fact()
+    elsewhere = reading.know("other", uid="other-uid", namespace="gone")
+    reading.reader.fact(elsewhere, [])
+    reading.start(["gone", "team"])
+    await until(lambda: reading.told == [JOB_UID])
+    known = reading.fact()
+    assert known is not None
+    assert known.exists
+    assert reading.reader.fact(elsewhere, []) is None, "nobody knows whether its queue exists"
+    before = reading.lists
+    reading.fact("is inactive")
+    await until(lambda: reading.lists == before + 2)
+    assert caplog.text.count("no permission to read LocalQueues of namespace gone") == 1
+    reading.cluster.refuse.clear()
+    reading.cluster.local = [local(), local(namespace="gone")]
+    reading.fact()
+    await until(lambda: reading.told[-1] == "other-uid")
 
 
 async def test_what_kueue_says_of_a_queue_has_it_read_at_once(reading: Reading) -> None:

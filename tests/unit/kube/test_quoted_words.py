@@ -86,8 +86,14 @@ def test_what_keeps_a_container_from_its_start(kubelet: str, reason: str) -> Non
         pytest.param(400, "admission webhook denied the request", True, id="a webhook that does not say how"),
         pytest.param(403, "exceeded quota: team", True, id="a quota"),
         pytest.param(
-            409, "Operation cannot be fulfilled on resourcequotas", True, id="a quota that others count on too"
+            409,
+            'Operation cannot be fulfilled on resourcequotas "team": the object has been modified; please apply your changes '
+            "to the latest version and try again",
+            False,
+            id="a quota that is counted for others at the same moment",
         ),
+        pytest.param(409, 'pods "job-workers-0" already exists', False, id="a name that is taken"),
+        pytest.param(409, 'admission webhook "x" denied the request: busy', True, id="a webhook that says it so"),
         pytest.param(422, "denied request: two pods are enough", True, id="a policy"),
         pytest.param(500, 'failed calling webhook "pods.example.com"', True, id="a webhook that is away"),
         pytest.param(500, "etcdserver: request timed out", False, id="a trouble of its own"),

@@ -46,6 +46,7 @@ def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
 
 
 TAINT = {"key": "spot", "value": "yes", "effect": "NoSchedule"}
+EXPELS = {**TAINT, "effect": "NoExecute"}
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,15 @@ TAINT = {"key": "spot", "value": "yes", "effect": "NoSchedule"}
             template(tolerations=[{"key": "spot", "operator": "Exists"}]), node(taints=[TAINT]), True, id="any value"
         ),
         pytest.param(template(tolerations=[{"operator": "Exists"}]), node(taints=[TAINT]), True, id="any taint"),
+        pytest.param(template(), node(taints=[EXPELS]), False, id="a taint that expels"),
+        pytest.param(template(tolerations=[{**EXPELS}]), node(taints=[EXPELS]), True, id="one that is tolerated"),
+        pytest.param(
+            template(tolerations=[{**EXPELS, "tolerationSeconds": 300}]), node(taints=[EXPELS]), False, id="for a while"
+        ),
+        pytest.param(
+            template(tolerations=[{"operator": "Exists"}]),
+            node(taints=[{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]), False, id="its end is announced",
+        ),
         pytest.param(template(nodeSelector={"zone": "a"}), node({"zone": "a"}), True, id="selected"),
         pytest.param(template(nodeSelector={"zone": "a"}), node({"zone": "b"}), False, id="not selected"),
         pytest.param(selecting(expression("zone", "In", "a", "b")), node({"zone": "b"}), True, id="In"),

@@ -203,6 +203,18 @@ def test_a_taint_that_the_job_tolerates_drives_it_nowhere(toleration: dict[str, 
     assert disrupted == ("" if may_stay else "taint pool:NoExecute")
 
 
+def test_a_further_taint_wakes_the_jobs_on_the_node() -> None:
+    """They may tolerate the first one only."""
+    store = Store()
+    store.put_job(job_body())
+    store.put_pod(pod_body())
+    store.put_node(node_body(taints=[TAINT]))
+    more = {"key": "maintenance", "effect": "NoExecute"}
+    assert store.put_node(node_body(taints=[TAINT, more])) == [JOB_UID]
+    assert store.put_node(node_body(taints=[TAINT, more])) == []
+    assert store.put_node(node_body(taints=[TAINT])) == [JOB_UID]
+
+
 def test_of_pods_that_are_long_gone_nothing_is_remembered(store: Store) -> None:
     for number in range(50):
         body = pod_body(version=20 + number, name=f"job-workers-0-{number}", uid=f"uid-{number}")

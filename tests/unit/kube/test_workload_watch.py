@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from aiohttp import web
 from kubernetes.aio import client
+from tests.patience import PATIENCE_S
 from tests.unit.agents.fake_agent import until
 from tests.unit.kube.bodies import JOB_UID, job_body
 from tests.unit.kube.queue_bodies import workload_body
@@ -171,6 +172,48 @@ async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
 async def test_lines_are_put_together_from_any_pieces() -> None:
     found = [line async for line in lines_of(chunks(b'{"a"', b': 1}\n\n{"b', b'": 2}\n{"c": 3}\n', b'{"half'))]
     assert found == [b'{"a": 1}', b'{"b": 2}', b'{"c": 3}']
+
+
+async def test_watches_leave_other_calls_their_connections() -> None:
+    """There may be more watched namespaces than connections in a pool."""
+    watched: list[str] = []
+    is_over = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            return web.json_response({"answer": 1})
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        watched.append(request.path)
+        await is_over.wait()
+        return stream
+
+    application = web.Application()
+    application.add_routes([web.get("/{any:.*}", answer)])
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    clients = [client.ApiClient(client.Configuration(host=host, connection_pool_maxsize=most)) for most in (2, 0)]
+    api = Api(*clients)
+
+    async def follow(namespace: str) -> None:
+        async for _ in QueueApi(api).watch_workloads(namespace, 1, 300):
+            pass
+
+    watches = [asyncio.create_task(follow(namespace)) for namespace in ("a", "b", "c")]
+    try:
+        await until(lambda: len(watched) == 3)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await api.call("GET", "/version") == {"answer": 1}
+    finally:
+        is_over.set()
+        for one in watches:
+            one.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+        for one_client in clients:
+            await one_client.close()  # type: ignore[no-untyped-call]  # the client has no annotations here
+        await runner.cleanup()
 
 
 async def test_a_watch_is_a_stream_of_events_and_a_refusal_is_an_error() -> None:

@@ -11,9 +11,11 @@ from unittest import mock
 
 import kopf
 import pytest
+from aiohttp import web
 from tests.unit.agents.fake_agent import until
 
 from elastipod_operator import kopf_handlers
+from elastipod_operator.core.names import GROUP, PLURAL
 from elastipod_operator.kopf_handlers import handlers, run_kopf, settings
 from elastipod_operator.options import Options
 
@@ -139,3 +141,79 @@ async def test_kopf_runs_in_the_namespaces_under_the_pods_name_and_signals_are_o
         "registry": registry, "standalone": True, "identity": "operator-0", "clusterwide": not namespaces, "namespaces": namespaces,
     }  # fmt: skip
     assert ran == [(["a task"], others)]
+
+
+class Discovered:
+    """As much of an API server as kopf asks: jobs in two namespaces. refused: those whose jobs may not be read, and how often they were."""
+
+    def __init__(self) -> None:
+        self.refused: dict[str, int] = {}
+        self.is_over = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        namespace = request.match_info.get("namespace", "")
+        if namespace in self.refused:
+            self.refused[namespace] += 1
+            return web.json_response({"kind": "Status", "code": 403, "message": "jobs is forbidden"}, status=403)
+        if "watch" in request.query:
+            stream = web.StreamResponse()
+            await stream.prepare(request)
+            await self.is_over.wait()
+            return stream
+        if namespace:
+            found = {"metadata": {"name": "llm", "namespace": namespace, "uid": f"uid-{namespace}"}}
+            return web.json_response({"metadata": {"resourceVersion": "1"}, "items": [found]})
+        return web.json_response(DISCOVERY[request.path])
+
+
+def resource(plural: str, kind: str, *, is_namespaced: bool = False) -> dict[str, Any]:
+    verbs = ["list", "watch"]
+    return {"name": plural, "singularName": "", "namespaced": is_namespaced, "kind": kind, "verbs": verbs}
+
+
+V1 = {"version": "v1"}
+DISCOVERY: dict[str, dict[str, Any]] = {
+    "/api": {"versions": ["v1"]},
+    "/api/v1": {"resources": [resource("namespaces", "Namespace")]},
+    "/apis": {"groups": [{"name": GROUP, "versions": [V1], "preferredVersion": V1}]},
+    f"/apis/{GROUP}/v1": {"resources": [resource(PLURAL, "HyperPodPyTorchJob", is_namespaced=True)]},
+}
+
+
+async def test_a_namespace_that_may_not_be_read_keeps_no_other_from_being_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was deleted, for example, and the operator's Role with it. It is watched again as soon as it may be read."""
+    monkeypatch.setattr(kopf_handlers, "BACKOFFS_S", (0.0, 0.0, 0.01))
+    server, seen, registry = Discovered(), set[str](), kopf.OperatorRegistry()
+    application = web.Application()
+    application.add_routes([
+        web.get(f"/apis/{GROUP}/v1/namespaces/{{namespace}}/{PLURAL}", server.answer), web.get("/{any:.*}", server.answer),
+    ])  # fmt: skip
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+
+    @kopf.on.login(registry=registry)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}")
+
+    @kopf.on.event(GROUP, "v1", PLURAL, registry=registry)
+    async def job_seen(body: Any, **_: Any) -> None:
+        seen.add(body["metadata"]["namespace"])
+
+    server.refused["gone"] = 0
+    options = Options(("team", "gone"), 0, "info", "operator-0", "ops")
+    running = asyncio.create_task(run_kopf(options, registry, asyncio.Event()))
+    try:
+        await until(lambda: running.done() or (server.refused["gone"] > 20 and seen == {"team"}))
+        assert not running.done()
+        server.refused.clear()
+        await until(lambda: seen == {"team", "gone"})
+    finally:
+        server.is_over.set()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+        await runner.cleanup()

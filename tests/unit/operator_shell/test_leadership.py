@@ -26,8 +26,8 @@ OPTIONS = Options(namespaces=("a", "b"), metrics_port=0, log_level="info", pod_n
 class Client:
     """A connection to the API server that is only to be closed."""
 
-    def __init__(self) -> None:
-        self.is_closed = False
+    def __init__(self, *, is_unlimited: bool) -> None:
+        self.is_closed, self.is_unlimited = False, is_unlimited
 
     async def close(self) -> None:
         self.is_closed = True
@@ -43,12 +43,12 @@ class Process:
         self.stop = asyncio.Event()
         self.watches_end = asyncio.Event()
         monkeypatch.setattr(app, "connect", self._connect)
-        monkeypatch.setattr(app, "Api", lambda client: api)
+        monkeypatch.setattr(app, "Api", lambda client, watch_client=None: api)
         monkeypatch.setattr(app, "watch", self._watch)
         monkeypatch.setattr(app, "mark_leader", self._mark_leader)
 
-    async def _connect(self) -> Client:
-        self.clients.append(Client())
+    async def _connect(self, *, is_unlimited: bool = False) -> Client:
+        self.clients.append(Client(is_unlimited=is_unlimited))
         return self.clients[-1]
 
     async def _watch(self, options: Options, api: Api, stop: asyncio.Event) -> None:
@@ -79,10 +79,11 @@ async def test_an_operator_leads_until_it_is_told_to_end(
     assert await get(options.metrics_port, "/readyz") == (200, "text/plain", "leading\n")
     status, kind, page = await get(options.metrics_port, "/metrics")
     assert (status, kind, "# TYPE elastipod" in page) == (200, "text/plain", True)
-    assert len(process.clients) == 2, "the lease has a connection of its own"
+    unlimited = [client.is_unlimited for client in process.clients]
+    assert unlimited == [False, False, True], "the lease has a connection of its own, and so have watches"
     process.stop.set()
     assert await leading == 0
-    assert [client.is_closed for client in process.clients] == [True, True]
+    assert [client.is_closed for client in process.clients] == [True, True, True]
     assert server.leases["elastipod-operator"]["spec"]["holderIdentity"] == "", "released"
     with pytest.raises(aiohttp.ClientConnectorError):
         await get(options.metrics_port, "/healthz")
@@ -101,7 +102,7 @@ async def test_an_operator_on_standby_serves_and_does_nothing_else(
     process.stop.set()
     assert await waiting == 0
     assert server.leases["elastipod-operator"]["spec"]["holderIdentity"] == "other"
-    assert [client.is_closed for client in process.clients] == [True, True]
+    assert [client.is_closed for client in process.clients] == [True, True, True]
 
 
 async def test_watches_that_end_by_themselves_are_an_error(

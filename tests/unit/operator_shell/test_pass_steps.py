@@ -19,7 +19,7 @@ from elastipod_operator import clock, reconcile_pass
 from elastipod_operator.agents.command_builder import CommandBuilder
 from elastipod_operator.agents.commands import Command
 from elastipod_operator.agents.polled_agent import Address
-from elastipod_operator.core.actions import DeleteJob, ListPods, Plan, StartWorkers, StopWorkers
+from elastipod_operator.core.actions import DeleteJob, ListPods, Plan, PrepareWorkers, StartWorkers, StopWorkers
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.snapshot import ContainerState, ObservedAgent, ObservedContainer, ObservedPod
 from elastipod_operator.job_agents import JobAgents
@@ -89,6 +89,36 @@ def test_a_container_that_was_restarted_has_a_new_agent() -> None:
     agents.follow(job_with(first))
     agents.follow(job_with(replace(first, container=ObservedContainer(ContainerState.RUNNING, restart_count=2))))
     assert statuses.polled[first.uid].restarts == 2
+
+
+def at_port(port: int, *pods: ObservedPod) -> Job:
+    """The job with its agentPort edited."""
+    found = job_with(*pods)
+    assert found.fact.policy is not None
+    found.fact = replace(found.fact, policy=replace(found.fact.policy, agent_port=port))
+    return found
+
+
+def test_agents_are_reached_where_they_listen_after_the_jobs_port_was_edited() -> None:
+    """Only the agents of new pods listen at the new port."""
+    statuses = Statuses()
+    agents, old, new, other = agents_with(statuses), pod(0), pod(1), pod(2)
+    old, new = replace(old, agent_port=7000), replace(new, agent_port=9000)
+    agents.follow(at_port(7000, old))
+    polled = statuses.polled[old.uid]
+    agents.follow(at_port(9000, old, new, other))
+    assert statuses.polled[old.uid] is polled
+    assert {uid: address.port for uid, address in statuses.polled.items()} == {
+        old.uid: 7000, new.uid: 9000, other.uid: 9000
+    }, "where a pod does not say it, the job does"  # fmt: skip
+    edited = at_port(9000, old, new)
+    record = replace(RECORD, members=(old.id, new.id), agents_serve_store=True)
+    builder = agents.command_builder(edited, record)
+    assert builder is not None
+    call = builder.build(PrepareWorkers(new.name, follows=True))
+    assert call is not None
+    assert call.body is not None
+    assert (call.address.port, call.body["store_port"]) == (9000, 7000)
 
 
 @pytest.mark.parametrize("changes", [{"ip": ""}, {"started": False}])

@@ -11,13 +11,15 @@ from unittest import mock
 import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.agents.fake_agent import until
-from tests.unit.core.builders import job, pid
+from tests.unit.core.builders import job, pid, pod
 from tests.unit.kube.bodies import CREATED, JOB_UID, job_body
 from tests.unit.operator_shell.pod_controls import Told, pod_control_for
 from tests.unit.operator_shell.shells import Decisions, Shell, decide_again, settled
 
 from elastipod_operator.core.actions import CreatePod
 from elastipod_operator.core.names import ANNOTATION_APPLIED, FINALIZER, LABEL_SPEC
+from elastipod_operator.core.reasons import Reason
+from elastipod_operator.core.snapshot import ContainerState, ObservedContainer
 from elastipod_operator.in_flight import WRITE_PARALLEL
 from elastipod_operator.job_task import Decision, JobTask
 from elastipod_operator.kube.api import ApiError
@@ -30,6 +32,7 @@ from elastipod_operator.pod_creation import PodCreation
 from elastipod_operator.pod_deletion import PodDeletion
 
 Later = Callable[[float], None]
+RUNS, WAITS = ObservedContainer(ContainerState.RUNNING), ObservedContainer(ContainerState.WAITING)
 
 
 class Pods:
@@ -156,6 +159,101 @@ async def test_a_failure_is_no_refusal_and_rests_for_less(later: Later) -> None:
     creating.api.answers = {}
     await creating.decide(0)
     assert len(creating.api.made) == 1
+
+
+QUOTA_CONFLICT = (
+    'Operation cannot be fulfilled on resourcequotas "team": the object has been modified; please apply your changes to the '
+    "latest version and try again"
+)
+
+
+async def test_a_quota_that_others_use_at_the_same_moment_is_tried_again_soon_and_stops_nothing(later: Later) -> None:
+    creating = Creating()
+    creating.api.answers = {pid(1).name("job"): ApiError(409, QUOTA_CONFLICT)}
+    await creating.decide(0, 1, 2, 3)
+    assert (creating.why, len(creating.api.made), creating.told.failures) == ("", 3, [QUOTA_CONFLICT])
+    creating.api.answers = {}
+    later(0.3)
+    await creating.decide(1)
+    assert len(creating.api.made) == 4
+
+
+SECRET_REFUSALS = (
+    pytest.param(ApiError(403, "secrets is forbidden"), id="the right was taken away"),
+    pytest.param(ApiError(403, "exceeded quota: count/secrets"), id="a quota, which is asked before the name"),
+)
+
+
+class Secrets:
+    """The Secrets of the API server: `answer` is raised in place of creating one."""
+
+    def __init__(self) -> None:
+        self.answer: Exception | None = None
+        self.calls = 0
+
+    async def create_secret(self, manifest: Mapping[str, Any]) -> None:
+        self.calls += 1
+        if self.answer is not None:
+            raise self.answer
+
+
+def with_keys(creating: Creating, secrets: Secrets) -> tuple[PodCreation, str]:
+    """Give the creations of a job with a key, and the name of its Secret."""
+    creating.api.create_secret = secrets.create_secret  # type: ignore[attr-defined]
+    control = replace(creating.control, keys=JobKeys((b"k" * 32,)))
+    key = control.keys.of(job())
+    assert key is not None
+    return PodCreation(control, JOB_UID), key.secret
+
+
+@pytest.mark.parametrize("known", [None, ApiError(409, 'secrets "x" already exists')], ids=["created", "there"])
+@pytest.mark.parametrize("refusal", SECRET_REFUSALS)
+async def test_a_secret_that_was_made_once_lets_pods_be_replaced(
+    caplog: pytest.LogCaptureFixture, refusal: ApiError, known: Exception | None
+) -> None:
+    secrets = Secrets()
+    creation, _ = with_keys(Creating(), secrets)
+    held, orders = Job(job_body(), job(), 1), [CreatePod(pid(0), 2)]
+    secrets.answer = known
+    assert await creation.create_secret(held, orders)
+    secrets.answer = refusal
+    assert await creation.create_secret(held, orders)
+    assert await creation.create_secret(held, orders)
+    assert (secrets.calls, creation.backoff.refusal) == (3, "")
+    assert [str(refusal) in record.message for record in caplog.records] == [True], "it is told once"
+
+
+@pytest.mark.parametrize("refusal", SECRET_REFUSALS)
+@pytest.mark.parametrize(
+    ("changes", "exists"),
+    [
+        pytest.param({"container": RUNS}, True, id="a container that got the key runs"),
+        pytest.param({"container": WAITS}, False, id="none has begun"),
+        pytest.param({"container": RUNS, "key_secret": "another"}, False, id="it got another one"),
+    ],
+)
+async def test_a_pod_that_runs_with_the_key_shows_a_new_operator_that_the_secret_exists(
+    refusal: ApiError, changes: dict[str, Any], exists: bool
+) -> None:
+    secrets = Secrets()
+    creation, name = with_keys(Creating(), secrets)
+    secrets.answer = refusal
+    one = pod(0, **{"key_secret": name, **changes})
+    held = Job(job_body(), job(), 1, pods={one.uid: one})
+    assert await creation.create_secret(held, [CreatePod(pid(1), 2)]) is exists
+    assert (str(refusal) in creation.backoff.refusal) is not exists
+
+
+async def test_a_secret_that_a_kubelet_misses_is_not_taken_for_there() -> None:
+    secrets = Secrets()
+    creation, name = with_keys(Creating(), secrets)
+    runs, waits = pod(0, key_secret=name, container=RUNS), pod(1, key_secret=name, container=WAITS)
+    problem = f'container train cannot start: secret "{name}" not found'
+    waits = replace(waits, problem=problem, problem_reason=Reason.CONTAINER_CANNOT_START)
+    secrets.answer = ApiError(403, "secrets is forbidden")
+    held = Job(job_body(), job(), 1, pods={one.uid: one for one in (runs, waits)})
+    assert not await creation.create_secret(held, [])
+    assert "secrets is forbidden" in creation.backoff.refusal
 
 
 async def test_what_cannot_be_placed_is_told_and_told_no_more_once_nothing_is_wanted(later: Later) -> None:

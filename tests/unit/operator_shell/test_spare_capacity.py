@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from tests.unit.kube.bodies import JOB_UID, job_body, node_body, pod_body
 
 from elastipod_operator import clock, spare_capacity
-from elastipod_operator.core.names import ANNOTATION_STATE
+from elastipod_operator.core.names import ANNOTATION_STATE, PodId
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.record_codec import encode
 from elastipod_operator.core.requested_pods import READ_EVERY
@@ -48,6 +50,24 @@ class Calls:
         raise AssertionError("nothing is watched")
 
 
+WOKEN: list[str] = []
+
+
+async def looked(reader: SpareCapacityReader, job: Job, freed_at: datetime | None = None) -> None:
+    """Observe, and wait for the result."""
+    await reader.observe(job, freed_at)
+    await asyncio.gather(*reader._reading.values())
+
+
+class Silent(Calls):
+    """An API that never answers."""
+
+    async def call(self, *request: Any, **more: Any) -> Body:
+        await super().call(*request, **more)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
 def one_pod_node(name: str) -> Body:
     body = node_body(name, labels={"kubernetes.io/hostname": name})
     body["status"]["allocatable"] = {"pods": "1"}
@@ -76,8 +96,8 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, timedelta]:
 
 async def test_room_is_found_on_the_nodes_without_a_pod(moved: dict[str, timedelta]) -> None:
     calls, job = Calls(full=("n-001",)), job_of()
-    reader = SpareCapacityReader(calls)
-    await reader.observe(job, None)
+    reader = SpareCapacityReader(calls, WOKEN.append)
+    await looked(reader, job)
     found = reader.of(job)
     assert found is not None
     assert (dict(found.places), found.problem) == ({"n-000": 1, "n-002": 1}, "")
@@ -88,7 +108,7 @@ async def test_room_is_found_on_the_nodes_without_a_pod(moved: dict[str, timedel
 
 async def test_it_is_read_again_after_a_while_or_when_something_became_free(moved: dict[str, timedelta]) -> None:
     calls, job = Calls(), job_of()
-    reader = SpareCapacityReader(calls)
+    reader = SpareCapacityReader(calls, WOKEN.append)
     for late, freed_at, looks in (
         (timedelta(0), None, 1),
         (READ_EVERY / 2, NOW, 1),
@@ -96,7 +116,7 @@ async def test_it_is_read_again_after_a_while_or_when_something_became_free(move
         (2 * READ_EVERY, NOW + READ_EVERY / 3, 3),
     ):
         moved["by"] = late
-        await reader.observe(job, freed_at)
+        await looked(reader, job, freed_at)
         assert calls.asked.count("/api/v1/nodes") == looks
 
 
@@ -110,18 +130,18 @@ async def test_it_is_read_again_after_a_while_or_when_something_became_free(move
 )
 async def test_nothing_is_read_without_need(job: Job, moved: dict[str, timedelta]) -> None:
     calls = Calls()
-    await SpareCapacityReader(calls).observe(job, None)
+    await looked(SpareCapacityReader(calls, WOKEN.append), job)
     assert calls.asked == []
 
 
 async def test_one_look_reads_few_nodes_and_the_next_one_others(moved: dict[str, timedelta]) -> None:
     names = tuple(f"n-{number:03}" for number in range(2 * NODES_AT_A_TIME))
     calls, job = Calls(len(names), full=names[:-1]), job_of()
-    reader = SpareCapacityReader(calls)
-    await reader.observe(job, None)
+    reader = SpareCapacityReader(calls, WOKEN.append)
+    await looked(reader, job)
     assert len(calls.asked) == 1 + NODES_AT_A_TIME
     moved["by"] = READ_EVERY
-    await reader.observe(job, None)
+    await looked(reader, job)
     found = reader.of(job)
     assert found is not None
     assert dict(found.places) == {names[-1]: 1}
@@ -137,8 +157,71 @@ async def test_one_look_reads_few_nodes_and_the_next_one_others(moved: dict[str,
 async def test_why_nothing_is_known_is_said(error: Exception, says: str, moved: dict[str, timedelta]) -> None:
     calls, job = Calls(), job_of()
     calls.error = error
-    reader = SpareCapacityReader(calls)
-    await reader.observe(job, None)
+    reader = SpareCapacityReader(calls, WOKEN.append)
+    await looked(reader, job)
     found = reader.of(job)
     assert found is not None
     assert (found.places, found.problem.startswith(says)) == ({}, True)
+
+
+MEMBERS = (PodId("workers", 0, 0), PodId("workers", 1, 0))
+
+
+async def test_no_decision_about_workers_waits_for_nodes_that_are_not_answered_for(
+    moved: dict[str, timedelta],
+) -> None:
+    calls, job = Silent(), job_of(members=MEMBERS)
+    reader = SpareCapacityReader(calls, WOKEN.append)
+    await reader.observe(job, None)
+    assert calls.asked == [], "the decision goes first"
+    moved["by"] = READ_EVERY
+    await asyncio.sleep(0)
+    await reader.observe(job, NOW + READ_EVERY)
+    assert (reader.of(job), calls.asked) == (None, ["/api/v1/nodes"])
+    await reader.close()
+
+
+async def test_a_job_that_starts_waits_a_moment_only(
+    moved: dict[str, timedelta], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spare_capacity, "FIRST_WAIT_S", 0.01)
+    calls, job = Silent(), job_of()
+    reader = SpareCapacityReader(calls, WOKEN.append)
+    for _ in range(2):
+        await reader.observe(job, None)
+    assert calls.asked == ["/api/v1/nodes"], "one look at a time"
+    reader.forget(JOB_UID)
+    assert reader._reading == {}
+    await reader.close()
+
+
+async def test_what_was_read_is_kept_when_no_answer_comes_later(
+    moved: dict[str, timedelta], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spare_capacity, "READ_LIMIT_S", 0.01)
+    calls, job = Calls(), job_of(members=MEMBERS)
+    reader = SpareCapacityReader(calls, WOKEN.append)
+    WOKEN.clear()
+    await looked(reader, job)
+    before = reader.of(job)
+    assert before is not None
+    assert (before.places, WOKEN) == ({"n-000": 1, "n-001": 1}, [JOB_UID])
+    reader._api, moved["by"] = Silent(), READ_EVERY
+    await reader.observe(job, None)
+    assert reader.of(job) == replace(before, read_at=NOW + READ_EVERY), "the next look is not due at once"
+    await looked(reader, job)
+    after = reader.of(job)
+    assert after is not None
+    assert (after.places, after.placed) == (before.places, before.placed)
+    assert after.problem.startswith("the nodes cannot be read: TimeoutError")
+    assert WOKEN == [JOB_UID, JOB_UID]
+
+
+async def test_a_node_that_cannot_be_understood_is_told_too(moved: dict[str, timedelta]) -> None:
+    calls, job = Calls(), job_of()
+    calls.error = RuntimeError("a secret")
+    reader = SpareCapacityReader(calls, WOKEN.append)
+    await looked(reader, job)
+    found = reader.of(job)
+    assert found is not None
+    assert found.problem.startswith("the nodes cannot be read: internal error (RuntimeError in spare_capacity.py line ")

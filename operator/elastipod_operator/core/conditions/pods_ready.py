@@ -8,7 +8,7 @@ from ..context import Context
 from ..reasons import Reason
 from ..record import Record
 from ..replica import Health, Replicas
-from ..snapshot import NOT_CONSIDERED, ObservedPod
+from ..snapshot import NOT_CONSIDERED, ObservedPod, pod_agent_port
 from ..time_order import earliest
 from ..wording import counted
 from .draft import ConditionDraft, time_of_day
@@ -39,8 +39,8 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
             continue  # it was deleted on purpose, so how it ends is not a problem
         if replica.health is Health.PENDING and pod.started and replica.cause == Reason.AGENT_NOT_ANSWERING:
             text = (
-                f"container {policy.container or 'of pod'} of pod {pod.name} runs, but nothing answers on port {policy.agent_port}: "
-                "start the training with hyperpodrun, or set spec.elastipod.agentPort to the port it serves"
+                f"container {policy.container or 'of pod'} of pod {pod.name} runs, but nothing answers on port "
+                f"{pod_agent_port(pod, policy)}: start the training with hyperpodrun, or set spec.elastipod.agentPort to the port it serves"
             )
             return ConditionDraft("PodsReady", False, Reason.AGENT_NOT_ANSWERING, text), earliest(*wakes)
         if replica.health is Health.SILENT and replica.presumed_lost_at is not None:

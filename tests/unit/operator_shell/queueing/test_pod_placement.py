@@ -5,13 +5,17 @@ from __future__ import annotations
 import pytest
 from tests.unit.operator_shell.queue_server import CANNOT_CONVERT
 from tests.unit.operator_shell.queueing.queue_shell import (
+    ASK_BASE,
     BASE,
+    CLASS,
     MORE,
+    QUEUED,
     QueueShell,
 )
 
 from elastipod_operator.core.actions import (
     CreatePod,
+    DeleteWorkload,
 )
 from elastipod_operator.core.names import ANNOTATION_WORKLOAD, PodId
 from elastipod_operator.kube.api import ApiError
@@ -58,6 +62,40 @@ async def test_a_clash_is_told_and_no_pod_is_made(shell: QueueShell) -> None:
     shell.server.admit(BASE)
     assert len((await shell.queues.place_pods(shell.job, [create(BASE)]))[0]) == 1
     assert shell.problem() is None
+
+
+async def test_a_clash_is_forgotten_with_the_quota(shell: QueueShell) -> None:
+    """Why quota is not requested again must be seen then."""
+    shell.know()
+    base = await shell.granted()
+    shell.server.admit(BASE, flavor="gone")
+    await shell.queues.place_pods(shell.job, [create(BASE)])
+    await shell.do(DeleteWorkload(BASE, base.uid, "suspended"))
+    assert shell.problem() is None
+    shell.know(labels={**QUEUED, CLASS: "nope"}, resourceVersion="901")
+    await shell.do(ASK_BASE)
+    problem = shell.problem()
+    assert problem is not None
+    assert "PriorityClass nope" in problem[1]
+
+
+async def test_a_clash_is_forgotten_when_the_quota_is_taken_away(shell: QueueShell) -> None:
+    shell.know()
+    await shell.granted()
+    shell.server.admit(BASE, flavor="gone")
+    await shell.queues.place_pods(shell.job, [create(BASE)])
+    shell.store.put_workload(shell.server.evict(BASE))
+    assert shell.problem() is None
+
+
+async def test_a_clash_is_forgotten_when_no_pod_is_wanted_any_more(shell: QueueShell) -> None:
+    shell.know()
+    await shell.granted()
+    shell.server.admit(BASE, flavor="gone")
+    await shell.queues.place_pods(shell.job, [create(BASE)])
+    woken = shell.woken
+    shell.queues.forget_placement(shell.job)
+    assert (shell.problem(), shell.woken) == (None, woken + 1)
 
 
 async def test_a_flavor_that_may_not_be_read_is_told_and_no_pod_is_made(shell: QueueShell) -> None:
