@@ -209,6 +209,8 @@ class ObservedPod:
     """Host names of the nodes to which its affinity restricts it, because it may use spare capacity only; empty: any node."""
     workload: str = ""
     """The Workload on whose quota it runs."""
+    tolerations: tuple[str, ...] = ()
+    """Those that let it stay for good despite a taint with the effect NoExecute, as JSON. A Kueue flavor may have added some."""
 
     @property
     def ended(self) -> bool:

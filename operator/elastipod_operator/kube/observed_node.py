@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ..core.snapshot import ObservedNode
-from .applied import effective_spec
 from .node_signals import CONFIGURED, SignalEffect
 from .reading import annotations_of, labels_of, mapping, mappings, name_of, shortened, text
 
@@ -122,13 +121,6 @@ def _signals(body: Mapping[str, Any]) -> Iterator[tuple[str, str, SignalEffect]]
     for one in mappings(mapping(body.get("status")).get("conditions")):
         condition = f"condition {text(one.get('type'))}={text(one.get('status'))}"
         yield condition, condition, SignalEffect.IGNORE
-
-
-def tolerations_of(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Give the tolerations that all templates of a job in effect share. The spec must be valid."""
-    templates = [mapping(s.get("template")) for s in mappings(effective_spec(job).get("replicaSpecs"))]
-    first, *others = [mappings(mapping(t.get("spec")).get("tolerations")) for t in templates] or [[]]
-    return [one for one in first if all(one in other for other in others)]
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:

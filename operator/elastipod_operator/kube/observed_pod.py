@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -67,6 +69,7 @@ def observe_pod(body: Mapping[str, Any], container: str) -> ObservedPod | None:
         avoids=_names_in(annotations.get(ANNOTATION_AVOIDS, "")),
         only_on=_names_in(annotations.get(ANNOTATION_ONLY_ON, "")),
         workload=annotations.get(ANNOTATION_WORKLOAD, ""),
+        tolerations=_tolerations(spec),
     )
 
 
@@ -75,6 +78,16 @@ def _agent_port(container: Mapping[str, Any]) -> int | None:
     told = [text(one.get("value")) for one in mappings(container.get("env")) if one.get("name") == AGENT_PORT_ENV]
     port = _number(told[-1]) if told else 0
     return port if 0 < port < 65536 else None
+
+
+def _tolerations(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """Give the tolerations that concern taints with the effect NoExecute and do not end, as JSON."""
+    lasting = (
+        one
+        for one in mappings(spec.get("tolerations"))
+        if one.get("tolerationSeconds") is None and one.get("effect") in (None, "", "NoExecute")
+    )
+    return tuple(sys.intern(json.dumps(one, sort_keys=True)) for one in lasting)
 
 
 def _deletion_grace(meta: Mapping[str, Any], spec: Mapping[str, Any]) -> timedelta:

@@ -5,7 +5,8 @@ Watches may be late, so responses to the operator's own writes are added too, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -17,7 +18,7 @@ from ..core.snapshot import ObservedJob, ObservedNode, ObservedPod, ObservedWork
 from .first_seen import job_as_seen, pod_as_seen, workload_as_seen
 from .limits import without_unused_parts
 from .observed_job import effective_job
-from .observed_node import Disruption, disruption_of, observe_node, tolerations_of
+from .observed_node import Disruption, disruption_of, observe_node
 from .observed_pod import observe_pod
 from .reading import labels_of, mapping, mappings, name_of, text, uid_of
 from .versioned_cache import VersionedCache
@@ -235,14 +236,12 @@ class Store:
         return self.jobs_on(name)
 
     def nodes_of(self, job: Job) -> dict[str, ObservedNode]:
-        """Give the nodes of a job's pods by name. A taint that all templates tolerate is no disruption."""
+        """Give the nodes of a job's pods by name. A taint that all of its pods there tolerate is no disruption."""
         found = {pod.node: self.nodes[pod.node] for pod in job.pods.values() if pod.node in self.nodes}
-        disrupted = [name for name in found if name in self._disruptions]
-        if disrupted:
-            tolerations = tolerations_of(job.body) if job.fact.policy is not None else []
-            found.update(
-                {n: replace(found[n], disruption=self._disruptions[n].reason_for(tolerations)) for n in disrupted}
-            )
+        for name in found.keys() & self._disruptions.keys():
+            there = (pod for pod in job.pods.values() if pod.node == name and not pod.ended)
+            reason = _reason_to_leave(self._disruptions[name], there)
+            found[name] = replace(found[name], disruption=reason)
         return found
 
     def closed_nodes(self) -> dict[str, str]:
@@ -254,6 +253,13 @@ class Store:
         return [
             uid for uid, job in self.jobs.items() if any(node == p.node or node in p.avoids for p in job.pods.values())
         ]
+
+
+def _reason_to_leave(disruption: Disruption, pods: Iterable[ObservedPod]) -> str:
+    """Say why some of these pods must leave their node; empty when all may stay."""
+    kinds = sorted({pod.tolerations for pod in pods}) or [()]
+    reasons = (disruption.reason_for([json.loads(one) for one in kind]) for kind in kinds)
+    return next(filter(None, reasons), "")
 
 
 def _is_fit(node: ObservedNode, disruption: Disruption) -> bool:

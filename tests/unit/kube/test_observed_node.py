@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 from tests.unit.core.builders import seconds
-from tests.unit.kube.bodies import job_body, node_body
+from tests.unit.kube.bodies import node_body
 
-from elastipod_operator.core.names import ANNOTATION_APPLIED
-from elastipod_operator.kube.applied import encode_applied
 from elastipod_operator.kube.node_signals import CONFIGURED, SignalEffect, parse_signals
-from elastipod_operator.kube.observed_node import HEALTH_LABEL, disruption_of, observe_node, tolerations_of
+from elastipod_operator.kube.observed_node import HEALTH_LABEL, disruption_of, observe_node
 
 NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
 
@@ -185,24 +183,3 @@ def test_out_of_service_is_read_and_is_no_drain() -> None:
 def test_who_tolerates_a_taint_may_stay(toleration: dict[str, Any], stays: bool) -> None:
     disruption = disruption_of(node_body(taints=[{"key": "maintenance", "value": "x", "effect": "NoExecute"}]))
     assert (disruption.reason_for([toleration]) == "") is stays
-
-
-def test_only_what_every_template_tolerates_counts() -> None:
-    always, never = {"operator": "Exists"}, {"key": "x"}
-    templates = [{"spec": {"tolerations": [always, never]}}, {"spec": {"tolerations": [always]}}]
-    spec = {"replicaSpecs": [{"name": f"s{n}", "template": template} for n, template in enumerate(templates)]}
-    assert tolerations_of(job_body(spec)) == [always]
-    assert tolerations_of({"metadata": {}, "spec": {"replicaSpecs": []}}) == []
-
-
-def test_a_toleration_that_was_edited_in_or_out_is_none_of_the_pods_that_run() -> None:
-    """They were made from the template as it was taken up."""
-    always = {"operator": "Exists"}
-    before = {
-        "replicaSpecs": [{"name": "workers", "template": {"spec": {"tolerations": [always]}}}],
-        "nprocPerNode": "auto",
-    }
-    after = {**before, "replicaSpecs": [{"name": "workers", "template": {"spec": {}}}]}
-    for taken_up, edited, counts in ((before, after, [always]), (after, before, [])):
-        body = job_body(edited, annotations={ANNOTATION_APPLIED: encode_applied(taken_up)})
-        assert tolerations_of(body) == counts

@@ -164,19 +164,27 @@ def test_a_job_of_the_same_name_made_anew_starts_from_nothing(store: Store) -> N
     assert pods(store) == {}
 
 
-def test_a_taint_that_the_job_tolerates_drives_none_of_its_pods_away(store: Store) -> None:
+def test_of_disruptions_only_taints_can_be_tolerated(store: Store) -> None:
     expelling = node_body(taints=[{"key": "maintenance", "value": "x", "effect": "NoExecute"}])
     announced = node_body("node-2", taints=[{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}])
-    store.put_pod(pod_body(0))
-    store.put_pod(pod_body(1, node="node-2"))
-    for node in (expelling, announced):
+    bodies = pod_body(0), pod_body(1, node="node-2")
+    for body, node in zip(bodies, (expelling, announced), strict=True):
+        store.put_pod(body)
         store.put_node(node)
-    disrupted = {name: fact.disruption for name, fact in store.nodes_of(store.jobs[JOB_UID]).items()}
-    assert disrupted == {"node-1": "taint maintenance:NoExecute", "node-2": "taint karpenter.sh/disrupted:NoSchedule"}
-    tolerant = {"spec": {"containers": [{"name": "train"}], "tolerations": [{"operator": "Exists"}]}}
-    store.put_job(job_body({"replicaSpecs": [{"name": "workers", "replicas": 2, "template": tolerant}]}, version=40))
-    disrupted = {name: fact.disruption for name, fact in store.nodes_of(store.jobs[JOB_UID]).items()}
-    assert disrupted == {"node-1": "", "node-2": "taint karpenter.sh/disrupted:NoSchedule"}
+    assert disruptions(store) == {
+        "node-1": "taint maintenance:NoExecute",
+        "node-2": "taint karpenter.sh/disrupted:NoSchedule",
+    }
+    for body in bodies:
+        body["metadata"]["resourceVersion"] = "40"
+        body["spec"]["tolerations"] = [{"operator": "Exists"}]
+        store.put_pod(body)
+    assert disruptions(store) == {"node-1": "", "node-2": "taint karpenter.sh/disrupted:NoSchedule"}
+
+
+def disruptions(store: Store) -> dict[str, str]:
+    """Give what is announced of the nodes of the job's pods, by name."""
+    return {name: fact.disruption for name, fact in store.nodes_of(store.jobs[JOB_UID]).items()}
 
 
 TAINT = {"key": "pool", "value": "gpu", "effect": "NoExecute"}
@@ -193,14 +201,27 @@ TAINT = {"key": "pool", "value": "gpu", "effect": "NoExecute"}
         pytest.param({"key": "pool", "operator": "Exists", "tolerationSeconds": 300}, False, id="for a while only"),
     ],
 )
-def test_a_taint_that_the_job_tolerates_drives_it_nowhere(toleration: dict[str, Any], may_stay: bool) -> None:
-    store = Store()
-    template = {"spec": {"containers": [{"name": "train"}], "tolerations": [toleration]}}
-    store.put_job(job_body({"replicaSpecs": [{"name": "workers", "replicas": 2, "template": template}]}))
-    store.put_pod(pod_body())
+def test_a_pod_that_tolerates_a_taint_stays(store: Store, toleration: dict[str, Any], may_stay: bool) -> None:
+    """The pod's own tolerations count: its template need not have those that come from a Kueue flavor."""
+    body = pod_body()
+    body["spec"]["tolerations"] = [{"key": "other", "operator": "Exists"}, toleration]
+    store.put_pod(body)
     store.put_node(node_body(taints=[TAINT]))
-    disrupted = store.nodes_of(store.jobs[JOB_UID])["node-1"].disruption
-    assert disrupted == ("" if may_stay else "taint pool:NoExecute")
+    assert disruptions(store) == {"node-1": "" if may_stay else "taint pool:NoExecute"}
+
+
+def test_a_node_is_left_when_one_of_its_pods_must_leave(store: Store) -> None:
+    every_way = [{"operator": "Exists"}], [{"key": "pool", "operator": "Exists"}]
+    for ordinal, tolerations in enumerate(every_way):
+        body = pod_body(ordinal)
+        body["spec"]["tolerations"] = tolerations
+        store.put_pod(body)
+    store.put_node(node_body(taints=[TAINT]))
+    assert disruptions(store) == {"node-1": ""}
+    store.put_pod(pod_body(2))
+    assert disruptions(store) == {"node-1": "taint pool:NoExecute"}
+    store.put_pod(pod_body(2, version=30, status={"phase": "Failed"}))
+    assert disruptions(store) == {"node-1": ""}, "one that has ended stays nowhere"
 
 
 def test_a_further_taint_wakes_the_jobs_on_the_node() -> None:
