@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.commit_under_test import commit_under_test
 from tests.e2e import test_inmemory as replicated
 from tests.e2e import test_inmemory_sharded as sharded
 from tests.e2e.conftest import ROOT
@@ -50,7 +51,7 @@ class Run:
     def __init__(self, folder: Path, long_run: LongRun) -> None:
         self._folder = folder
         self._long_run = long_run
-        self._commit = _commit()
+        self._commit = commit_under_test()
         quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # each lost connection is told with a long trace otherwise
         self._servers = TorchForkServer({**os.environ, "OMP_NUM_THREADS": "1", **quiet})
         final_of_one_process(WORKER, folder / "one-process")
@@ -109,11 +110,6 @@ class Run:
             verdict = replace(verdict, problem=f"{type(error).__name__}: {error}".splitlines()[0])
         shutil.rmtree(folder)
         return replace(verdict, seconds=round(time.monotonic() - began, 1))
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 @pytest.fixture
