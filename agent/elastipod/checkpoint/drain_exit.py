@@ -28,13 +28,13 @@ def drain_notices(comm: Communicator) -> list[drain.DrainNotice | None]:
 
 
 def is_given_up_for_newer(comm: Communicator, staging: Staging, previous: Save) -> bool:
-    """In a short drain, return whether an earlier save is abandoned for a newer step; the same on every rank.
+    """In a drain, return whether an earlier save is abandoned for a newer step; the same on every rank.
 
-    Where memory survives the drain, it is abandoned at once. Else it goes first, because it needs less time than the newer one;
-    it is abandoned when there is just time left to copy the newer step to memory, which nobody knows to survive.
+    Where memory survives a short drain, it is abandoned at once. Else it goes first, because it needs less time than the newer one;
+    it is abandoned when there is just time left to copy the newer step to memory.
     """
     notices = drain_notices(comm)
-    if not any(each.left_s < drain.SHORT_DRAIN_S for each in notices if each):
+    if not any(notices):
         return False
     _wait_for_storage(staging, previous, notices)
     return not comm.training_all_reduce(lambda: not previous.thread.is_alive(), all)

@@ -141,7 +141,7 @@ class CheckpointManager:
             if self._is_last_save(step) and self._exits_with_memory():
                 return self._run().memory_path()
             if not self._has_saved(step):
-                self._abandon_previous_in_short_drain()
+                self._abandon_previous_in_drain()
                 live = LiveObjects.of(model, optimizer, scheduler, stateful, self._stage)
                 save = self._start(step, live, extra, sample_log, is_durable=True)
                 try:
@@ -314,8 +314,8 @@ class CheckpointManager:
         save = self._save
         return save is not None and not self._has_loaded_since and save.staged.id.step == step and save.is_durable
 
-    def _abandon_previous_in_short_drain(self) -> None:
-        """In a short drain, abandon the durable part of the last save where that is of use for the next one."""
+    def _abandon_previous_in_drain(self) -> None:
+        """In a drain, abandon the durable part of the last save where that is of use for the next one."""
         if self._save is None:
             return
         run = self._run()

@@ -242,6 +242,21 @@ def test_what_cannot_be_finished_before_the_deadline_is_given_up_for_what_memory
     assert DirectoryStore(tmp_path / "disk").list_complete() == []
 
 
+def test_storage_that_hangs_does_not_keep_a_long_drain_from_having_the_newest_step_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastipod.checkpoint.drain.SHORT_DRAIN_S", EXIT_MARGIN_S / 2)
+    trainer, release = Trainer(), threading.Event()
+    with page(tmp_path, monkeypatch) as file:
+        held_back(monkeypatch, release)
+        manager = CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory")
+        manager.save_async(1, model=trainer.model, optimizer=trainer.optimizer, scheduler=trainer.scheduler)
+        file.set_event(EventLevel.DRAIN, time.time() + EXIT_MARGIN_S + 0.2, leaves=False)
+        threading.Timer(3.0, release.set).start()
+        assert trainer.save(manager, 2) == manager._run().memory_path()
+    assert DirectoryStore(tmp_path / "disk").list_complete() == []
+
+
 def test_calls_of_a_manager_are_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, seen = Trainer(), []
     create_file, open_file = DirectoryStore.create_file, DirectoryStore.open_file

@@ -228,7 +228,8 @@ def test_storage_is_waited_for_as_long_as_a_drain_allows(left_s: list[float], su
         pytest.param(179.5, True, False, False, [169.5], True, id="the deadline comes first"),
         pytest.param(179.5, True, False, True, [169.5], False, id="it is finished in time"),
         pytest.param(179.5, False, True, True, [169.5], False, id="memory did not even hold the last step"),
-        pytest.param(180.0, True, True, False, [], False, id="there is time"),
+        pytest.param(180.0, True, True, True, [170.0], False, id="there is time"),
+        pytest.param(180.0, True, True, False, [170.0], True, id="its storage hangs"),
         pytest.param(None, True, True, False, [], False, id="there is no drain"),
     ],
 )
