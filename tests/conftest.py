@@ -59,6 +59,12 @@ def why_no_cluster() -> str | None:
         return f"needs Linux (network namespaces, mounts), and this is {sys.platform}"
     if os.geteuid() != 0:
         return "needs root (network namespaces, mounts); run it as root to include it"
+    return None
+
+
+@cache
+def why_no_namespaces() -> str | None:
+    """Say why even root gets no namespaces here, or None when it does."""
     from elastipod_local.errors import UnsupportedError  # needs more Python than the library's own tests
     from elastipod_local.machine import require_namespaces
 
@@ -75,7 +81,7 @@ def why_skipped(item: pytest.Item) -> str | None:
     if tier not in ROOT_TIERS and not item.get_closest_marker("needs_root"):
         return None
     if (reason := why_no_cluster()) or tier not in ROOT_TIERS:
-        return reason
+        return reason or why_no_namespaces()
     from tests.preparation import why_no_nodes, with_nodes  # needs more Python than the library's own tests
 
     return why_no_nodes() if with_nodes(tier, getattr(item, "fixturenames", ())) else None

@@ -51,7 +51,7 @@ def announce(names: Sequence[str], *, with_images: bool, progress: Progress) -> 
     cache = cache_dir()
     programs, images = binaries.missing(names), with_images and not has_built_images()
     free_gb = shutil.disk_usage(cache).free / 1e9
-    if (programs or images) and free_gb < LEAST_GB:
+    if (images or set(programs) & {*binaries.CONTROL_PLANE, *binaries.NODE}) and free_gb < LEAST_GB:
         raise LocalClusterError(
             f"programs and images are kept in {cache}, and only {free_gb:.1f} GB are free there; free some, or set "
             "XDG_CACHE_HOME to a folder on another disk"

@@ -64,8 +64,9 @@ class SpareCapacityReader:
     async def observe(self, job: Job, capacity_freed_at: datetime | None) -> None:
         """Begin to read the nodes for a job that trains below its maximum; at its end the job is woken.
 
-        Nothing is begun if they were read a moment ago and nothing became free since. A job that has not trained yet waits for
-        the first result for a short time, so that it starts at the size for which there is room.
+        Nothing is begun if they were read a moment ago and nothing became free since. A job without members waits for a result
+        for a short time, so that it starts at the size for which there is room. So does a job whose pods wait for nodes, after a
+        change of the leader: they would be deleted for lack of room that nobody has looked for.
         """
         policy, record, uid = job.fact.policy, job.fact.record, job.fact.uid
         if policy is None or policy.growth is not GrowthMode.SPARE_CAPACITY_ONLY or record is None or record.outcome:
@@ -84,7 +85,7 @@ class SpareCapacityReader:
             self._found[uid] = replace(known, read_at=now)  # so that the next pass is not due before the result
         reading = asyncio.create_task(self._keep(job, most, placed, now), name=f"room for job {uid}")
         self._reading[uid] = reading
-        if known is None and not record.members:
+        if not is_fresh and (not record.members or (known is None and _awaits_node(job))):
             await asyncio.wait({reading}, timeout=FIRST_WAIT_S)
 
     async def _keep(self, job: Job, most: int, placed: frozenset[str], now: datetime) -> None:
@@ -132,6 +133,11 @@ class SpareCapacityReader:
         query = [("fieldSelector", chosen), ("resourceVersion", "0")]
         answer = await self._api.call("GET", "/api/v1/pods", query=query)
         return [dict(pod) for pod in mappings(answer.get("items"))]
+
+
+def _awaits_node(job: Job) -> bool:
+    """Whether a pod is restricted to nodes that had room, and has none yet."""
+    return any(pod.only_on and not pod.node and not pod.ended for pod in job.pods.values())
 
 
 def _is_after(at: datetime | None, other: datetime) -> bool:

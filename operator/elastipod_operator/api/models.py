@@ -258,7 +258,7 @@ class ElastipodOptions(Model):
     """Time for workers to save a checkpoint, also in jobs without elasticPolicy; overrides the field of the same name there."""
 
     agent_port: Port | None = None
-    """Port of the agent in new pods; an edit moves no agent that runs. Absent: the container port named agent, else 8080."""
+    """Port of the agent in new pods; an edit moves no agent that runs. A container port named agent takes precedence. Absent: 8080."""
 
     container: DnsLabel | None = None
     """The container that runs the agent. Absent: the first one."""

@@ -15,7 +15,7 @@ from .silence import AGENT_SILENT, NODE_LOST, PeerReports, diagnose, is_answerin
 from .snapshot import ObservedAgent, ObservedNode, ObservedPod, Policy, Snapshot, pod_agent_port
 
 TICK = timedelta(milliseconds=1)
-# An agent answers within a second of its container's start. After this time the container is assumed to run none.
+# An agent answers within a second of its own start. After this time the container is assumed to run none.
 AGENT_EXPECTED = timedelta(seconds=30)
 
 
@@ -213,7 +213,8 @@ def _at_former_port(
     pod: ObservedPod, agent: ObservedAgent, policy: Policy | None, now: datetime
 ) -> ReasonAndMessage | None:
     """Say why a pod that has never answered is replaced; None if it is not: the job's port was edited since it was created."""
-    if policy is None or agent.state is not None or not _overdue(agent, now):
+    is_heard = agent.state is not None or agent.authentication_failed or bool(agent.refused_answer)
+    if policy is None or is_heard or not _overdue(agent, now):
         return None
     port = pod_agent_port(pod, policy)
     if port == policy.agent_port:

@@ -27,6 +27,7 @@ from .times import time_or
 KUBELET_GRACE_S = 30
 # For a pod with an unreadable creation time; the store uses the time at which it first saw the pod.
 NOT_YET = datetime(2900, 1, 1, tzinfo=UTC)
+SERVER_PORT = "--server-port"  # of hyperpodrun; it takes precedence over the environment
 
 
 def observe_pod(body: Mapping[str, Any], container: str) -> ObservedPod | None:
@@ -74,7 +75,10 @@ def observe_pod(body: Mapping[str, Any], container: str) -> ObservedPod | None:
 
 
 def _agent_port(container: Mapping[str, Any]) -> int | None:
-    """Give the port that the agent's container was told; None if it was told none that can be read here."""
+    """Give the port that the agent's container was told; None if it was told none that can be read here, or its command names another."""
+    words = [container.get(name) for name in ("command", "args")]
+    if any(SERVER_PORT in text(word) for part in words if isinstance(part, list) for word in part):
+        return None
     told = [text(one.get("value")) for one in mappings(container.get("env")) if one.get("name") == AGENT_PORT_ENV]
     port = _number(told[-1]) if told else 0
     return port if 0 < port < 65536 else None

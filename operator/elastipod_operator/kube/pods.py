@@ -142,7 +142,8 @@ def _environment(
 
 
 def _add_environment(container: dict[str, Any], wanted: dict[str, str]) -> None:
-    present = container.get("env") or []
+    # A port of the user's own would be one that nobody calls: spec.elastipod.agentPort says which it is.
+    present = [entry for entry in container.get("env") or [] if entry.get("name") != AGENT_PORT_ENV]
     names = {entry.get("name") for entry in present}
     # The operator's variables come first, because the user's may refer to them as $(NNODES).
     container["env"] = [{"name": k, "value": v} for k, v in wanted.items() if k not in names] + present

@@ -85,6 +85,8 @@ def test_before_the_training_began_a_mended_template_acts_at_once() -> None:
         pytest.param(STARTS, agent(None), True, id="no answer for long"),
         pytest.param(STARTS, agent(None, trying_since=NOW - seconds(29)), False, id="it may only begin"),
         pytest.param(STARTS, ready(0), False, id="it answers where it was told to listen"),
+        pytest.param(STARTS, agent(None, authentication_failed=True), False, id="it answers, and has another key"),
+        pytest.param(STARTS, agent(None, refused_answer="no JSON"), False, id="it answers nonsense"),
         pytest.param(trains(), agent(None), True, id="a newcomer"),
     ],
 )

@@ -55,6 +55,18 @@ PORT = {"name": "ELASTIPOD_AGENT_PORT", "value": "7000"}
             [{"name": "train", "env": [{"name": "ELASTIPOD_AGENT_PORT", "valueFrom": {}}]}], None, id="elsewhere"
         ),
         pytest.param([{"name": "train", "env": None}], None, id="without"),
+        pytest.param(
+            [
+                {
+                    "name": "train",
+                    "env": [PORT],
+                    "command": ["sh", "-c"],
+                    "args": ["hyperpodrun --server-port=9000 t.py"],
+                }
+            ],
+            None,
+            id="its command names another",
+        ),
         pytest.param([], None, id="no containers"),
     ],
 )

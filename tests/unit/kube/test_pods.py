@@ -72,6 +72,15 @@ def test_variables_that_the_user_set_are_left_alone() -> None:
     assert [e for e in container["env"] if e["name"] == "ELASTIPOD_POD"] == [ref]
 
 
+@pytest.mark.parametrize("how", [{"value": "9000"}, {"valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}])
+def test_the_port_of_the_agent_is_the_operators_variable(how: dict[str, Any]) -> None:
+    """Nobody would call an agent that listens at another port."""
+    template = {"spec": {"containers": [{"name": "train", "env": [{"name": "ELASTIPOD_AGENT_PORT", **how}]}]}}
+    container = manifest(template, elastipod={"agentPort": 7000})["spec"]["containers"][0]
+    ports = [entry for entry in container["env"] if entry["name"] == "ELASTIPOD_AGENT_PORT"]
+    assert ports == [{"name": "ELASTIPOD_AGENT_PORT", "value": "7000"}]
+
+
 def test_the_agent_may_be_in_another_container_than_the_first() -> None:
     template = {"spec": {"containers": [{"name": "side"}, {"name": "train"}]}}
     side, train = manifest(template, elastipod={"container": "train"})["spec"]["containers"]

@@ -195,6 +195,21 @@ async def test_a_job_that_starts_waits_a_moment_only(
     await reader.close()
 
 
+async def test_a_job_that_is_resumed_is_sized_by_what_is_free_then(moved: dict[str, timedelta]) -> None:
+    calls, job = Calls(), job_of(members=MEMBERS)
+    reader = SpareCapacityReader(calls, WOKEN.append)
+    await looked(reader, job)
+    before = reader.of(job)
+    assert before is not None
+    moved["by"] = timedelta(hours=5)
+    calls.nodes = []
+    await reader.observe(job_of(), None)
+    after = reader.of(job)
+    assert after is not None
+    assert (len(before.places), after.places) == (2, {})
+    await reader.close()
+
+
 async def test_what_was_read_is_kept_when_no_answer_comes_later(
     moved: dict[str, timedelta], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 def forget() -> None:
     conftest.why_no_cluster.cache_clear()
+    conftest.why_no_namespaces.cache_clear()
     preparation.why_no_nodes.cache_clear()
 
 
@@ -73,15 +74,29 @@ def test_a_container_without_namespaces_skips_what_needs_root(root: pytest.Monke
         raise UnsupportedError("even root gets none")
 
     root.setattr(machine, "require_namespaces", refuse)
-    assert skipped(PURE, MOUNTING, SERVER, AGENTS, NODES) == [None, *["even root gets none"] * 4]
+    root.setattr(preparation, "require_nodes_possible", refuse)
+    none = "even root gets none"
+    assert skipped(PURE, SERVER, AGENTS) == [None] * 3
+    assert skipped(MOUNTING, NODES) == [none, f"needs nodes: {none}"]
 
 
 def test_a_machine_without_nodes_skips_only_what_has_nodes(root: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
-        raise LocalClusterError("this machine has no apt-get")
+        raise UnsupportedError("this machine has no apt-get")
 
     root.setattr(preparation, "require_nodes_possible", refuse)
     assert skipped(PURE, MOUNTING, SERVER, AGENTS) == [None] * 4
     assert skipped(NODES) == ["needs nodes: this machine has no apt-get"]
     assert preparation.possible_fixtures("e2e") == ["server"]
     assert preparation.possible_fixtures("chart") == ["cluster", ""]
+
+
+def test_a_setting_that_keeps_nodes_away_is_no_reason_to_skip(root: pytest.MonkeyPatch) -> None:
+    """It fails the tier, with the sentence that names it."""
+
+    def refuse() -> None:
+        raise LocalClusterError("set XDG_CACHE_HOME to another folder")
+
+    root.setattr(preparation, "require_nodes_possible", refuse)
+    assert skipped(NODES) == [None]
+    assert preparation.possible_fixtures("e2e") == ["cluster", "cut_short", "server"]
