@@ -21,6 +21,7 @@ from elastipod.agreement import Agreement
 from elastipod.errors import ElasticAgreementError
 from elastipod.local_worker import local_worker, store_generation
 from elastipod.stores import Store, TorchStore
+from elastipod.uncaught import uncaught_exception
 from elastipod.worker_file import EventLevel
 
 log = logging.getLogger(__name__)
@@ -186,7 +187,8 @@ _abandoned: list[_Detector] = []  # in a forked child: the parent's connections,
 
 def _close_at_exit() -> None:
     if _detector is not None:
-        _detector.close()
+        # After an exception nobody may take this rank's end for that of the training.
+        _detector.close(is_abandoned=uncaught_exception() is not None)
     # While it ends, Python restores the default action of signals: an event would then kill this process.
     if isinstance(getattr(signal.getsignal(signal.SIGUSR1), "__self__", None), _Detector):
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)

@@ -40,14 +40,15 @@ def current_drain() -> DrainNotice | None:
     return DrainNotice(left_s, worker.file.leaves())
 
 
-def storage_wait_s(left_s: Sequence[float], *, survives_drain: bool) -> float:
+def storage_wait_s(left_s: Sequence[float], *, survives_drain: bool, reserve_s: float = 0.0) -> float:
     """Return how long a drain waits for durable storage once the step is in memory, in seconds.
 
     left_s: remaining time of each rank that knows a deadline; survives_drain: whether the memory of the pods that stay holds the
-    whole state. If it does not, or if nobody knows who stays, wait for storage as long as the deadline allows.
+    whole state. If it does not, or if nobody knows who stays, wait for storage as long as the deadline allows. reserve_s: what else
+    must be done before the deadline.
     """
     least = min(left_s)
-    return 0.0 if survives_drain and least < SHORT_DRAIN_S else max(0.0, least - EXIT_MARGIN_S)
+    return 0.0 if survives_drain and least < SHORT_DRAIN_S else max(0.0, least - EXIT_MARGIN_S - reserve_s)
 
 
 @contextmanager

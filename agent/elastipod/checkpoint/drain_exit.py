@@ -31,21 +31,25 @@ def is_given_up_for_newer(comm: Communicator, staging: Staging, previous: Save) 
     """In a drain, return whether an earlier save is abandoned for a newer step; the same on every rank.
 
     Where memory survives a short drain, it is abandoned at once. Else it goes first, because it needs less time than the newer one;
-    it is abandoned when there is just time left to copy the newer step to memory.
+    it is abandoned when there is just time left to copy the newer step to memory, as long as that took for the earlier one.
     """
     notices = drain_notices(comm)
     if not any(notices):
         return False
-    _wait_for_storage(staging, previous, notices)
+    previous.memory_settled.wait()
+    _wait_for_storage(staging, previous, notices, previous.memory_s)
     return not comm.training_all_reduce(lambda: not previous.thread.is_alive(), all)
 
 
-def _wait_for_storage(staging: Staging, save: Save, notices: Sequence[drain.DrainNotice | None]) -> None:
+def _wait_for_storage(
+    staging: Staging, save: Save, notices: Sequence[drain.DrainNotice | None], reserve_s: float = 0.0
+) -> None:
     """Wait until a save is durable, as long as the drain allows: not at all where memory survives it and time is short."""
     save.memory_settled.wait()
     leaves = [each.leaves if each else None for each in notices]
     survives_drain = save.is_kept_in_memory and staging.survives_drain(save.staged.plan, leaves)
-    if wait_s := drain.storage_wait_s([each.left_s for each in notices if each], survives_drain=survives_drain):
+    left_s = [each.left_s for each in notices if each]
+    if wait_s := drain.storage_wait_s(left_s, survives_drain=survives_drain, reserve_s=reserve_s):
         save.go_on()
         save.thread.join(wait_s)
 

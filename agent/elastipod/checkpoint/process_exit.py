@@ -21,6 +21,8 @@ import weakref
 from contextlib import suppress
 from typing import Any, Protocol
 
+from elastipod.uncaught import uncaught_exception
+
 _ABANDON_S = 1.0  # for a save to notice that it was abandoned
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
@@ -41,7 +43,7 @@ def wait_at_exit(save: PendingSave) -> None:
 
 
 def _at_exit() -> None:
-    failure = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+    failure = uncaught_exception()
     for save in list(_pending_saves):
         if failure is None and not save.is_abandoned:
             save.thread.join()

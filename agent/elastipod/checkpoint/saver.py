@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 class Save:
     """One save in progress. ``path`` and ``error`` belong to its thread until that has ended.
 
-    is_kept_in_memory: whether all ranks have it in memory; valid once ``memory_settled``. goes_on: to durable storage;
+    is_kept_in_memory: whether all ranks have it in memory; memory_s: how long that took, in seconds; both valid once
+    ``memory_settled``. goes_on: to durable storage;
     set once it is known whether the process exits with what is in memory. is_abandoned: the process exits and does not wait for it.
     """
 
@@ -47,6 +48,8 @@ class Save:
         self.error: CheckpointError | None = None
         self.is_kept_in_memory = False
         self.memory_settled = threading.Event()
+        self.memory_s = 0.0
+        self._began = time.monotonic()
         self.is_abandoned = False
 
     def go_on(self, *, to_storage: bool = True) -> None:
@@ -54,6 +57,12 @@ class Save:
         if not self.goes_on.done():
             self.norm = self.norm_of_moments() if to_storage else None
             self.goes_on.set_result(to_storage)
+
+    def settle_memory(self) -> None:
+        """Memory holds the step, or does not and will not."""
+        if not self.memory_settled.is_set():
+            self.memory_s = time.monotonic() - self._began
+            self.memory_settled.set()
 
     def check_abandoned(self) -> None:
         """Raise CheckpointError when the process no longer waits for this save."""
@@ -111,7 +120,7 @@ class Saver:
             save.error = CheckpointError(f"the checkpoint of step {step} could not be finished: {error}")
             self._comm.abort(str(error))
         finally:
-            save.memory_settled.set()
+            save.settle_memory()
         if save.error is not None and (rank == 0 or isinstance(save.error, RanksLost)):  # rank 0 may be lost
             log.warning("step %d is not saved: %s", step, save.error)
 
@@ -120,7 +129,7 @@ class Saver:
         if save.sample_log is not None:
             self._comm.on_every_rank(save.sample_log.sync)
         self._keep_in_memory(save)
-        save.memory_settled.set()
+        save.settle_memory()
         if not save.goes_on.result():
             return
         if save.is_durable:

@@ -36,7 +36,7 @@ TRY_S = 2.0  # one try to connect all ranks, once all have arrived at the store
 MAX_TRIES = 5
 # Of parameters, with what an optimizer keeps of them: a slow CPU copies and sums them, while other ranks wait for it.
 SLOWEST_BYTES_PER_S = 30e6
-MOST_FOR_STATE_S = 50.0  # the limit of filling itself follows, which ends the process
+MOST_FOR_STATE_S = 25.0  # less than the phases that follow may last, whose limits end the process
 ARRIVAL_S = (
     1800.0  # as torch waits for the ranks of a group: how long a process takes to import and build is the script's
 )

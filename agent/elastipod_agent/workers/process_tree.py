@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -68,12 +68,17 @@ async def end_all(reaper: Reaper, sessions: Collection[int], cookie: str, timeou
         now = loop.time()
         if now >= deadline:
             return found
-        spared = {pid for pid in found if frees_resources(command_line(pid))}
-        if len(spared) == len(found):
+        workers = [pid for pid in found if pid in sessions]
+        _kill(workers)  # without a look at their command lines, which may wait for one that is stuck in the kernel
+        others = [pid for pid in found if pid not in sessions]
+        if not workers:
             spared_until = min(spared_until, now + _FREEING_S)
-        for pid in found:
-            if pid not in spared or now >= spared_until:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+        _kill(pid for pid in others if now >= spared_until or not frees_resources(command_line(pid)))
         await reaper.next_exit(_POLL_S)
     return []
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)

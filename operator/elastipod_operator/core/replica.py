@@ -22,7 +22,7 @@ class Health(StrEnum):
     PENDING = "pending"  # not started, or its agent has not answered yet
     GOOD = "good"  # its agent answers
     SILENT = "silent"  # its agent does not answer at present; it is not proven lost
-    DISRUPTED = "disrupted"  # it will lose its pod, node or quota, or its pod is made anew: drain it if it answers
+    DISRUPTED = "disrupted"  # it will lose its pod, node or quota, or its pod is recreated: drain it if it answers
     LOST = "lost"  # it will never train again, even if the API server still lists it
     ENDED = "ended"  # its agent's container has ended
 

@@ -29,9 +29,11 @@ async def main():
     worker = await reaper.spawn(command, {**os.environ, "ELASTIPOD_WORKER_FILE": "/x"}, stdout=sink, stderr=2)
     said = os.read(source, 1000).decode().strip()
     process_tree._FREEING_S = float(sys.argv[2])
+    asked, command_line = [], process_tree.command_line
+    process_tree.command_line = lambda pid: asked.append(pid) or command_line(pid)
     stuck = await process_tree.end_all(reaper, {worker.pid}, "ELASTIPOD_WORKER_FILE=/x", float(sys.argv[3]))
     reaper.collect()
-    print(said, worker.status, stuck)
+    print(said, worker.status, stuck, worker.pid in asked)
 
 asyncio.run(main())
 """
@@ -101,7 +103,8 @@ def test_the_kernel_tells_of_a_handler_of_python() -> None:
 
 
 def end_worker(script: str, freeing_s: float) -> list[str]:
-    """Start this script as a worker and end it; gives what it printed, its status, and the pids that did not end.
+    """Start this script as a worker and end it; gives what it printed, its status, the pids that did not end, and whether its command
+    line was read.
 
     freeing_s: what those that free its resources may take.
     """
@@ -117,14 +120,22 @@ def end_worker(script: str, freeing_s: float) -> list[str]:
 
 def test_the_shared_memory_of_workers_that_are_killed_is_freed() -> None:
     name, *end = end_worker(HAS_SHARED_MEMORY, PATIENCE_S)
-    assert end == ["-9", "[]"]
+    assert end == ["-9", "[]", "False"]
     assert not Path("/dev/shm", name).exists()
 
 
 def test_what_frees_resources_and_does_not_end_is_killed() -> None:
     tracker, *end = end_worker(LEAVES_A_HANGING_TRACKER, 0.1)
-    assert end == ["-9", "[]"]
+    assert end == ["-9", "[]", "False"]
     assert not Path("/proc", tracker).exists()
+
+
+def test_a_worker_is_killed_whatever_its_command_line_is() -> None:
+    """It is not read: a process that is stuck in the kernel may keep who reads it waiting."""
+    _, *end = end_worker(
+        "import time; print('x', flush=True); time.sleep(600)  # from x.resource_tracker import main", 600
+    )
+    assert end == ["-9", "[]", "False"]
 
 
 @pytest.mark.parametrize(

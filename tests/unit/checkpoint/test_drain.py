@@ -242,7 +242,7 @@ def test_what_cannot_be_finished_before_the_deadline_is_given_up_for_what_memory
     assert DirectoryStore(tmp_path / "disk").list_complete() == []
 
 
-def test_storage_that_hangs_does_not_keep_a_long_drain_from_having_the_newest_step_in_memory(
+def test_slow_storage_does_not_keep_a_long_drain_from_having_the_newest_step_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elastipod.checkpoint.drain.SHORT_DRAIN_S", EXIT_MARGIN_S / 2)

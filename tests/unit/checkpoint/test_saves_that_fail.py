@@ -136,7 +136,8 @@ def save_of(step: int = 7, *, is_kept: bool = False, thread: Any = None) -> Any:
     staged: Any = SimpleNamespace(id=CheckpointId(step, 1), plan="the plan")
     save: Any = Save(staged, is_durable=True, sample_log=None)
     save.is_kept_in_memory = is_kept
-    save.memory_settled.set()
+    save.settle_memory()
+    save.memory_s = 5.0
     save.thread = thread or SimpleNamespace(is_alive=lambda: True, join=lambda *_: None)
     return save
 
@@ -166,13 +167,12 @@ def test_a_new_save_is_not_given_up_and_has_no_result() -> None:
 def test_training_that_waits_for_a_save_is_told_to_save_less_often(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times = iter([10.0, 12.5])
+    times, late, done = iter([10.0, 12.5]), save_of(9), save_of(thread=threading.Thread())
     monkeypatch.setattr("elastipod.checkpoint.saver.time.monotonic", lambda: next(times))
     with caplog.at_level(logging.INFO):
-        await_previous(save_of(9))
+        await_previous(late)
     assert caplog.messages == ["training waited 2.5 s for the checkpoint of step 9; save less often"]
     caplog.clear()
-    done = save_of(thread=threading.Thread())
     with caplog.at_level(logging.INFO):
         await_previous(done)
         done.error = CheckpointError("storage")
@@ -225,11 +225,11 @@ def test_storage_is_waited_for_as_long_as_a_drain_allows(left_s: list[float], su
     ("left_s", "is_kept", "survives", "is_written", "waited", "is_given_up"),
     [
         pytest.param(179.5, True, True, False, [], True, id="memory will hold the newer step"),
-        pytest.param(179.5, True, False, False, [169.5], True, id="the deadline comes first"),
-        pytest.param(179.5, True, False, True, [169.5], False, id="it is finished in time"),
-        pytest.param(179.5, False, True, True, [169.5], False, id="memory did not even hold the last step"),
-        pytest.param(180.0, True, True, True, [170.0], False, id="there is time"),
-        pytest.param(180.0, True, True, False, [170.0], True, id="its storage hangs"),
+        pytest.param(179.5, True, False, False, [164.5], True, id="the deadline comes first"),
+        pytest.param(179.5, True, False, True, [164.5], False, id="it is finished in time"),
+        pytest.param(179.5, False, True, True, [164.5], False, id="memory did not even hold the last step"),
+        pytest.param(180.0, True, True, True, [165.0], False, id="there is time"),
+        pytest.param(180.0, True, True, False, [165.0], True, id="its storage is slow"),
         pytest.param(None, True, True, False, [], False, id="there is no drain"),
     ],
 )

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from tests.patience import PATIENCE_S
@@ -158,3 +159,15 @@ last = Last()
 
 def test_an_event_does_not_kill_a_process_that_is_leaving() -> None:
     assert subprocess.run([sys.executable, "-c", LEAVES], timeout=PATIENCE_S).returncode == 0
+
+
+@pytest.mark.parametrize("failure", [None, RuntimeError("boom")])
+def test_after_an_exception_the_end_of_a_process_is_not_that_of_the_training(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception | None
+) -> None:
+    """A regular end tells ranks that wait for a stop step that there is none, so that they train on."""
+    detector = mock.Mock()
+    monkeypatch.setattr(elastic_event, "_detector", detector)
+    monkeypatch.setattr(sys, "last_value", failure, raising=False)
+    elastic_event._close_at_exit()
+    assert detector.close.mock_calls == [mock.call(is_abandoned=failure is not None)]
