@@ -139,7 +139,10 @@ class AgentLink:
         """Begin to wait for the end of a generation. on_end: called by the watching thread once the agent has said so."""
         self._is_over = is_over = threading.Event()
         thread = threading.Thread(
-            target=self._watch, args=(generation, is_over, on_end), name="elastipod-generation-watcher", daemon=True
+            target=self._watch,
+            args=(generation, self._client.run, is_over, on_end),
+            name="elastipod-generation-watcher",
+            daemon=True,
         )
         self._watched_generation, self._watcher = generation, thread
         thread.start()
@@ -173,10 +176,11 @@ class AgentLink:
         except HyperPodIPCException as error:
             log.warning("the agent was not told of a failed collective: %s", error)
 
-    def _watch(self, generation: int, is_over: threading.Event, on_end: Callable[[], None]) -> None:
+    def _watch(self, generation: int, run: int, is_over: threading.Event, on_end: Callable[[], None]) -> None:
+        """Wait for the end of a run. The watcher of the run before may still wait, and must not take the news from this one."""
         while not is_over.is_set() and self._watched_generation == generation:
             try:
-                self._client.hyperpod_wait_fault(WATCH_S)
+                self._client.wait_end(run, WATCH_S)
             except AnswerIsLate:
                 continue  # nothing has happened; is this generation still the watched one?
             except HyperPodIPCException as error:

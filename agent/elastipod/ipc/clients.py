@@ -90,6 +90,18 @@ class InProcessRestartSocketClient:
         self._fault = int(answer["run"])
         return InProcessRestartSocketMessageType.JOB_FAULT.value, {"restart_count": answer["restart_count"]}
 
+    @property
+    def run(self) -> int:
+        """The run that this rank was last released into."""
+        return self._run
+
+    def wait_end(self, run: int, timeout: float) -> None:
+        """Wait until a run is over for this rank, in any number of threads and as often as they ask.
+
+        timeout: seconds. Raises HyperPodIPCException after it.
+        """
+        self._wait("fault", timeout, after=lambda: run - 1)
+
     def hyperpod_wait_rank_info(self, timeout: float | None = None) -> Message:
         """Wait for a change of this rank's place in the job before the barrier; gives ("job_rank_info", content as in a start).
 

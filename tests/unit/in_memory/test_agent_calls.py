@@ -9,6 +9,7 @@ import pytest
 
 from elastipod.in_memory import agent_link
 from elastipod.in_memory.agent_link import WATCH_S, AgentLink, Fate, WorldPlace, fate_after_stop, own_fate
+from elastipod.ipc.clients import InProcessRestartSocketClient
 from elastipod.ipc.connections import AnswerIsLate, HyperPodIPCException
 from elastipod.ipc.protocol import SOCKET_ENV, RestartMode
 from elastipod.worker_file import EventLevel
@@ -107,35 +108,44 @@ def test_the_end_of_a_generation_is_told_once_by_a_thread_of_its_own(
     (thread,) = made
     assert thread.mock_calls == [mock.call.start()]
     options = {**thread.options, "name": ""}
-    assert options == {"target": link._watch, "args": (7, link._is_over, ends), "name": "", "daemon": True}
-    client.hyperpod_wait_fault.side_effect = [HyperPodIPCException("busy"), AnswerIsLate("late"), None]
+    assert options == {"target": link._watch, "args": (7, client.run, link._is_over, ends), "name": "", "daemon": True}
+    client.wait_end.side_effect = [HyperPodIPCException("busy"), AnswerIsLate("late"), None]
     link.close()
     assert thread.join.mock_calls == [], "the generation is not over"
     link._watch(*options["args"])
-    assert (link.is_over, client.hyperpod_wait_fault.mock_calls) == (False, []), (
-        "nobody watches this generation any more"
-    )
+    assert (link.is_over, client.wait_end.mock_calls) == (False, []), "nobody watches this generation any more"
     link.watch(8, ends)
     link._watch(*made[1].options["args"])
     assert slept.mock_calls == [mock.call(1.0)]
-    assert (link.is_over, ends.mock_calls, client.hyperpod_wait_fault.mock_calls) == (
-        True, [mock.call()], [mock.call(WATCH_S)] * 3,
+    assert (link.is_over, ends.mock_calls, client.wait_end.mock_calls) == (
+        True, [mock.call()], [mock.call(client.run, WATCH_S)] * 3,
     )  # fmt: skip
     assert link.wait_until_over(0.0) is True
     link.close()
     assert made[1].join.mock_calls == [mock.call(2.0)]
     link.watch(9)
     assert link.is_over is False
-    assert made[2].options["args"][2]() is None
+    assert made[2].options["args"][3]() is None
 
 
 def test_an_answer_for_a_former_generation_ends_nothing(client: Any) -> None:
     link, ends = AgentLink(client), mock.Mock()
     link._watched_generation = 7
-    client.hyperpod_wait_fault.side_effect = lambda _: setattr(link, "_watched_generation", 8)
+    client.wait_end.side_effect = lambda *_: setattr(link, "_watched_generation", 8)
     over = mock.Mock(is_set=lambda: False)
-    link._watch(7, over, ends)
+    link._watch(7, 3, over, ends)
     assert (over.set.mock_calls, ends.mock_calls) == ([], [])
+
+
+def test_the_watcher_of_a_former_generation_takes_no_news_from_the_next_one() -> None:
+    """It may still wait when the next generation fails at once, and then hears of that first."""
+    client = object.__new__(InProcessRestartSocketClient)
+    connections = client._connections = mock.Mock()
+    connections.call.return_value = {"run": 2, "restart_count": 1}
+    client._run, client._fault = 2, 0
+    for run in (1, 2):
+        client.wait_end(run, 5.0)
+    assert [call.kwargs["after"] for call in connections.call.mock_calls] == [0, 1]
 
 
 def test_a_failed_collective_is_reported_unless_the_agent_knows(client: Any, caplog: pytest.LogCaptureFixture) -> None:
