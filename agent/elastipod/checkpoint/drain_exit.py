@@ -36,19 +36,22 @@ def is_given_up_for_newer(comm: Communicator, staging: Staging, previous: Save) 
     notices = drain_notices(comm)
     if not any(notices):
         return False
-    previous.memory_settled.wait()
-    _wait_for_storage(staging, previous, notices, previous.memory_s)
+    _wait_for_storage(staging, previous, notices, is_for_newer=True)
     return not comm.training_all_reduce(lambda: not previous.thread.is_alive(), all)
 
 
 def _wait_for_storage(
-    staging: Staging, save: Save, notices: Sequence[drain.DrainNotice | None], reserve_s: float = 0.0
+    staging: Staging, save: Save, notices: Sequence[drain.DrainNotice | None], *, is_for_newer: bool = False
 ) -> None:
-    """Wait until a save is durable, as long as the drain allows: not at all where memory survives it and time is short."""
+    """Wait until a save is durable, as long as the drain allows: not at all where memory survives it and time is short.
+
+    is_for_newer: a newer step must still be copied to memory afterwards.
+    """
     save.memory_settled.wait()
     leaves = [each.leaves if each else None for each in notices]
     survives_drain = save.is_kept_in_memory and staging.survives_drain(save.staged.plan, leaves)
     left_s = [each.left_s for each in notices if each]
+    reserve_s = save.memory_s if is_for_newer else 0.0
     if wait_s := drain.storage_wait_s(left_s, survives_drain=survives_drain, reserve_s=reserve_s):
         save.go_on()
         save.thread.join(wait_s)

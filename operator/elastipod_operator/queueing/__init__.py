@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from ..core.actions import CreatePod, Plan
 from ..kube.queue_api import QueueApi
 from ..kube.store import Job, Store
-from .pod_placement import Placed, forget_placement, place_pods
+from .pod_placement import Placed, place_pods
 from .priorities import update_priorities
 from .queue_snapshot import QueueSnapshot, observe, snapshot
 from .quota_release import release_quota, report_pods_ready
-from .workload_control import WorkloadControl
+from .workload_control import PLACING, WorkloadControl
 from .workload_creation import request_quota
 
 
@@ -69,7 +69,7 @@ class Queues:
 
     def forget_placement(self, job: Job) -> None:
         """Forget why pods could not be placed, because none is to be created."""
-        forget_placement(self._workloads, job)
+        self._workloads.clear_problem(job, PLACING)
 
     async def release_quota(self, job: Job, todo: Plan) -> None:
         """Release quota on which no pod is left, and report ready pods to Kueue."""

@@ -54,11 +54,6 @@ async def place_pods(control: WorkloadControl, job: Job, actions: Sequence[Creat
     return ready, problem
 
 
-def forget_placement(control: WorkloadControl, job: Job) -> None:
-    """Forget why pods could not be placed, because none is to be created."""
-    control.clear_problem(job, PLACING)
-
-
 async def read_if_granted(control: WorkloadControl, job: Job, name: str) -> Body | None:
     """Read a Workload; None if it is no longer granted, which the next pass observes. Raises as Api does.
 
