@@ -44,6 +44,40 @@ def accelerator_type() -> str:
     return "cpu" if found is None else str(found.type)
 
 
+def accelerators_of(model: nn.Module) -> set[torch.device]:
+    """Give the devices, but for the host, that a model's gradients are reduced on: FSDP2 may keep its parameters on the host."""
+    found = {each.device for each in model.parameters()}
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state: Any = module._get_fsdp_state()
+            found.add(state._device)
+    return {each for each in found if each.type != "cpu"}
+
+
+def await_devices(accelerators: Iterable[torch.device]) -> None:
+    """Return once what this thread has queued on these devices has run, such as the collectives that gradients come from."""
+    for each in accelerators:
+        functions: Any = getattr(torch, each.type, None)
+        if hasattr(functions, "current_stream"):
+            functions.current_stream(each).synchronize()
+        elif hasattr(functions, "synchronize"):  # one stream for all
+            functions.synchronize()
+
+
+def copy_together(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy tensors of one device and type, with as few kernels as can be."""
+    with torch.no_grad():
+        torch._foreach_copy_(targets, sources)
+
+
+def with_host(backend: str) -> str:
+    """Give a backend that carries tensors in host memory too: with gloo, where it carries an accelerator's alone, as NCCL does."""
+    if ":" in backend:
+        return backend if "cpu:" in backend else f"cpu:gloo,{backend}"
+    devices = dist.Backend.backend_capability.get(backend.lower(), ["cpu"])
+    return backend if "cpu" in devices else ",".join(["cpu:gloo", *(f"{device}:{backend}" for device in devices)])
+
+
 def set_group_timeout(timeout: timedelta) -> None:
     """Set how long a collective of the default process group may take from now on."""
     named = getattr(dist.distributed_c10d, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
@@ -102,10 +136,11 @@ def detach_reducer(model: nn.Module) -> None:
     A process group closes its connections when the last reference to it is gone. DDP is part of reference cycles and would keep the
     group until Python next collects garbage; a peer that waits for this rank in a collective of gloo would wait as long.
     """
-    if isinstance(model, DistributedDataParallel) and "reducer" in model.__dict__:
-        model.reducer._remove_autograd_hooks()
-        for name in ("reducer", "logger", "process_group"):
-            model.__dict__.pop(name, None)
+    for each in model.modules():  # DDP may be inside what torch.compile or the script has wrapped around it
+        if isinstance(each, DistributedDataParallel) and "reducer" in each.__dict__:
+            each.reducer._remove_autograd_hooks()
+            for name in ("reducer", "logger", "process_group"):
+                each.__dict__.pop(name, None)
 
 
 def gradient_divide_factor(module: FSDPModule) -> float | None:
@@ -207,6 +242,12 @@ def without_compile_wrapper(model: nn.Module) -> nn.Module:
 def set_last_learning_rates(schedule: LRScheduler, rates: Sequence[object]) -> None:
     """Set what ``schedule.get_last_lr()`` gives."""
     schedule._last_lr = list(rates)  # type: ignore[arg-type]  # floats, or the tensors of a compiled optimizer
+
+
+def scale_updates(scaler: torch.amp.GradScaler) -> int:
+    """Give a number that each `update` of a GradScaler raises. A look at the scale itself would await the device."""
+    scale: torch.Tensor | None = scaler._scale
+    return 0 if scale is None else scale._version
 
 
 def forget_gradients(scaler: torch.amp.GradScaler) -> None:

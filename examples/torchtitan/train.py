@@ -71,6 +71,7 @@ class ElasticLoader(BaseDataLoader):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.plan = self.plan.resumed(json.loads(state_dict["position"]))
+        self.step = self.plan.first_step  # the job may have to leave before it makes another one
 
 
 class MarkedManager(CheckpointManager):

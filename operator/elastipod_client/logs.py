@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from elastipod_operator.core.names import LABEL_JOB
-from elastipod_operator.kube.containers import agent_container
+from elastipod_operator.kube.containers import agent_container_of_pod
 from elastipod_operator.kube.reading import Body, mapping, mappings, name_of, text
 
 from .failure_log import ended_first, excerpt, first_failure
@@ -84,7 +84,7 @@ def _first_failure(args: Namespace) -> int:
 def _log(kubectl: Kubectl, job: Body, pod: Body) -> str:
     """Give the newest lines of a pod's agent; of the run before if its container was restarted."""
     container = text(mapping(mapping(job.get("spec")).get("elastipod")).get("container"))
-    runs_agent = agent_container(mappings(mapping(pod.get("spec")).get("containers")), container) or {}
+    runs_agent = agent_container_of_pod(mappings(mapping(pod.get("spec")).get("containers")), container) or {}
     chosen = text(runs_agent.get("name"))
     statuses = mappings(mapping(pod.get("status")).get("containerStatuses"))
     restarts = next((one.get("restartCount") for one in statuses if one.get("name") == chosen), 0)

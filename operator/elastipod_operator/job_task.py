@@ -23,13 +23,14 @@ class Decision:
     """A plan and what it rests on.
 
     job: a copy as the decision saw it; later watch events are for the next decision. creations, deletions: pod actions of the
-    plan that are not in flight yet.
+    plan that are not in flight yet. is_creation_delayed: the plan leaves creations out because of the back-off after a refusal.
     """
 
     job: Job
     todo: Plan
     creations: list[CreatePod]
     deletions: list[DeletePod]
+    is_creation_delayed: bool = False
 
 
 @dataclass(slots=True)

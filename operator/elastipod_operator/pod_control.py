@@ -32,15 +32,19 @@ class RetryBackoff:
     """
 
     refusal: str = ""
-    retry_at: datetime | None = None
-    """When it ends, approximately, for plans."""
     refused: int = 0
     failed: int = 0
+    _retry_at: datetime | None = None
     _until_s: float = 0.0
 
     def is_active(self) -> bool:
         """Whether it is too early to try again."""
-        return self.retry_at is not None and clock.steady() < self._until_s
+        return self._retry_at is not None and clock.steady() < self._until_s
+
+    @property
+    def retry_at(self) -> datetime | None:
+        """When it ends, approximately, for plans; None if it has ended."""
+        return self._retry_at if self.is_active() else None
 
     def note_refusal(self, message: str, key: str) -> float:
         """Record a refusal; gives the seconds until the retry. key: spreads the retries of different jobs."""
@@ -59,12 +63,12 @@ class RetryBackoff:
     def reset(self) -> bool:
         """Clear the back-off after success. True if a refusal had been reported, which no longer holds."""
         was_reported = bool(self.refusal)
-        self.refusal, self.retry_at, self.refused, self.failed = "", None, 0, 0
+        self.refusal, self._retry_at, self.refused, self.failed = "", None, 0, 0
         return was_reported
 
     def _wait(self, first_s: float, last_s: float, times: int, key: str) -> float:
         wait = backoff(timedelta(seconds=first_s), timedelta(seconds=last_s), times, key)
-        self.retry_at, self._until_s = clock.now() + wait, clock.steady() + wait.total_seconds()
+        self._retry_at, self._until_s = clock.now() + wait, clock.steady() + wait.total_seconds()
         return wait.total_seconds()
 
 

@@ -119,12 +119,15 @@ class ReconcilePass:
         while True:
             began = asyncio.get_running_loop().time()
             with metrics.DECISION_SECONDS.time():
-                todo = plan(self.observe(job, job_task))
+                snapshot = self.observe(job, job_task)
+                todo = plan(snapshot)
             job_task.note_decision(began)
             # No await up to the return: the answer of a pod call would change what the decision rests on.
             if job_task.keep_only(todo):
                 creations = job_task.creation.missing(actions_of(CreatePod, todo))
-                return Decision(copy.copy(job), todo, creations, job_task.deletion.missing(actions_of(DeletePod, todo)))
+                deletions = job_task.deletion.missing(actions_of(DeletePod, todo))
+                is_delayed = snapshot.pod_creation_retry_at is not None
+                return Decision(copy.copy(job), todo, creations, deletions, is_delayed)
             await gather_all(job_task.creation.calls.wait_unwanted(), job_task.deletion.calls.wait_unwanted())
 
     # -- 3. write the record
@@ -242,7 +245,7 @@ class ReconcilePass:
             job, made.deletions, lambda action: self.agents.send_shutdown(job, shutdowns.get(action.uid))
         )
         self._record_events(job, deletion_notes(made.deletions))
-        if may_create:
+        if may_create and (made.creations or not made.is_creation_delayed):
             if not made.creations:
                 self.queues.forget_placement(job)
             await job_task.creation.begin(job, made.creations)

@@ -32,6 +32,7 @@ from elastipod_operator.admission.webhook import PATH, Webhook
 from elastipod_operator.core.ending import KEPT_TEXT
 from elastipod_operator.kube.api import Api
 from elastipod_operator.kube.queue_api import QueueApi
+from elastipod_operator.kube.scope import Scope
 
 CONFIGURATION = "aws-hyperpod-elastipod"
 OTHER = "others:operator"
@@ -149,7 +150,9 @@ async def test_an_expired_certificate_keeps_no_job_out_and_is_renewed(
     certificates = SelfMade([b"k" * 32], "127.0.0.1")
     with webhook_at(api_server, namespace, port):
         assert await refresh_bundle(api, CONFIGURATION, certificates, datetime.now(UTC))
-        webhook = Webhook(port, certificates, QueueApi(api), clock=lambda: now[0], check_again_s=0.1)
+        webhook = Webhook(
+            port, certificates, QueueApi(api), api, Scope("test"), clock=lambda: now[0], check_again_s=0.1
+        )
         serving = asyncio.create_task(webhook.run())
         try:
             for name in ("first", "second"):
@@ -185,7 +188,7 @@ async def test_certificates_of_cert_managers_self_signed_issuer_are_trusted_and_
                 pass
 
     with webhook_at(api_server, namespace, port):
-        webhook = Webhook(port, Files(tmp_path), QueueApi(api), check_again_s=0.1)
+        webhook = Webhook(port, Files(tmp_path), QueueApi(api), api, Scope("test"), check_again_s=0.1)
         serving = asyncio.create_task(webhook.run())
         try:
             first = issue(spec, "127.0.0.1", tmp_path)

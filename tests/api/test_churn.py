@@ -92,6 +92,7 @@ def stage(kueue_server: Cluster, kueue_namespace: str, tmp_path: Path, capsys: p
     return Stage(kueue_server, kueue_namespace, tmp_path, say)
 
 
+@pytest.mark.long("churn")
 def test_quota_that_is_given_back_early_is_noticed(stage: Stage, seed: int) -> None:
     _, _, verdict = stage.play(SHORT, seed, program=[str(HASTY)])
     # Whether a preempted job is among them depends on the machine; tests/unit/queues/test_quota_checker.py has each reason.

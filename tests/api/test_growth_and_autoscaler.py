@@ -152,6 +152,7 @@ def test_by_default_no_more_is_bought_than_the_next_increment_wants(
         api_server.kubectl("-n", namespace, "delete", "hpjob", "llm", "--timeout=240s")
 
 
+@pytest.mark.long("variants")
 def test_by_default_a_job_that_uses_what_is_bought_grows_increment_by_increment(
     api_server: Cluster, namespace: str, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import yaml
 from tests.api.kueue_objects import COOKBOOK, FAIR_KUEUE, apply, condition, lay_out, wait_for
 from tests.nonempty import every
@@ -97,6 +98,7 @@ def test_the_job_names_what_the_layouts_have(kueue_server: Cluster) -> None:
     apply(kueue_server, job)
 
 
+@pytest.mark.long("variants")
 def test_fair_sharing_is_set_as_the_comment_says(fair_kueue_server: Cluster) -> None:
     header = [line.removeprefix("#   ") for line in (COOKBOOK / "fair-sharing.yaml").read_text().splitlines()]
     start = header.index("fairSharing:")
@@ -106,6 +108,7 @@ def test_fair_sharing_is_set_as_the_comment_says(fair_kueue_server: Cluster) -> 
     assert config["fairSharing"] == FAIR_KUEUE.settings["fairSharing"]
 
 
+@pytest.mark.long("variants")
 def test_a_pool_is_shared_by_weight(fair_kueue_server: Cluster) -> None:
     layout = lay_out(fair_kueue_server, "fair-sharing.yaml")
     layout.admit("b", "elastic", 4)

@@ -126,6 +126,7 @@ def test_two_clusters_have_a_kueue_each(
         wait_for(cluster, namespace, "workload", "one", "Admitted")
 
 
+@pytest.mark.long("variants")
 def test_the_pod_integration_holds_labelled_pods_where_it_is_on(fair_kueue_server: Cluster) -> None:
     apply(fair_kueue_server, *queues("pods", "other", cpu="1"))
     labels = {"kueue.x-k8s.io/queue-name": "pods"}
@@ -143,6 +144,7 @@ def test_the_pod_integration_holds_labelled_pods_where_it_is_on(fair_kueue_serve
     )
 
 
+@pytest.mark.long("variants")
 def test_settings_that_kueue_refuses(fair_kueue_server: Cluster) -> None:
     with pytest.raises(LocalClusterError, match=r"kueue ended at its start: .*noSuchSetting"):
         fair_kueue_server.add_kueue(KueueOptions(settings={"noSuchSetting": 1}))
@@ -151,6 +153,7 @@ def test_settings_that_kueue_refuses(fair_kueue_server: Cluster) -> None:
     wait_for(fair_kueue_server, "other", "workload", "again", "Admitted")
 
 
+@pytest.mark.long("variants")
 def test_the_folder_holds_all_that_kueue_has(fair_kueue_server: Cluster) -> None:
     assert not Path("/etc/kueue").exists()
     assert not Path("/visibility").exists()

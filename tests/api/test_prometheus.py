@@ -58,6 +58,7 @@ def value(running: Prometheus, expression: str) -> float | None:
     return float(samples[0]["value"][1]) if samples else None
 
 
+@pytest.mark.long("variants")
 def test_the_dashboard_has_data_and_no_alert_fires(team: Team, nodes: PlayedNodes, scraped: Prometheus) -> None:
     team.submit("elastic")
     team.trains("elastic", 4)

@@ -145,6 +145,7 @@ def shared(fair_jobs_server: Cluster, tmp_path: Path) -> Iterator[Shared]:
         client.close()
 
 
+@pytest.mark.long("variants")
 def test_neighbours_in_one_queue(shared: Shared) -> None:
     team = shared.team.namespace
     shared.ours("elastic")

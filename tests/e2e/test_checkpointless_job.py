@@ -155,15 +155,7 @@ def live(site: Cluster, manifest: str) -> None:
         (life.output() / "finish").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize(
-    "manifest",
-    [
-        "checkpointless-lora",
-        *(
-            pytest.param(m, marks=pytest.mark.long("checkpointless"))
-            for m in sorted(INPROCESS - {"checkpointless-lora"})
-        ),
-    ],
-)
+@pytest.mark.long("checkpointless")
+@pytest.mark.parametrize("manifest", sorted(INPROCESS))
 def test_a_launch_manifest_lives(site: Cluster, manifest: str) -> None:
     live(site, manifest)

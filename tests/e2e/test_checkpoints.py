@@ -147,7 +147,8 @@ def test_stages_of_the_same_names_are_refused_and_layers_may_move_between_stages
     assert moved == "loaded 1"
 
 
-@pytest.mark.parametrize("case", [pytest.param("memory", marks=pytest.mark.long("variants")), "memory, in teams"])
+@pytest.mark.long("variants")
+@pytest.mark.parametrize("case", ["memory", "memory, in teams"])
 def test_memory_of_nodes_outlives_processes_and_one_node(cases: Cases, tmp_path: Path, case: str) -> None:
     told = cases.run(case, tmp_path)
     fresh = ["memory", 4, told["saved"]]
@@ -294,6 +295,7 @@ def s3fs() -> str:
     return str(packages)
 
 
+@pytest.mark.long("variants")
 def test_worlds_of_several_sizes_share_a_bucket(cases: Cases, server: S3Server, s3fs: str, tmp_path: Path) -> None:
     told = cases.run("bucket worlds", tmp_path, server.options, s3fs)
     (_, _, digest, path, there), _ = told["two"]

@@ -61,6 +61,7 @@ def test_ddp_fsdp2_and_hsdp_give_the_gradient_of_one_process(
     assert found["reductions"] == found["expected"] > 3 * CASES, "one reduction per step, however many passes it has"
 
 
+@pytest.mark.long("data")
 def test_resizes_and_crashes_leave_every_bit_of_the_loss_as_it_was(
     fork_server: TorchForkServer, undisturbed: dict[int, float], tmp_path: Path
 ) -> None:

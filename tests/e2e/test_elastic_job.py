@@ -129,6 +129,7 @@ def test_workers_keep_their_processes_over_resizes_and_crashes_of_others(job: Jo
     assert not list(job.samples().parent.glob("checkpoints/step-*")), "no change has needed a checkpoint"
 
 
+@pytest.mark.long("power-loss")
 def test_power_loss(job: JobRun, cluster: Cluster) -> None:
     """`make test-long NAME=power-loss` says how long the detection takes."""
     job.apply("--steps=60", "--min-step-time=0.5", "--checkpoint-every=5", start=4)

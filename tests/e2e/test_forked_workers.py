@@ -97,6 +97,7 @@ def test_a_forked_worker_sees_what_an_executed_one_sees(
     assert len(set(luck)) == 4, "forked workers must not share their random numbers"
 
 
+@pytest.mark.long("variants")
 def test_a_forked_worker_ends_as_an_executed_one_does(tmp_path: Path, bare_python: Path) -> None:
     cold = endings(tmp_path / "cold", bare_python, is_warm=False)
     warm = endings(tmp_path / "warm", bare_python, is_warm=True)

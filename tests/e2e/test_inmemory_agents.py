@@ -166,6 +166,7 @@ def test_where_an_agent_is_of_a_version_without_a_store_a_worker_hosts_it(agents
     assert len(pids) == 1, "the processes are kept"
 
 
+@pytest.mark.long("variants")
 def test_the_newcomer_of_a_growth_is_at_the_barrier_before_the_others_are_told_to_stop(agents: Any) -> None:
     """Its process has started, imported and built while they train, has followed their steps, and is the one that joins them."""
     job = agents(3, steps=8000)
@@ -217,6 +218,7 @@ def test_a_member_that_must_go_and_hangs_costs_the_others_neither_time_nor_state
     assert sum(audit(read_logs(tmp_path / "samples")).steps_repeated.values()) <= 1
 
 
+@pytest.mark.long("variants")
 def test_the_pod_of_rank_zero_freezes_and_the_others_keep_their_state(agents: Any) -> None:
     """Its connections stay open and new ones are accepted, as by a node that hangs: nothing that the others ask is ever answered."""
     job = agents(3, steps=8000)

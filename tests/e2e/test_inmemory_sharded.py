@@ -101,6 +101,7 @@ def test_planned_changes_keep_processes_and_repeat_no_step(
     assert_as_if_nothing_happened(job, undisturbed)
 
 
+@pytest.mark.long("variants")
 def test_a_shard_group_that_is_whole_saves_the_state_of_one_that_lost_a_rank(
     play: Any, undisturbed: dict[str, str]
 ) -> None:
@@ -114,6 +115,7 @@ def test_a_shard_group_that_is_whole_saves_the_state_of_one_that_lost_a_rank(
     assert_as_if_nothing_happened(job, undisturbed)
 
 
+@pytest.mark.long("variants")
 def test_a_step_that_some_have_committed_is_completed_by_those_who_were_prepared(
     play: Any, undisturbed: dict[str, str]
 ) -> None:
@@ -143,6 +145,7 @@ def test_the_loss_of_a_whole_rack_costs_the_steps_since_the_last_copy(play: Any,
     assert_as_if_nothing_happened(job, undisturbed)
 
 
+@pytest.mark.long("variants")
 def test_a_rank_that_dies_while_a_shrink_is_under_way_takes_no_part_with_it(
     play: Any, undisturbed: dict[str, str]
 ) -> None:
@@ -163,6 +166,7 @@ def test_without_copies_the_loss_of_a_rank_goes_back_to_a_checkpoint(play: Any, 
     assert_as_if_nothing_happened(job, undisturbed)
 
 
+@pytest.mark.long("variants")
 def test_gradients_that_are_not_those_of_all_replicas_are_seen_before_they_count(
     play: Any, undisturbed: dict[str, str]
 ) -> None:

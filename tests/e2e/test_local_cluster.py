@@ -245,6 +245,7 @@ def test_loading_images_reaches_the_nodes(cluster: Cluster) -> None:
     run_pod(cluster, "after-load", "node-1")
 
 
+@pytest.mark.long("variants")
 def test_a_second_cluster_lives_beside_and_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
     before = traces()
     second = Cluster.up("e2e-beside", nodes=1, run_dir=tmp_path / "cluster")
@@ -265,27 +266,14 @@ def test_a_second_cluster_lives_beside_and_leaves_nothing(cluster: Cluster, tmp_
     assert node_ready(cluster, "node-1") == node_ready(cluster, "node-2") == "True"
 
 
+@pytest.mark.long("variants")
 @pytest.mark.parametrize(
     ("moment", "signum", "returncode"),
     [
-        pytest.param(
-            "starting the control plane",
-            signal.SIGKILL,
-            -signal.SIGKILL,
-            id="killed early",
-            marks=pytest.mark.long("variants"),
-        ),
+        pytest.param("starting the control plane", signal.SIGKILL, -signal.SIGKILL, id="killed early"),
         pytest.param("starting node-1", signal.SIGKILL, -signal.SIGKILL, id="killed while nodes are made"),
-        pytest.param(
-            "waiting for the nodes",
-            signal.SIGKILL,
-            -signal.SIGKILL,
-            id="killed late",
-            marks=pytest.mark.long("variants"),
-        ),
-        pytest.param(
-            "starting node-1", signal.SIGINT, 130, id="ctrl-c while nodes are made", marks=pytest.mark.long("variants")
-        ),
+        pytest.param("waiting for the nodes", signal.SIGKILL, -signal.SIGKILL, id="killed late"),
+        pytest.param("starting node-1", signal.SIGINT, 130, id="ctrl-c while nodes are made"),
     ],
 )
 def test_an_up_that_is_cut_short_leaves_nothing(

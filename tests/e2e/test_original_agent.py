@@ -19,6 +19,7 @@ MAKES = ("original", "elastipod")
 WALKS, CALLS = 12, 250
 
 
+@pytest.mark.long("differential")
 def test_every_call_in_every_state_is_answered_alike(tmp_path: Path) -> None:
     peer_python("original")  # made before many agents want it
     # The longest first.

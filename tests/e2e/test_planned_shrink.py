@@ -113,10 +113,8 @@ def check_end(job: Job, undisturbed: dict[str, str], *, stay: tuple[int, int]) -
     assert whole_state(job.folder) == undisturbed
 
 
-@pytest.mark.parametrize(
-    "mesh",
-    [pytest.param({"shard": -1}, id="FSDP2"), pytest.param(HSDP, id="HSDP", marks=pytest.mark.long("variants"))],
-)
+@pytest.mark.long("variants")
+@pytest.mark.parametrize("mesh", [pytest.param({"shard": -1}, id="FSDP2"), pytest.param(HSDP, id="HSDP")])
 def test_a_lower_size_takes_the_last_two_after_they_have_given_their_shards_away(
     mesh: dict[str, int],
     begin: Any,

@@ -69,6 +69,7 @@ def drained(process: subprocess.Popen[str], step: int) -> None:
     assert (code, "leaving" in said) == (0, True), said
 
 
+@pytest.mark.long("variants")
 def test_an_mlflow_run_goes_on_over_a_resize_and_a_recovery(tmp_path: Path) -> None:
     life = Life("mlflow", tmp_path)
     drained(life.generation(1, 2, "--first=1", "--leave-at=3"), 3)

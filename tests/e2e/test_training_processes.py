@@ -101,6 +101,7 @@ def test_resizes_and_a_crash_leave_no_trace_in_the_training(
         assert math.isclose(float(str(loaded[step])), float(str(saved[step])), rel_tol=1e-12)
 
 
+@pytest.mark.long("variants")
 def test_a_crash_costs_one_step_where_memory_holds_every_step(make_run: MakeRun, tmp_path: Path) -> None:
     memory = tmp_path / "memory"
     memory.mkdir()

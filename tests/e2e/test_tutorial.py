@@ -65,6 +65,7 @@ def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.wait()
 
 
+@pytest.mark.long("variants")
 def test_the_script_after_goes_on_at_another_size_and_trains_each_sample_once(
     run: subprocess.Popen[str], tmp_path: Path
 ) -> None:

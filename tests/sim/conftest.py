@@ -9,7 +9,7 @@ import pytest
 from tests.sim.operator_errors import collect_operator_errors
 from tests.sim.readings import read_each_spec_once
 
-DEFAULT_SCHEDULES = 400
+DEFAULT_SCHEDULES = 280
 SEEDS_OF_A_TEST = 40
 
 
@@ -18,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--sim-seed", type=int, default=None, help="run only the schedule of this seed, and print it step by step"
     )
-    group.addoption("--sim-count", type=int, default=None, help="how many schedules run (default: $SIM_COUNT or 400)")
+    group.addoption("--sim-count", type=int, default=None, help="how many schedules run (default: $SIM_COUNT or 280)")
 
 
 @pytest.fixture(scope="session", autouse=True)

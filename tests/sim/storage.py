@@ -11,7 +11,7 @@ from typing import BinaryIO
 from tests.sim.invariant_state import Violation
 
 from elastipod.checkpoint.manifest import MANIFEST, CheckpointId, Manifest
-from elastipod.checkpoint.store import COMPLETE, CheckpointStore
+from elastipod.checkpoint.store import COMPLETE, CheckpointStore, Progress, no_progress
 
 KEPT = 3
 """How many checkpoints a training keeps."""
@@ -63,17 +63,19 @@ class FileStore(CheckpointStore):
     def location(self, of: CheckpointId) -> str:
         return of.name
 
-    def _delete(self, old: Sequence[CheckpointId], generation: int) -> None:
+    def _delete(self, old: Sequence[CheckpointId], generation: int, progress: Progress = no_progress) -> None:
         for each in old:
             self.discard(each.name)
+            progress()
 
     def _fence_off(self, generation: int) -> None:
         """A draft that is begun here is committed or given up before anything else happens."""
 
-    def _delete_unfinished(self, generation: int) -> None:
+    def _delete_unfinished(self, generation: int, progress: Progress = no_progress) -> None:
         for name in self._names(""):
             if name.startswith(".tmp-"):
                 self.discard(name)
+                progress()
 
     def _prepare(self) -> None:
         self._require(is_write=False)

@@ -41,8 +41,8 @@ LEAST_CALLS = 8
 ALL_FAULTS = FAULTS | QUEUE_FAULTS
 ALL_SCHEDULES = SCHEDULES | QUEUE_SCHEDULES
 ALL_TURNS = TURNS | QUEUE_TURNS | ENDING_TURNS | NEIGHBOUR_TURNS
-# Of long turns, before every third call: which ones, differs from turn to turn. The long run has all.
-SAMPLED = 3
+# Of long turns, before every sixth call: which ones, differs from turn to turn. The long run has all.
+SAMPLED = 6
 MOST_CALLS_OF_DEATH = 15
 
 

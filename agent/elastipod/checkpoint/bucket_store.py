@@ -11,13 +11,13 @@ import errno
 import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit, urlunsplit
 
 from elastipod.checkpoint.manifest import MANIFEST, CheckpointId, DamagedCheckpoint, Manifest
-from elastipod.checkpoint.store import CLAIMS, COMPLETE, CheckpointStore
+from elastipod.checkpoint.store import CLAIMS, COMPLETE, CheckpointStore, Progress, no_progress
+from elastipod.checkpoint.threaded_map import map_in_threads
 from elastipod.errors import CheckpointError
 
 BEGUN = "begun"
@@ -48,9 +48,9 @@ class BucketStore(CheckpointStore):
         except (ImportError, ValueError) as error:
             raise CheckpointError(f"{self.name} cannot be used: {error}") from None
         self._root = str(path).rstrip("/")
-        self._complete: set[CheckpointId] = set()  # that have been seen to be
 
     def begin(self, target: CheckpointId) -> str:
+        self._note_writer(target.name)
         self._put(f"{target.name}/{BEGUN}", b"")
         # Check after writing the mark: a later claim will see the mark.
         self.check_fence(target.generation)
@@ -70,7 +70,6 @@ class BucketStore(CheckpointStore):
         if not self._create(name, text) and self._read(name) != text:
             self.check_fence(manifest.id.generation)
             raise CheckpointError(f"cannot commit {self.location(manifest.id)}: another writer was there first")
-        self._complete.add(manifest.id)
         return self.location(manifest.id)
 
     def discard(self, draft: Any) -> None:
@@ -125,19 +124,20 @@ class BucketStore(CheckpointStore):
             if of.generation < generation and not is_complete:
                 self._create(f"{of.name}/{MANIFEST}", barrier)  # refused if it has been committed meanwhile
 
-    def _delete_unfinished(self, generation: int) -> None:
+    def _delete_unfinished(self, generation: int, progress: Progress = no_progress) -> None:
         for of, is_complete in self._written():
-            if of.generation <= generation and not is_complete:
+            if of.generation <= generation and not is_complete and not self._is_in_use(of.name):
                 self._delete_folder(of.name)
+                progress()
 
-    def _delete(self, old: Sequence[CheckpointId], generation: int) -> None:
+    def _delete(self, old: Sequence[CheckpointId], generation: int, progress: Progress = no_progress) -> None:
         """Delete the manifest first, so that a half-deleted checkpoint does not count."""
         for each in old:
             self.check_fence(generation)
             self._delete_from_manifest_on(each.name)
+            progress()
 
     def _delete_from_manifest_on(self, name: str) -> None:
-        self._complete = {each for each in self._complete if each.name != name}
         self._remove(f"{name}/{MANIFEST}")
         self._delete_folder(name)
 
@@ -145,22 +145,17 @@ class BucketStore(CheckpointStore):
         """List the drafts and checkpoints, and whether each is complete.
 
         It asks for the names only, which are few, and not for the files, of which every rank has one in each checkpoint; and for
-        the manifests that it has not seen yet. One that was seen stays until its checkpoint is deleted.
+        each manifest, also for one that was seen before: an older generation may have deleted it since.
         """
         matches = [match for match in map(COMPLETE.fullmatch, self._names("")) if match]
         there = sorted(CheckpointId(int(match[1]), int(match[2])) for match in matches)
-        self._complete.intersection_update(there)
-        unknown = [each for each in there if each not in self._complete]
-        self._complete.update(
-            of for of, is_complete in zip(unknown, self._are_complete(unknown), strict=True) if is_complete
-        )
-        return [(each, each in self._complete) for each in there]
-
-    def _are_complete(self, unknown: Sequence[CheckpointId]) -> list[bool]:
-        """Return whether each is complete."""
-        with suppress(RuntimeError), ThreadPoolExecutor(_LOOKS_AT_ONCE, "elastipod-checkpoint-list") as threads:
-            return list(threads.map(self._is_complete, unknown))
-        return [*map(self._is_complete, unknown)]  # Python exits and can start no thread
+        return [
+            *zip(
+                there,
+                map_in_threads(self._is_complete, there, _LOOKS_AT_ONCE, "elastipod-checkpoint-list"),
+                strict=True,
+            )
+        ]
 
     def _is_complete(self, of: CheckpointId) -> bool:
         try:

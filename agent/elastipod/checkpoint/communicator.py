@@ -10,6 +10,7 @@ others end too, within moments. Training continues meanwhile, and `connect` crea
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import random
@@ -19,6 +20,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -79,6 +81,9 @@ class Communicator:
         self._training = training_collectives(self._rank, self._hierarchy) if self._world_size > 1 else None
         self._connections: RankConnections | None = None  # not torch's groups, which cannot be aborted
         self._store: Any = None
+        self._retired = ""  # why, once it is
+        self._progress_at: float | None = None  # of this rank's part of an operation, while that is being done
+        self._heartbeat: HeartbeatThread | None = None  # meanwhile
         self.connect()
 
     @property
@@ -175,7 +180,7 @@ class Communicator:
         that is called for each of its blocks, in order, as it arrives. Both are consumed lazily. All ranks call this, even with
         nothing to send. Raises RanksLost.
         """
-        assert self.is_open or not (out or into)
+        self.check_retired()
         outgoing = [(to, _blocks((each, None) for each in buffers)) for to, buffers in out.items()]
         incoming = [(source, _blocks(buffers)) for source, buffers in into.items()]
         in_transfer: deque[list[_PendingBlock]] = deque()
@@ -203,6 +208,40 @@ class Communicator:
             self._query_store(lambda store: store.set("why", f"rank {self._rank}: {why}"))
             self._connections = None
 
+    def retire(self, why: str) -> None:
+        """Abort for good: a thread that is inside an operation gets RanksLost at its end, and can begin no other one. Any thread.
+
+        For a thread that hangs. All others go on with a `replacement`, whose connections that thread does not know.
+        """
+        self._retired = why
+        self.abort(why)
+
+    @property
+    def is_retired(self) -> bool:
+        return bool(self._retired)
+
+    def replacement(self) -> Communicator:
+        """Return one for the same ranks that has no connections yet; `connect` makes them. Not collective."""
+        other = copy.copy(self)  # shares the groups of the training threads, which a retired one does not use
+        other._connections, other._store, other._retired = None, None, ""
+        other._progress_at, other._heartbeat = None, None
+        return other
+
+    @property
+    def has_lost_ranks(self) -> bool:
+        """Whether other ranks have ended an operation of which this rank still does its part."""
+        heartbeat = self._heartbeat
+        return heartbeat is not None and heartbeat.failure is not None
+
+    def silent_s(self) -> float:
+        """Return for how long this rank's part of an operation has made no progress, in seconds; 0 while it waits for others."""
+        progress_at = self._progress_at
+        return 0.0 if progress_at is None else time.monotonic() - progress_at
+
+    def note_progress(self) -> None:
+        """Record that this rank's part of an operation makes progress. From the thread that does it."""
+        self._progress_at = time.monotonic()
+
     def _connect_to(self, others: Iterable[int]) -> None:
         """Connect to ranks that there is no connection to yet, in an order that cannot deadlock."""
         if self._connections is None:
@@ -213,7 +252,8 @@ class Communicator:
 
     def _post_blocks(self, outgoing: list[_Stream], incoming: list[_Stream], number: int) -> list[_PendingBlock]:
         """Start to send and receive the next block of every stream, and drop the streams that have ended."""
-        assert self._connections is not None
+        if self._connections is None:
+            raise ConnectionBroken("there are no connections any more")
         posted: list[_PendingBlock] = []
         for streams in (outgoing, incoming):
             for stream in list(streams):
@@ -232,21 +272,39 @@ class Communicator:
         self, produce: Callable[[], T], combine: Callable[[list[T]], object], distribute: _Distribute
     ) -> bytes:
         """Carry out `all_reduce` and `all_to_all`: return what rank 0 sends to this rank."""
+        self.check_retired()
         if self._world_size == 1:
-            return distribute(None, reduced([encode_answer(capture_outcome(produce))], combine), self._hierarchy)
-        heartbeat = HeartbeatThread(lambda answer: self._heartbeat_round(answer, combine, distribute))
+            own = encode_answer(self._own_part(produce))
+            self.check_retired()
+            return distribute(None, reduced([own], combine), self._hierarchy)
+        heartbeat = self._heartbeat = HeartbeatThread(lambda answer: self._heartbeat_round(answer, combine, distribute))
         answer = capture_outcome(interrupted)  # default: the others do not wait for an interrupted rank
         try:
-            answer = capture_outcome(produce)
+            answer = self._own_part(produce)
         finally:
             heartbeat.set_answer(encode_answer(answer))
             heartbeat.join()
+            self._heartbeat = None
+        self.check_retired()
         if isinstance(heartbeat.failure, ConnectionBroken):
             raise self._ranks_lost(heartbeat.failure) from heartbeat.failure
         if heartbeat.failure is not None:
             self.abort(str(heartbeat.failure))
             raise RanksLost(f"rank {self._rank}: {heartbeat.failure}") from heartbeat.failure
         return heartbeat.result
+
+    def _own_part(self, produce: Callable[[], object]) -> dict[str, Any]:
+        """Do this rank's part, and let `silent_s` tell how it gets on."""
+        self.note_progress()
+        try:
+            return capture_outcome(produce)
+        finally:
+            self._progress_at = None
+
+    def check_retired(self) -> None:
+        """Raise RanksLost when it is retired."""
+        if self._retired:
+            raise RanksLost(self._retired)
 
     def _heartbeat_round(self, answer: bytes, combine: Callable[[list[Any]], object], distribute: _Distribute) -> bytes:
         """Send an answer to rank 0, empty if there is none yet; return its result, empty while some ranks have not answered."""
@@ -298,8 +356,9 @@ class Communicator:
                 log.debug("the store does not answer: %s", error)
 
         thread = threading.Thread(target=run, name="elastipod-checkpoint-why", daemon=True)
-        thread.start()
-        thread.join(_STORE_TIMEOUT_S)
+        with suppress(RuntimeError):  # Python exits and can start no thread
+            thread.start()
+            thread.join(_STORE_TIMEOUT_S)
         return str(result[0] or "") if result else ""
 
 

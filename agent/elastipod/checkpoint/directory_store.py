@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from elastipod.checkpoint.manifest import MANIFEST, CheckpointId, Manifest
-from elastipod.checkpoint.store import CLAIMS, COMPLETE, FULL, CheckpointStore
+from elastipod.checkpoint.store import CLAIMS, COMPLETE, FULL, CheckpointStore, Progress, no_progress
 from elastipod.errors import CheckpointError, FencedError
 from elastipod.synced_files import create_synced, sync_directory
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _FLOW = 8 << 20
+_SYNC_EVERY = (
+    1 << 30
+)  # a host's memory may take hundreds of GB, which slow storage is silent over for longer than a save is given
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # errors of file systems over object stores
 _TEMPORARY = re.compile(r"\.(?:tmp|dead)-step-\d{10}-gen-(\d{6})-[0-9a-f]+")
 
@@ -41,6 +44,7 @@ class DirectoryStore(CheckpointStore):
 
     def begin(self, target: CheckpointId) -> Path:
         path = self._hidden(target)
+        self._note_writer(path.name)
         path.mkdir(parents=True)
         try:
             # Check after creating the folder: a later claim will see the folder.
@@ -110,13 +114,14 @@ class DirectoryStore(CheckpointStore):
                 with suppress(FileNotFoundError):  # just committed or discarded by its writer
                     os.rename(self.path / name, self.path / name.replace(".tmp-", ".dead-", 1))
 
-    def _delete_unfinished(self, generation: int) -> None:
+    def _delete_unfinished(self, generation: int, progress: Progress = no_progress) -> None:
         for name in self._names(""):
             found = _TEMPORARY.fullmatch(name)
-            if found and int(found[1]) <= generation:
+            if found and int(found[1]) <= generation and not self._is_in_use(name):
                 shutil.rmtree(self.path / name, ignore_errors=True)
+                progress()
 
-    def _delete(self, old: Sequence[CheckpointId], generation: int) -> None:
+    def _delete(self, old: Sequence[CheckpointId], generation: int, progress: Progress = no_progress) -> None:
         """Move them into a hidden folder first, so that a half-deleted one is never seen under its name.
 
         A claim renames that folder like a draft, and nothing can be moved into it any more.
@@ -128,7 +133,7 @@ class DirectoryStore(CheckpointStore):
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            self._delete_without_room(old, generation)
+            self._delete_without_room(old, generation, progress)
             return
         try:
             for each in old:
@@ -137,9 +142,12 @@ class DirectoryStore(CheckpointStore):
                 except FileNotFoundError:  # it is gone, or the folder is
                     self.check_fence(generation)
         finally:
+            for each in old:
+                shutil.rmtree(hidden / each.name, ignore_errors=True)
+                progress()
             shutil.rmtree(hidden, ignore_errors=True)
 
-    def _delete_without_room(self, old: Sequence[CheckpointId], generation: int) -> None:
+    def _delete_without_room(self, old: Sequence[CheckpointId], generation: int, progress: Progress) -> None:
         """Make room where there is none even for a folder; else no later save could."""
         for each in old:
             hidden = self._hidden(each)
@@ -147,6 +155,7 @@ class DirectoryStore(CheckpointStore):
             with suppress(FileNotFoundError):
                 os.rename(self.path / each.name, hidden)
             shutil.rmtree(hidden, ignore_errors=True)
+            progress()
 
     def _hidden(self, of: CheckpointId) -> Path:
         """Return a new name that readers do not see, and that a claim finds."""
@@ -198,9 +207,10 @@ class DirectoryStore(CheckpointStore):
 
 
 class _WriteBehindFile(io.FileIO):
-    """A file that is written back to disk as it grows, so that the final sync is short."""
+    """A file that is written back to disk as it grows, so that no sync takes long."""
 
     _written_back = 0  # bytes that the kernel has been asked to write back
+    _synced = 0  # bytes that storage has taken
 
     def write(self, data: Buffer, /) -> int:
         count = super().write(data)
@@ -212,4 +222,7 @@ class _WriteBehindFile(io.FileIO):
                     self.fileno(), self._written_back, written - self._written_back, os.POSIX_FADV_DONTNEED
                 )
             self._written_back = written
+        if written - self._synced >= _SYNC_EVERY:
+            os.fdatasync(self.fileno())
+            self._synced = written
         return count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from elastipod.json_records import decode, encode
 from elastipod.rank_in_world import RankInWorld
 
 log = logging.getLogger(__name__)
+
+_OLDER_MEMORY_S = 2.0  # however short the drain is, for an earlier step to be in memory
 
 
 def drain_notices(comm: Communicator) -> list[drain.DrainNotice | None]:
@@ -47,14 +50,28 @@ def _wait_for_storage(
 
     is_for_newer: a newer step must still be copied to memory afterwards.
     """
-    save.memory_settled.wait()
+    left_s = [each.left_s for each in notices if each]
+    least_s = min(left_s)
+    passed_s = _await_memory(
+        save,
+        max(_OLDER_MEMORY_S, least_s - drain.EXIT_MARGIN_S) if is_for_newer else max(drain.EXIT_MARGIN_S, least_s),
+    )
     leaves = [each.leaves if each else None for each in notices]
     survives_drain = save.is_kept_in_memory and staging.survives_drain(save.staged.plan, leaves)
-    left_s = [each.left_s for each in notices if each]
-    reserve_s = save.memory_s if is_for_newer else 0.0
+    reserve_s = passed_s + (save.memory_s if is_for_newer else 0.0)
     if wait_s := drain.storage_wait_s(left_s, survives_drain=survives_drain, reserve_s=reserve_s):
         save.go_on()
-        save.thread.join(wait_s)
+        if save.given_up is None:
+            save.thread.join(wait_s)
+
+
+def _await_memory(save: Save, limit_s: float) -> float:
+    """Wait until memory has the step or will not; return how long that took, in seconds. It may need storage that does not answer."""
+    if save.memory_settled.is_set():
+        return 0.0
+    began = time.monotonic()
+    save.memory_settled.wait(limit_s)
+    return time.monotonic() - began
 
 
 def exits_with_memory(comm: Communicator, staging: Staging, save: Save) -> bool:

@@ -137,7 +137,9 @@ class CheckpointManager:
         In a drain that is too short for durable storage, it returns the memory folder as soon as the step is in memory; the next
         generation resumes from there and writes the step. If memory does not hold it, it waits as long as the process may live.
         """
+        require_step(step)
         with drain.checkpoint_call():
+            self._run().agree_on_step(step)
             if self._is_last_save(step) and self._exits_with_memory():
                 return self._run().memory_path()
             if not self._has_saved(step):
@@ -176,12 +178,14 @@ class CheckpointManager:
         loop with `save`, or call `wait` before the process ends. Collective. Raises FencedError when a newer generation has
         taken over, and CheckpointError on all ranks when the state of any rank cannot be copied.
         """
-        if durable and self._has_saved(step):
-            return
-        if not durable and not self._run().has_memory:
-            log.warning("step %d is not saved: durable=False, and there is no memory for checkpoints", step)
-            return
+        require_step(step)
         with drain.checkpoint_call():
+            self._run().agree_on_step(step)
+            if durable and self._has_saved(step):
+                return
+            if not durable and not self._run().has_memory:
+                log.warning("step %d is not saved: durable=False, and there is no memory for checkpoints", step)
+                return
             live = LiveObjects.of(model, optimizer, scheduler, stateful, self._stage)
             self._start(step, live, extra, sample_log, is_durable=durable).go_on()
 
@@ -193,20 +197,21 @@ class CheckpointManager:
         if self._save is None:
             return None
         with drain.checkpoint_call():
-            self._save.thread.join()
-        if self._save.error is not None:
-            raise self._save.error
+            self._run().await_save(self._save)
+        if self._save.failure is not None:
+            raise self._save.failure
         return self._save.path
 
     def is_saving(self, wait_s: float) -> bool:
         """Return whether this rank still writes the last save, after waiting for it at most ``wait_s`` seconds. Not collective.
 
-        A save that was abandoned is not awaited and does not count.
+        A save that was abandoned, or whose storage has not answered for half an hour, is not awaited and does not count.
         """
-        if self._save is None or self._save.is_abandoned:
+        if self._save is None or not self._save.is_awaited:
             return False
         self._save.thread.join(wait_s)
-        return self._save.thread.is_alive()
+        self._save.give_up_if_silent()
+        return self._save.is_awaited
 
     def close(self) -> None:
         """Wait for the save in progress, whatever its outcome, and release the memory. Memory checkpoints stay.
@@ -217,7 +222,7 @@ class CheckpointManager:
             if self._save.is_abandoned and self._save.thread.is_alive():
                 return
             with drain.checkpoint_call():
-                self._save.thread.join()
+                self._run().await_save(self._save)
         while self._unmap_threads:
             self._unmap_threads.pop().join()
         if self._running is not None:
@@ -285,10 +290,10 @@ class CheckpointManager:
         For evaluation and fine-tuning. It claims nothing, so a job that trains in the directory is not disturbed, and leaves
         random states alone. strict: as for `load_latest`. Collective. Raises CheckpointError as `load` does.
         """
-        if self._save is not None:
-            self._save.thread.join()  # it uses the same connections
-        comm = self._running.comm if self._running else None
         with drain.checkpoint_call():
+            if self._save is not None:
+                self._run().await_save(self._save)  # it uses the same connections
+            comm = self._running.comm if self._running else None
             return load_weights(self._store, comm, LiveObjects.of_models(model, self._stage), step, strict=strict)
 
     # -- internals ---------------------------------------------------------------------------------------------
@@ -297,7 +302,7 @@ class CheckpointManager:
         with drain.checkpoint_call():
             run = self._run()  # claim first: no older generation can commit afterwards
             if self._save is not None:
-                self._save.thread.join()  # it uses the same connections
+                run.await_save(self._save)  # it uses the same connections
             self._has_loaded_since = True
             resume, needs_durable_write = run.load(live, self._unmap_threads, step, strict=strict)
             if resume is not None and needs_durable_write and self.writes_resumed:
@@ -334,7 +339,7 @@ class CheckpointManager:
     def _abandon(self, save: Save, why: str) -> None:
         """Stop waiting for a save, on this rank and on ranks that wait for this one."""
         save.is_abandoned = True
-        self._run().comm.abort(why)
+        save.comm.abort(why)
 
     def _write_resumed(self, resume: Resume, live: LiveObjects) -> None:
         """Start writing to durable storage what a drain had no time to write. Training continues meanwhile."""
@@ -355,7 +360,6 @@ class CheckpointManager:
         is_durable: bool,
     ) -> Save:
         """Start a save, which writes to durable storage once `go_on` is called."""
-        require_step(step)
         run = self._run()
         self._wait_for_previous()
         if self._save is None and not self._has_tried_to_load:
@@ -366,7 +370,7 @@ class CheckpointManager:
             lambda: plain_values(extra or {}),
             has_log=sample_log is not None,
         )
-        self._save = Save(staged, is_durable=is_durable, sample_log=sample_log)
+        self._save = Save(staged, run.comm, is_durable=is_durable, sample_log=sample_log)
         self._has_loaded_since = False
         run.saver.start(self._save)
         return self._save
@@ -376,4 +380,4 @@ class CheckpointManager:
         while self._unmap_threads:
             self._unmap_threads.pop().join()
         if self._save is not None:
-            await_previous(self._save)
+            await_previous(self._save, self._run().await_save)

@@ -33,6 +33,8 @@ class PendingSave(Protocol):
     thread: threading.Thread
     is_abandoned: bool
 
+    def await_end(self) -> None: ...
+
 
 _pending_saves: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -46,7 +48,7 @@ def _at_exit() -> None:
     failure = uncaught_exception()
     for save in list(_pending_saves):
         if failure is None and not save.is_abandoned:
-            save.thread.join()
+            save.await_end()
     saves = [save for save in _pending_saves if save.thread.is_alive()]
     for save in saves:
         save.is_abandoned = True

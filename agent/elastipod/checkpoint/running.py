@@ -12,7 +12,7 @@ from elastipod.checkpoint.memory_directory import open_memory_directory
 from elastipod.checkpoint.restore import Restore
 from elastipod.checkpoint.resume import Resume
 from elastipod.checkpoint.resumer import Resumer
-from elastipod.checkpoint.save_arguments import require_step
+from elastipod.checkpoint.save_arguments import check_steps, require_step
 from elastipod.checkpoint.saver import Save, Saver
 from elastipod.checkpoint.staging import Staging
 from elastipod.checkpoint.store import CheckpointStore
@@ -30,9 +30,12 @@ class ManagerOptions:
     adopt: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Running:
-    """The parts of a manager in one generation. Methods are collective."""
+    """The parts of a manager in one generation. Methods are collective.
+
+    comm: another one after a save was given up, whose thread may hang for as long as the process lives.
+    """
 
     store: CheckpointStore
     generation: int
@@ -54,7 +57,7 @@ class Running:
         images = open_memory_directory(options.memory, identity)
         has_memory = comm.training_all_reduce(lambda: images is not None, all)
         staging = Staging(images if has_memory else None, comm)
-        saver = Saver(store, staging, comm, keep=options.keep, keep_every=options.keep_every)
+        saver = Saver(store, staging, keep=options.keep, keep_every=options.keep_every)
         return cls(store, generation, comm, staging, saver)
 
     @property
@@ -66,10 +69,28 @@ class Running:
         assert self.staging.directory is not None
         return self.staging.directory.path
 
+    def agree_on_step(self, step: int) -> None:
+        """Check that all ranks save the same step, before what is done with it, which differs by step.
+
+        Raises CheckpointError on all ranks where they do not.
+        """
+        self.comm.training_all_reduce(lambda: step, check_steps)
+
     def succeeded(self, save: Save) -> bool:
         """Wait for a save and return whether it succeeded on every rank: ranks may have lost contact at its very end."""
-        save.thread.join()
-        return self.comm.training_all_reduce(lambda: save.error is None, all)
+        self.await_save(save)
+        return self.comm.training_all_reduce(lambda: save.failure is None, all)
+
+    def await_save(self, save: Save) -> None:
+        """Wait for a save, as `Save.await_end` does. Where it was given up, go on with connections that its thread does not know.
+
+        Not collective: the next operation of all ranks finds that some have no connections, and makes new ones.
+        """
+        save.await_end()
+        if save.comm is self.comm and save.comm.is_retired:
+            self.comm = save.comm.replacement()
+            self.staging.go_on_with(self.comm, save.thread)
+            self.saver.note_given_up(save)
 
     def load(
         self, live: LiveObjects, unmap_threads: list[threading.Thread], step: int | None, *, strict: bool

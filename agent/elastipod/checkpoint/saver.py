@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastipod.checkpoint import drain
 from elastipod.checkpoint.agent_report import report_checkpoint
 from elastipod.checkpoint.communicator import Communicator, RanksLost
 from elastipod.checkpoint.dcp_format import METADATA, rank_file_name, write_metadata, write_rank_file
@@ -27,17 +28,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+STORAGE_SILENCE_S = 1800.0  # no part of a file was written, and no other call ended: storage will not answer any more
+_LOST_SILENCE_S = 60.0  # the same, once the other ranks have given the save up and may be waiting for this one
+_ABANDONED_WAIT_S = 2.0  # for a save that nobody wants any more to notice
+_POLL_S = 1.0  # how often a rank that waits asks whether there is a drain
+
 
 class Save:
     """One save in progress. ``path`` and ``error`` belong to its thread until that has ended.
 
-    is_kept_in_memory: whether all ranks have it in memory; memory_s: how long that took, in seconds; both valid once
-    ``memory_settled``. goes_on: to durable storage;
+    comm: the connections that its thread uses. is_kept_in_memory: whether all ranks have it in memory; memory_s: how long that took,
+    in seconds; both valid once ``memory_settled``. goes_on: to durable storage;
     set once it is known whether the process exits with what is in memory. is_abandoned: the process exits and does not wait for it.
+    given_up: why this rank waits no longer for its storage; None while it does. Its thread may hang for as long as the process lives.
     """
 
-    def __init__(self, staged: StagedState, *, is_durable: bool, sample_log: SampleLog | None) -> None:
-        self.staged = staged
+    def __init__(
+        self, staged: StagedState, comm: Communicator, *, is_durable: bool, sample_log: SampleLog | None
+    ) -> None:
+        self.staged, self.comm = staged, comm
         self.is_durable = is_durable
         self.sample_log = sample_log
         self.norm: float | None = None
@@ -51,6 +60,22 @@ class Save:
         self.memory_s = 0.0
         self._began = time.monotonic()
         self.is_abandoned = False
+        self.given_up: CheckpointError | None = None
+        self.place = ""  # where it is written, for messages
+
+    @property
+    def failure(self) -> CheckpointError | None:
+        """Why it failed, None if it did not, or has not yet."""
+        return self.given_up or self.error
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it is still in progress and somebody waits for it."""
+        return self.thread.is_alive() and self.is_wanted
+
+    @property
+    def is_wanted(self) -> bool:
+        return not self.is_abandoned and self.given_up is None
 
     def go_on(self, *, to_storage: bool = True) -> None:
         """Let it write to durable storage, or end in memory; the first word counts. While the state is what was staged."""
@@ -68,19 +93,78 @@ class Save:
         """Raise CheckpointError when the process no longer waits for this save."""
         if self.is_abandoned:
             raise CheckpointError("the process exits and does not wait for it")
+        if self.given_up is not None:
+            raise CheckpointError(str(self.given_up))
+
+    def begin_part(self) -> None:
+        """Record that storage has taken all before this part. Raises CheckpointError when this rank or another has given the save up."""
+        self.check_abandoned()
+        if self.comm.has_lost_ranks:
+            raise CheckpointError("the other ranks have given it up")
+        self.comm.note_progress()
+
+    def await_end(self) -> None:
+        """Wait until it has ended; give it up where storage on this rank does not answer, or nobody wants it any more.
+
+        The ranks wait for their own parts only: one that gives up breaks the connections, so that the saves of the others end.
+        """
+        has_told = False
+        abandoned_until = time.monotonic() + _ABANDONED_WAIT_S if self.is_abandoned else None
+        while self.thread.is_alive() and self.given_up is None:
+            left_s = self._longest_silence_s() - self.comm.silent_s()
+            if abandoned_until is not None:
+                left_s = min(left_s, abandoned_until - time.monotonic())
+            if left_s <= 0:
+                self._give_up()
+            else:
+                self.thread.join(min(left_s, _POLL_S))
+                has_told = has_told or self._tell_of_end_of_drain()
+
+    def give_up_if_silent(self) -> None:
+        """Give it up where storage on this rank does not answer any more; do not wait."""
+        if self.is_awaited and self.comm.silent_s() >= self._longest_silence_s():
+            self._give_up()
+
+    def _longest_silence_s(self) -> float:
+        return _LOST_SILENCE_S if self.comm.has_lost_ranks else STORAGE_SILENCE_S
+
+    def _give_up(self) -> None:
+        step = self.staged.id.step
+        if self.is_abandoned:
+            self.given_up = CheckpointError(f"the checkpoint of step {step} is given up for a newer one")
+        else:
+            self.given_up = CheckpointError(
+                f"cannot write the checkpoint of step {step} in {self.place}: storage has not answered for "
+                f"{self._longest_silence_s():g} s; the earlier checkpoints are untouched and the next save tries again"
+            )
+            log.warning("%s", self.given_up)
+        self.comm.retire(str(self.given_up))
+        self.settle_memory()
+
+    def _tell_of_end_of_drain(self) -> bool:
+        """Say, when the time of a drain is nearly over, what is lost; return whether that was said."""
+        notice = drain.current_drain() if self.thread.is_alive() else None
+        if notice is None or notice.left_s > drain.EXIT_MARGIN_S or RankInWorld.current().rank != 0:
+            return False
+        log.warning(
+            "the time of the drain is nearly over, and %s has not taken the checkpoint of step %d yet; if it does not by then, the "
+            "job resumes from the newest complete checkpoint",
+            self.place,
+            self.staged.id.step,
+        )
+        return True
 
 
-def await_previous(save: Save) -> None:
+def await_previous(save: Save, await_save: Callable[[Save], None] = Save.await_end) -> None:
     """Wait for a save before the next one. Its storage errors were logged and the next one retries; a fenced run ends here.
 
-    Raises FencedError.
+    await_save: `Running.await_save` where a next one follows. Raises FencedError.
     """
-    if save.thread.is_alive():
-        began = time.monotonic()
-        save.thread.join()
-        if RankInWorld.current().rank == 0:
-            step, waited = save.staged.id.step, time.monotonic() - began
-            log.info("training waited %.1f s for the checkpoint of step %d; save less often", waited, step)
+    was_under_way, began = save.is_awaited, time.monotonic()
+    await_save(save)
+    if was_under_way and save.given_up is None and RankInWorld.current().rank == 0:
+        step, waited = save.staged.id.step, time.monotonic() - began
+        log.info("training waited %.1f s for the checkpoint of step %d; save less often", waited, step)
     if isinstance(save.error, FencedError):
         raise save.error
 
@@ -88,10 +172,9 @@ def await_previous(save: Save) -> None:
 class Saver:
     """Carries out the saves of one generation, one at a time."""
 
-    def __init__(
-        self, directory: CheckpointStore, staging: Staging, comm: Communicator, *, keep: int, keep_every: int | None
-    ) -> None:
-        self._store, self._staging, self._comm = directory, staging, comm
+    def __init__(self, directory: CheckpointStore, staging: Staging, *, keep: int, keep_every: int | None) -> None:
+        self._store, self._staging = directory, staging
+        self._hanging: list[Save] = []  # were given up, and their threads may still be in a call of the store
         self._keep, self._keep_every = keep, keep_every
         self.damaged: set[CheckpointId] = set()  # skipped by the last load; the next save deletes them
         self._loaded_step = 0
@@ -102,8 +185,13 @@ class Saver:
         self._loaded_step = step
         self._left_behind = {each for each in durable if each.step > step}
 
+    def note_given_up(self, save: Save) -> None:
+        """Record a save whose thread may still write to its draft."""
+        self._hanging = [each for each in self._hanging if each.thread.is_alive()] + [save]
+
     def start(self, save: Save) -> None:
         """Start the save; `Save.thread` ends with it."""
+        save.place = self._store.name
         name = f"elastipod-save-{save.staged.id.step}"
         # A daemon: a failed process ends at once; one that exits in order waits for it (`wait_at_exit`).
         save.thread = threading.Thread(target=self._run, args=(save,), name=name, daemon=True)
@@ -118,22 +206,23 @@ class Saver:
             save.error = error
         except Exception as error:  # other ranks must not wait for this one
             save.error = CheckpointError(f"the checkpoint of step {step} could not be finished: {error}")
-            self._comm.abort(str(error))
+            save.comm.abort(str(error))
         finally:
             save.settle_memory()
-        if save.error is not None and (rank == 0 or isinstance(save.error, RanksLost)):  # rank 0 may be lost
+        is_told = rank == 0 or isinstance(save.error, RanksLost)  # rank 0 may be lost
+        if save.error is not None and save.given_up is None and is_told:
             log.warning("step %d is not saved: %s", step, save.error)
 
     def _carry_out(self, save: Save) -> None:
         target = save.staged.id
         if save.sample_log is not None:
-            self._comm.on_every_rank(save.sample_log.sync)
+            save.comm.on_every_rank(save.sample_log.sync)
         self._keep_in_memory(save)
         save.settle_memory()
         if not save.goes_on.result():
             return
         if save.is_durable:
-            draft = self._comm.broadcast(lambda: self._begin(target))
+            draft = save.comm.broadcast(lambda: self._begin(save))
             if draft is not None:
                 self._write(save, draft)
             self._staging.note_durable(target)
@@ -141,15 +230,15 @@ class Saver:
             report_checkpoint(target.step, str(save.path))
         if save.sample_log is not None and save.is_durable:
             sample_log = save.sample_log
-            self._comm.on_every_rank(lambda: sample_log.saved(target.step, save.norm))
+            save.comm.on_every_rank(lambda: sample_log.saved(target.step, save.norm))
 
     def _keep_in_memory(self, save: Save) -> None:
         target = save.staged.id
 
         def check_fence() -> None:
-            self._comm.broadcast(lambda: self._store.check_fence(target.generation))
+            save.comm.broadcast(lambda: self._store.check_fence(target.generation))
 
-        problem = self._staging.keep_in_memory(save.staged, check_fence, wants_durable=save.is_durable)
+        problem = self._staging.keep_in_memory(save.staged, save.comm, check_fence, wants_durable=save.is_durable)
         if problem is None:
             save.is_kept_in_memory = self._staging.directory is not None
             return
@@ -160,12 +249,25 @@ class Saver:
                 "step %d goes to durable storage only, because it cannot be kept in memory: %s", target.step, problem
             )
 
-    def _begin(self, target: CheckpointId) -> str | None:
+    def _begin(self, save: Save) -> str | None:
         """Return a new draft, None if this generation has saved the same state already. Raises CheckpointError."""
+        target = save.staged.id
+        self._check_not_hanging(target)
         try:
-            return None if self._is_saved(target) else str(self._store.begin(target))
+            if self._is_saved(target):
+                return None
+            save.check_abandoned()
+            return str(self._store.begin(target))
         except OSError as error:
             raise self._failed(target, error) from error
+
+    def _check_not_hanging(self, target: CheckpointId) -> None:
+        """Raise CheckpointError where a thread of this process may still write to the files of the same checkpoint."""
+        if any(each.staged.id == target and each.thread.is_alive() for each in self._hanging):
+            raise CheckpointError(
+                f"cannot write the checkpoint of step {target.step} in {self._store.name}: storage has still not answered an earlier save "
+                "of this step; save a later step, or start again when storage answers"
+            )
 
     def _is_saved(self, target: CheckpointId) -> bool:
         """Return whether this generation has saved the same state. A damaged checkpoint of the step makes room."""
@@ -185,43 +287,57 @@ class Saver:
         staged = save.staged
         try:
             parts: list[dict[str, Any]] = []  # of all ranks; filled on rank 0 only
-            self._comm.all_reduce(lambda: self._write_rank_file(save, draft), parts.extend)
-            self._comm.broadcast(lambda: self._commit(staged, draft, parts))
+            save.comm.all_reduce(lambda: self._write_rank_file(save, draft), parts.extend)
+            save.comm.broadcast(lambda: self._commit(save, draft, parts))
         except (FencedError, RanksLost):  # keep the draft: rank 0 may be committing it
             raise
         except CheckpointError:
-            self._comm.broadcast(lambda: self._abandon(staged.id, draft))
+            save.comm.broadcast(lambda: self._abandon(staged.id, draft))
             raise
 
     def _write_rank_file(self, save: Save, draft: str) -> dict[str, Any]:
         staged, rank = save.staged, RankInWorld.current().rank
+        self._check_not_hanging(staged.id)
         try:
             with self._store.create_file(draft, rank_file_name(rank), staged.bytes_to_write()) as file:
                 record, chunks, values = write_rank_file(
-                    file, staged.tensors_to_write(), staged.values_to_write(), save.check_abandoned
+                    file, staged.tensors_to_write(), staged.values_to_write(), save.begin_part
                 )
         except OSError as error:
             raise self._failed(staged.id, error) from error
         return {"record": encode(record), "chunks": chunks, "values": values}
 
-    def _commit(self, staged: StagedState, draft: str, parts: list[dict[str, Any]]) -> None:
+    def _commit(self, save: Save, draft: str, parts: list[dict[str, Any]]) -> None:
+        staged = save.staged
         try:
             with self._store.create_file(draft, METADATA) as file:
                 about = write_metadata(file, staged.plan, [(part["chunks"], part["values"]) for part in parts])
             files = {rank_file_name(rank): decode(FileRecord, part["record"]) for rank, part in enumerate(parts)}
             files[METADATA] = about
+            save.begin_part()
             self._store.commit(draft, Manifest(staged.id, len(parts), files, staged.extra))
         except OSError as error:
             raise self._failed(staged.id, error) from error
         for not_this in (self.damaged, self._left_behind):  # one of the same name had made room
             not_this.discard(staged.id)
+        if save.is_wanted:  # else deleting is left to a later one: this one is committed and must not fail any more
+            self._prune(save)
+
+    def _prune(self, save: Save) -> None:
+        of, damaged = save.staged.id, self.damaged  # a load may put others there while storage hangs
+        save.comm.note_progress()
         try:
             self._store.prune(
-                staged.id.generation, self._keep, self.damaged, keep_every=self._keep_every, committed=staged.id
+                of.generation,
+                self._keep,
+                damaged,
+                keep_every=self._keep_every,
+                committed=of,
+                progress=save.comm.note_progress,
             )
         except OSError as error:
             log.warning("old checkpoints in %s could not be deleted: %s", self._store.name, error)
-        self.damaged.clear()
+        damaged.clear()
 
     def _failed(self, target: CheckpointId, error: OSError) -> CheckpointError:
         what = f"cannot write the checkpoint of step {target.step} in {self._store.name}: {error.strerror or error}"

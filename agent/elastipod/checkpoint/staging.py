@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,7 +19,7 @@ from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.memory_directory import SLOTS, MemoryDirectory
 from elastipod.checkpoint.memory_limits import MemoryDemand, MemoryLimit, find_shortage, memory_limits_of
 from elastipod.checkpoint.reductions import first_message, no_result
-from elastipod.checkpoint.save_arguments import check_logs, check_steps
+from elastipod.checkpoint.save_arguments import check_logs
 from elastipod.checkpoint.save_plan import Chunk, SavePlan
 from elastipod.checkpoint.staged_state import StagedState
 from elastipod.checkpoint.state_keys import check_same_keys
@@ -49,6 +50,12 @@ class Staging:
             None  # number and slot of the newest save that is complete on all ranks
         )
         self._copies: ImageCopies | None = None
+        self._readers: list[threading.Thread] = []  # of saves that were given up: they may still read images
+
+    def go_on_with(self, comm: Communicator, reader: threading.Thread) -> None:
+        """Use other connections, because a thread hangs that used the former ones; it may still read the images."""
+        self._comm = comm
+        self._readers.append(reader)
 
     def copy(
         self,
@@ -61,7 +68,7 @@ class Staging:
         """Copy the state that ``capture`` returns into host memory. Collective, from the training thread.
 
         Before the copy the ranks agree whether the form of their states is that of the last save (a new form needs a new plan),
-        all are still connected, all save the same step, and all or none have a sample log; after it, whether all have a copy. An
+        all are still connected, and all or none have a sample log; after it, whether all have a copy. An
         error on one rank is raised as CheckpointError on all, also when the state cannot be saved or memory is too small.
         """
         seen: list[tuple[TrainingState, Mapping[str, Any]]] = []
@@ -69,7 +76,7 @@ class Staging:
         def report() -> list[Any]:
             seen.append((capture(), extra()))
             is_same = seen[0][0].signature() == self._signature
-            return [is_same, self._comm.is_open, self._newest_complete, has_log, target.step]
+            return [is_same, self._comm.is_open, self._newest_complete, has_log]
 
         is_same, is_open, whole = self._comm.training_all_reduce(report, _common)
         ((state, plain),) = seen
@@ -97,7 +104,7 @@ class Staging:
         return StagedState(target, plan, slot, self._images[slot], self._boxes[slot], values, plain)
 
     def keep_in_memory(
-        self, staged: StagedState, check_fence: Callable[[], None], *, wants_durable: bool = False
+        self, staged: StagedState, comm: Communicator, check_fence: Callable[[], None], *, wants_durable: bool = False
     ) -> str | None:
         """Publish the copy as an image that outlives this process, here and on the node that holds its copy. Collective.
 
@@ -110,12 +117,13 @@ class Staging:
         check_fence()
         is_last = False
         try:
-            problem = self._publish(staged, self.directory, wants_durable)
+            problem = self._publish(staged, self.directory, comm, wants_durable)
             is_last = True
             if problem is None:
                 check_fence()
         except CheckpointError as error:
-            if not (is_last and isinstance(error, RanksLost)):  # another rank may already have reported success
+            # Another rank may already have reported success; and if this save was given up, a newer one may use its place.
+            if not (is_last and isinstance(error, RanksLost)) and not comm.is_retired:
                 self._withdraw(staged)
             raise
         if problem is not None:
@@ -125,7 +133,9 @@ class Staging:
         self.remove_stale_images((), staged.id.generation)  # all ranks have their images now
         return None
 
-    def _publish(self, staged: StagedState, directory: MemoryDirectory, wants_durable: bool) -> str | None:
+    def _publish(
+        self, staged: StagedState, directory: MemoryDirectory, comm: Communicator, wants_durable: bool
+    ) -> str | None:
         place = RankInWorld.current()
         rank, world_size = place.rank, place.world_size
         positions, _ = staged.plan.layout(rank)
@@ -146,6 +156,7 @@ class Staging:
                 staged.extra,
                 wants_durable,
             )
+            comm.check_retired()  # summing takes long, and a newer save may be using this place by now
             try:
                 directory.store_plan(staged.plan)
                 directory.publish(header)
@@ -158,9 +169,9 @@ class Staging:
         self._copies = self._copies or ImageCopies(directory)
         self._copies.held_by = {}
         sent = self._copies.holders(staged.plan, self._domains)
-        problem = self._comm.all_reduce(publish, first_message)
+        problem = comm.all_reduce(publish, first_message)
         if problem is None and sent:
-            self._copies.exchange_images(staged.plan, sent, staged.image, made[0], self._comm)
+            self._copies.exchange_images(staged.plan, sent, staged.image, made[0], comm)
         return problem
 
     def _withdraw(self, staged: StagedState) -> None:
@@ -197,14 +208,21 @@ class Staging:
 
     def close(self) -> None:
         """Unmap the memory; images stay."""
-        self._boxes.clear()
-        for image in self._images:
-            image.close()
-        self._images.clear()
+        self._boxes = []
+        images, self._images = self._images, []
+        copies, self._copies = self._copies, None
         self._headers.clear()
         self._signature = ()
-        if self._copies is not None:
-            self._copies.close()
+        if self._has_other_readers():
+            return  # what they read is unmapped with its last reader
+        for image in images:
+            image.close()
+        if copies is not None:
+            copies.close()
+
+    def _has_other_readers(self) -> bool:
+        self._readers = [each for each in self._readers if each.is_alive()]
+        return bool(self._readers)
 
     def _make_plan(self, state: TrainingState, generation: int) -> None:
         check_same_keys(state, self._comm)
@@ -250,7 +268,7 @@ class Staging:
 
         def report() -> list[Any]:
             limits = memory_limits_of(directory.path, directory.node())
-            return [[encode(each) for each in limits], directory.size_of(names)]
+            return [[encode(each) for each in limits], 0 if self._has_other_readers() else directory.size_of(names)]
 
         holders = self._copies.holders(plan, self._domains)
 
@@ -313,9 +331,8 @@ def _common(answers: Sequence[Sequence[Any]]) -> list[Any]:
     """Combine the answers of all ranks before a copy: same form everywhere? all connected? newest complete save?
 
     If ranks lost contact at the end of a save, some may know that it is complete and others not. Raises CheckpointError where
-    ranks save different steps, or only some have a sample log.
+    only some have a sample log.
     """
-    same, opened, whole, logs, steps = zip(*answers, strict=True)
-    check_steps(steps)
+    same, opened, whole, logs = zip(*answers, strict=True)
     check_logs(logs)
     return [all(same), all(opened), max((each for each in whole if each), default=None)]

@@ -12,8 +12,9 @@ import logging
 import os
 import re
 import secrets
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
@@ -41,6 +42,12 @@ COMPLETE = re.compile(r"step-(\d{10})-gen-(\d{6})")
 _CLAIM = re.compile(r"gen-(\d{6,})")
 _RUN = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
+Progress = Callable[[], None]
+
+
+def no_progress() -> None:
+    """Nobody asks how it gets on."""
+
 
 class CheckpointStore(ABC):
     """A place for checkpoints, as rank 0 of one generation reads and changes it. Any rank may read.
@@ -53,6 +60,8 @@ class CheckpointStore(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         self._is_ours: dict[CheckpointId, bool] = {}
+        self._torn: set[CheckpointId] = set()  # of those
+        self._writers: dict[str, threading.Thread] = {}  # of drafts
 
     # -- what each kind of storage implements ---------------------------------------------------------------------------------
 
@@ -95,8 +104,8 @@ class CheckpointStore(ABC):
         """Return where a complete checkpoint is: a path, or an address that fsspec understands."""
 
     @abstractmethod
-    def _delete(self, old: Sequence[CheckpointId], generation: int) -> None:
-        """Delete complete checkpoints, none of them half. generation: of this writer.
+    def _delete(self, old: Sequence[CheckpointId], generation: int, progress: Progress = no_progress) -> None:
+        """Delete complete checkpoints, none of them half. generation: of this writer. progress: as for `prune`.
 
         Raises FencedError when a newer one has claimed the directory; then no further checkpoint is deleted.
         """
@@ -106,8 +115,18 @@ class CheckpointStore(ABC):
         """Make sure that no draft of an older generation can still be committed."""
 
     @abstractmethod
-    def _delete_unfinished(self, generation: int) -> None:
-        """Delete the drafts of this and older generations."""
+    def _delete_unfinished(self, generation: int, progress: Progress = no_progress) -> None:
+        """Delete the drafts of this and older generations, but for those in use. progress: as for `prune`."""
+
+    def _note_writer(self, draft: str) -> None:
+        """Record that this thread writes a draft."""
+        others = {name: each for name, each in self._writers.items() if each.is_alive()}
+        self._writers = {**others, draft: threading.current_thread()}
+
+    def _is_in_use(self, draft: str) -> bool:
+        """Return whether another thread of this process may still commit a draft, however long storage has held it up."""
+        writer = self._writers.get(draft)
+        return writer is not None and writer is not threading.current_thread() and writer.is_alive()
 
     @abstractmethod
     def _prepare(self) -> None:
@@ -169,7 +188,7 @@ class CheckpointStore(ABC):
         owner = self._read(OWNER)
         if owner == job:
             return
-        if not adopt:
+        if owner and not adopt:  # a crash may have come before it was written
             raise CheckpointError(
                 f"{self.name} holds the checkpoints of job {owner}; give {job} a directory of its own, or pass adopt=True to take it over"
             )
@@ -215,8 +234,12 @@ class CheckpointStore(ABC):
 
         Call it after `claim`.
         """
-        self._create(IDENTITY, secrets.token_hex(16))
-        return f"{self._read(IDENTITY)} {self._canonical_name()}"
+        own = secrets.token_hex(16)
+        self._create(IDENTITY, own)
+        found = self._read(IDENTITY)
+        if not found:  # a crash came before it was written
+            self._write(IDENTITY, own)
+        return f"{found or own} {self._canonical_name()}"
 
     # -- existing checkpoints -----------------------------------------------------------------------------------------------
 
@@ -228,17 +251,22 @@ class CheckpointStore(ABC):
         *,
         keep_every: int | None = None,
         committed: CheckpointId | None = None,
+        progress: Progress = no_progress,
     ) -> None:
         """Delete all but the ``keep`` newest checkpoints, the damaged ones, and the drafts of dead writers.
 
         Newest is by generation, then step, so the present run's checkpoints outlive those of a former one. keep_every: intact
         checkpoints of steps that are a multiple of it stay as well. committed: the checkpoint that has just been committed, which
-        stays even if this generation went back and has newer ones. Checkpoints that another version of this library wrote are
-        neither deleted nor counted, and are named once in the log. A fenced generation deletes nothing (FencedError), not even if
-        it was about to when it was fenced; only in an object store, a deletion that is under way may end after the claim.
+        stays even if this generation went back and has newer ones. progress: is called when a checkpoint or draft is gone; an error of
+        it ends the deleting. Checkpoints that another version of this library wrote are
+        neither deleted nor counted, and are named once in the log; torn ones do not count either. A fenced generation deletes
+        nothing (FencedError), not even if it was about to when it was fenced; only in an object store, a deletion that is under way
+        may end after the claim.
         """
         self.check_fence(generation)
         damaged_ids = set(damaged)
+        if committed is not None:  # a torn one of the same name may have made room
+            self._torn.discard(committed)
         intact = sorted(
             set(self.list_complete()) - damaged_ids, key=lambda each: (each.generation, each.step), reverse=True
         )
@@ -246,11 +274,11 @@ class CheckpointStore(ABC):
         old: list[CheckpointId] = []
         for each in intact:
             if left:
-                left -= self._may_delete(each)
+                left -= self._may_delete(each) and each not in self._torn
             elif each != committed and (not keep_every or each.step % keep_every) and self._may_delete(each):
                 old.append(each)
-        self._delete([*old, *sorted(damaged_ids)], generation)
-        self._delete_unfinished(generation)
+        self._delete([*old, *sorted(damaged_ids)], generation, progress)
+        self._delete_unfinished(generation, progress)
         for name in self._names(CLAIMS):
             found = _CLAIM.fullmatch(name)
             if found and int(found[1]) < generation:
@@ -267,6 +295,7 @@ class CheckpointStore(ABC):
                 self.manifest(of)
                 self._is_ours[of] = True
             except DamagedCheckpoint:
+                self._torn.add(of)
                 self._is_ours[of] = True
             except CheckpointError as error:
                 log.warning("not deleted, however old: %s", error)

@@ -86,7 +86,9 @@ class BatchCache:
         folder, or when no batch comes from the loading rank within ``wait_s``.
         """
         start_step = start_step or plan.first_step
-        key = hashlib.sha256(json.dumps([plan.state_dict(0)["source"], self._version]).encode()).hexdigest()
+        key = hashlib.sha256(
+            json.dumps([plan.state_dict(plan.first_step)["source"], self._version]).encode()
+        ).hexdigest()
         place = place_of(rank, world_size, dp_mesh, local_sizes)
         batches = plan.iterate_at(place, start_step)
         if not self._is_loader:

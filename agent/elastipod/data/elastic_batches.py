@@ -245,7 +245,15 @@ class ElasticBatches:
         return next(self._batches(range(step, step + 1), place.rank, BatchSplit.of(place.world_size)))
 
     def state_dict(self, step: int) -> dict[str, Any]:
-        """Give the position after ``step`` completed steps as JSON values for a checkpoint, the same on every rank."""
+        """Give the position after ``step`` completed steps as JSON values for a checkpoint, the same on every rank.
+
+        Raises ValueError for a step before the one that this plan was resumed at.
+        """
+        if step < self.first_step:
+            raise ValueError(
+                f"step is {step}, but this plan begins after step {self.first_step}; until its first step is complete, give "
+                f"first_step ({self.first_step})"
+            )
         return {
             "v": 1,
             "step": step,

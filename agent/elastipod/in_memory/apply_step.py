@@ -10,6 +10,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from elastipod.chaos import Moment, reached
 from elastipod.in_memory.members import Members
+from elastipod.torch_compat import scale_updates
 
 
 def apply_gradients(members: Members) -> None:
@@ -37,6 +38,7 @@ class OptimizerWatch:
         self.has_run = False
         self.rank = self.step = 0
         self._members = members
+        self._updates: list[int] = []
         members.when_built(self._attach)
 
     def _attach(self) -> None:
@@ -47,6 +49,15 @@ class OptimizerWatch:
     def begin(self, rank: int, step: int) -> None:
         """Begin a step."""
         self.has_run, self.rank, self.step = False, rank, step
+        self._updates = self._scale_updates()
+
+    def note_left_out(self) -> None:
+        """Take it for a run as well when the script's GradScaler has left the optimizers out: it has been updated then."""
+        if not self.has_run:
+            self.has_run = self._scale_updates() != self._updates
+
+    def _scale_updates(self) -> list[int]:
+        return [scale_updates(each) for each in self._members.of_type(torch.amp.GradScaler)]
 
     def _note(self, *_: Any) -> None:
         self.has_run = self.step > 0  # before the first step of its own, a newcomer repeats those of others

@@ -52,20 +52,26 @@ class DurableTier:
         """
         self._directory, self._keep, self._saves_often = directory, keep, saves_often
         self._manager: CheckpointManager | None = None
-        self._live: dict[str, Any] = {}
-        members.when_built(lambda: self._take(members))
+        self._members = members
+        members.when_built(self._refuse_unsavable)
 
-    def _take(self, members: Members) -> None:
+    def _refuse_unsavable(self) -> None:
+        """Refuse now what could not be saved later."""
+        LiveObjects.of(**self._live)
+
+    @property
+    def _live(self) -> dict[str, Any]:
+        """The members as arguments of a CheckpointManager. Nothing here holds those of a former world, which would take memory twice."""
+        members = dict(self._members.items())
         optimizers = {name: member for name, member in members.items() if isinstance(member, torch.optim.Optimizer)}
         modules = {name: member for name, member in members.items() if isinstance(member, nn.Module)}
         others = {name: member for name, member in members.items() if name not in {**optimizers, **modules}}
         # One model and one schedule keep the names that a plain script's checkpoint has, so that either can read the other's.
-        self._live = {
+        return {
             "model": modules[MODEL] if len(modules) == 1 else modules,
             "optimizer": optimizers,
             "scheduler": next(iter(others.values()), None) if len(others) <= 1 else _OtherMembers(others),
         }
-        LiveObjects.of(**self._live)  # refuses now what could not be saved later
 
     def generation(self) -> int:
         """Give this run's generation in the directory. Collective at its first use."""

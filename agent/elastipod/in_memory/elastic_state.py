@@ -32,6 +32,7 @@ from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.process_groups import ProcessGroups, WorldNotBuilt
 from elastipod.in_memory.shard_copies import Copies
 from elastipod.in_memory.sharded_memory import ShardedMemory
+from elastipod.in_memory.step_buffers import StepBuffers
 from elastipod.in_memory.world_life import WorldLife, Wrap
 from elastipod.progress import report
 from elastipod.rank_in_world import RankInWorld
@@ -86,7 +87,8 @@ class State:
         there is one. checkpoints: folder or address for `CheckpointManager`, for a new start and when memory holds no whole state;
         saved every ``checkpoint_every`` steps and at the end, ``keep`` are kept. sample_log: folder for `SampleLog`. seed: of the
         random numbers, which follow from it, the step and the rank alone. checks_changes: compare gradients, data and replicas in
-        the first step of each generation (`elastipod.in_memory.notary`). backend, timeout: as for init_process_group.
+        the first step of each generation (`elastipod.in_memory.notary`). backend, timeout: as for init_process_group; gloo is added to a
+        backend that carries an accelerator's tensors alone.
         Raises TypeError when ``build`` gives something else, ValueError for a mesh that is none.
         """
         if mesh is None:
@@ -111,6 +113,7 @@ class State:
         self._seed = seed
         self._checks_changes, self._is_first_step, self._notary = checks_changes, False, None
         self._optimizers = OptimizerWatch(self._members)
+        self._buffers = StepBuffers(self._members)
         self._chaos = ChaosHooks(self._members)
         self._started = 0.0
         self._has_finished = False
@@ -186,6 +189,7 @@ class State:
         """Begin a step: no gradients are left of another one, and its random numbers follow from its number."""
         self._started = time.monotonic()
         self._members.zero_grad()
+        self._buffers.begin()
         seed_new_rank(self._random_step(batch), self.rank)
         if self._is_first_step and self._checks_changes:
             self._notary = Notary(self._members.model, self.model, seed=batch.step)
@@ -199,12 +203,15 @@ class State:
     def commit_step(self, step: ElasticStep) -> None:
         """The gradients of a step are there and good: apply them."""
         batch = step.batch
+        self._optimizers.note_left_out()
+        self._world.await_gradients()
         chaos.reached(chaos.Moment.BEFORE_APPLY, rank=self.rank, step=batch.step)
         self._check_gradients(batch)
         self._memory.prepare(self._run_apply)
         if not self._optimizers.has_run:
             self._run_apply()
         self._memory.commit()
+        self._buffers.committed()
         self._optimizers.has_run = False
         self._memory.copy()
         if self._is_first_step:
@@ -218,6 +225,7 @@ class State:
         report(batch.step, batch.samples_seen, step.loss, samples_per_s, self._world.plan.total_steps)
 
     def _run_apply(self) -> None:
+        self._buffers.redo()  # where the world has ended, but the step is completed
         (self._apply or _apply_to_members)(self)
 
     def is_world_lost(self, error: BaseException) -> bool:
@@ -235,6 +243,7 @@ class State:
         if not problems:
             return
         if not self._optimizers.has_run:
+            self._buffers.restore()
             self._save(self.completed, waits=True)  # of the last complete step, which new processes resume from
         raise StateDiffersError(
             f"step {batch.step}, the first of generation {self.generation}, does not count: {'; '.join(problems)}"
@@ -296,7 +305,9 @@ class State:
         if self._notary is not None:
             self._notary.close()
             self._notary = None
+        self._buffers.restore()
         self._world.leave(error, is_torn=self._optimizers.has_run)
+        self._buffers.forget()
         if self._log_of_generation is not None:  # a save that the world waited for has just written its last line
             self._log_of_generation.close()
             self._log_before, self._log_of_generation = self._log_of_generation, None

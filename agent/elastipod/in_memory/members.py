@@ -19,6 +19,7 @@ from elastipod.torch_compat import DTensor, forget_gradients
 
 MODEL = "model"
 _LATER = object()
+_STATE_KEYS = {"state", "param_groups"}  # of torch's optimizers; those around others may have states of their own kind
 _WEIGHTS = torch.randint(1, 1 << 62, (1024,), generator=torch.Generator().manual_seed(1)) * 2 + 1
 _ROW_BYTES = _WEIGHTS.nbytes
 NOT_BUILT = "a sharded state is built when its first world begins; use it inside of the loop over its steps"
@@ -132,7 +133,10 @@ class Members:
             raise ValueError(f"the state has members {sorted(values)}, and this script builds {sorted(self._by_name)}")
         with torch.no_grad():
             for name, member in self._by_name.items():
-                member.load_state_dict(join_tensors(values[name], content.tensors))
+                state = join_tensors(values[name], content.tensors)
+                member.load_state_dict(state)
+                if isinstance(member, torch.optim.Optimizer) and state.keys() >= _STATE_KEYS:
+                    _keep_types(member, state)
 
     def zero_grad(self) -> None:
         """Drop all gradients, and what a GradScaler knows of them: an interrupted step must leave nothing to the next one."""
@@ -170,6 +174,18 @@ class Members:
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             found[key] = (known or {}).get(key) or digest_of_tensor(local)
         return found
+
+
+def _keep_types(optimizer: torch.optim.Optimizer, loaded: Mapping[str, Any]) -> None:
+    """Put back what torch has rounded: on loading, and only then, it gives what an optimizer keeps the type of its parameters."""
+    numbers = [each for group in loaded["param_groups"] for each in group["params"]]
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        kept = optimizer.state.get(parameter, {})
+        for name, given in loaded["state"].get(number, {}).items():
+            now = kept.get(name)
+            if isinstance(given, torch.Tensor) and isinstance(now, torch.Tensor) and given.dtype != now.dtype:
+                kept[name] = given.to(now.device)
 
 
 def digest_of(digests: Mapping[str, str]) -> str:

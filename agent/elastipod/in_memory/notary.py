@@ -25,7 +25,7 @@ from elastipod.in_memory.exchange import all_texts
 from elastipod.in_memory.memory_state import lost_world
 from elastipod.in_memory.sharded_gradients import divisor_of, is_sharded, reduced_elements, watch_own_gradients
 from elastipod.rank_ranges import format_ranks
-from elastipod.torch_compat import DistributedDataParallel, run_after_backward
+from elastipod.torch_compat import DistributedDataParallel, run_after_backward, without_compile_wrapper
 
 SAMPLED_TENSORS = 4096
 SAMPLES_PER_TENSOR = 4
@@ -49,6 +49,7 @@ class Notary:
 
     def __init__(self, model: nn.Module, wrapped: nn.Module, *, seed: int) -> None:
         """model: without its wrapper. seed: the same on all ranks; it chooses the elements."""
+        wrapped = without_compile_wrapper(wrapped)
         self._ddp = wrapped if isinstance(wrapped, DistributedDataParallel) else None
         self._sampled = _sample(model, seed)
         self._stop_watching: Callable[[], object] = lambda: None

@@ -28,7 +28,7 @@ from elastipod.in_memory.torch_store import TorchAgentStore
 from elastipod.ipc.protocol import WORKER_KEY_ENV
 from elastipod.store_wait import wait_until_listening
 from elastipod.store_wire import Greeting
-from elastipod.torch_compat import abort_groups, gloo_backends, number_groups_anew, set_group_timeout
+from elastipod.torch_compat import abort_groups, gloo_backends, number_groups_anew, set_group_timeout, with_host
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,8 @@ class ProcessGroups:
     """The default process group of this rank, in one generation after the other."""
 
     def __init__(self, backend: str | None, timeout: timedelta | None) -> None:
-        self._backend = backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        # The ranks agree through host memory, whatever gradients take.
+        self._backend = with_host(backend or ("nccl" if torch.cuda.is_available() else "gloo"))
         self._timeout = timeout or dist.distributed_c10d.default_pg_timeout
         self._store: Any = None
         self._former_store: Any = None

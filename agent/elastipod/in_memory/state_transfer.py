@@ -18,6 +18,7 @@ from elastipod.in_memory.members import Content, Members, TensorShape, as_bytes,
 
 PIECE_BYTES = 4 << 20
 MAX_IN_FLIGHT = 8  # pieces on their way, for each rank
+HOST = torch.device("cpu")
 
 
 class BadManifest(ElastipodError):
@@ -106,14 +107,18 @@ def _is_held(content: Content, shape: TensorShape, own: Mapping[str, str], expec
 
 
 def _send(content: Content, own: Mapping[int, Sequence[Piece]], progress: Callable[[], None]) -> None:
-    """Send each receiver its pieces, by turns."""
+    """Send each receiver its pieces, by turns.
+
+    All leave from host memory: optimizers keep counters there, which travel with tensors of an accelerator, and a message that a
+    group for accelerators has taken may still fail.
+    """
     raws = {key: as_bytes(tensor) for key, tensor in content.tensors.items()}
     sent: deque[tuple[dist.Work | None, torch.Tensor]] = deque()
     former: tuple[Piece | None, torch.Tensor] = (None, torch.empty(0))
     by_turns = zip_longest(*([(receiver, piece) for piece in own[receiver]] for receiver in own))
     for receiver, piece in filter(None, chain.from_iterable(by_turns)):
         if piece != former[0]:  # receivers that lack the same get the same
-            views = [raws[span.key][span.start : span.stop] for span in piece.spans]
+            views = [raws[span.key][span.start : span.stop].to(HOST) for span in piece.spans]
             former = (piece, views[0] if len(views) == 1 else torch.cat(views))
         data = former[1]
         sent.append((dist.isend(data, dst=receiver), data))
@@ -129,10 +134,13 @@ def _receive(target: Content, dealt: Sequence[Piece], progress: Callable[[], Non
     raws = {key: as_bytes(tensor) for key, tensor in target.tensors.items()}
     on_way: deque[tuple[dist.Work | None, torch.Tensor, Piece]] = deque()
 
+    def is_direct(piece: Piece) -> bool:
+        return len(piece.spans) == 1 and raws[piece.spans[0].key].device == HOST
+
     def take_first() -> None:
         work, data, piece = on_way.popleft()
         _wait(work)
-        if len(piece.spans) > 1:
+        if not is_direct(piece):
             start = 0
             for span in piece.spans:
                 stop = start + span.stop - span.start
@@ -141,13 +149,12 @@ def _receive(target: Content, dealt: Sequence[Piece], progress: Callable[[], Non
         progress()
 
     for piece in dealt:
-        (first, *others) = piece.spans
-        if others:
-            data = torch.empty(
-                sum(span.stop - span.start for span in piece.spans), dtype=torch.uint8, device=raws[first.key].device
-            )
+        if is_direct(piece):
+            (span,) = piece.spans
+            data = raws[span.key][span.start : span.stop]
         else:
-            data = raws[first.key][first.start : first.stop]
+            num_bytes = sum(span.stop - span.start for span in piece.spans)
+            data = torch.empty(num_bytes, dtype=torch.uint8)
         on_way.append((dist.irecv(data, src=piece.donor), data, piece))
         if len(on_way) > MAX_IN_FLIGHT:
             take_first()
@@ -171,8 +178,7 @@ def _room(content: Content, shape: TensorShape, members: Members) -> torch.Tenso
     if own is not None and tuple(own.shape) == shape.sizes and name == shape.dtype:
         return own
     is_counter = not shape.sizes  # optimizers keep their step counts on the host
-    device = torch.device("cpu") if is_counter else next(members.model.parameters()).device
-    return empty_like_shape(shape, device)
+    return empty_like_shape(shape, HOST if is_counter else next(members.model.parameters()).device)
 
 
 def _manifest(content: Content, digests: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -24,7 +25,7 @@ from elastipod.in_memory.memory_state import MemoryState, WorldLost, lost_world
 from elastipod.in_memory.offer_wire import RankOffer
 from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.process_groups import ProcessGroups
-from elastipod.torch_compat import detach_reducer, wrapped_as_it_is
+from elastipod.torch_compat import accelerators_of, await_devices, detach_reducer, wrapped_as_it_is
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class WorldLife:
         self.place = SINGLE
         self._wrapped: nn.Module | None = None
         self.plan: ElasticBatches | None = None
+        self._known: ElasticBatches | None = None  # the position after all steps that this rank may give to others
         self.donor = 0  # the rank whose state the others are compared with
         self.is_loaded = False  # whether the present generation began from a checkpoint
         self.durable = durable
@@ -59,6 +61,7 @@ class WorldLife:
         self._wrap = wrap
         self._lost_to: BaseException | None = None
         self._has_groups = False
+        self._accelerators: set[torch.device] = set()
 
     @property
     def model(self) -> nn.Module:
@@ -98,6 +101,7 @@ class WorldLife:
         self.donor = donor = memory.donor_of(resume)
         self._agree_on_position(plan, resume.step, donor)
         self._wrap_model()
+        self._accelerators = accelerators_of(memory.members.model) if self._has_groups else set()
         memory.finish_filling()
         self._pass(chaos.Moment.VERIFYING)
         before_verifying()
@@ -107,6 +111,18 @@ class WorldLife:
             self._groups.begin_training()
             if self.outlives_generation:
                 memory.following.listen(self.place, self._groups.publish)
+
+    def await_gradients(self) -> None:
+        """Return once the gradients of a step are there and good. Raises WorldLost when the generation ended before.
+
+        On an accelerator a collective returns before it has run, and one that is aborted leaves anything in its gradients. An abort
+        comes after the agent's word, so nothing was aborted without it.
+        """
+        if not self._accelerators:
+            return
+        await_devices(self._accelerators)
+        if self.link is not None and self.link.is_over:
+            raise WorldLost("the agent has ended the generation while gradients were reduced")
 
     def _free(self) -> None:
         """Free the training thread, which may wait for a peer that is gone: in a collective, or for the stop step of a resize."""
@@ -200,6 +216,7 @@ class WorldLife:
         step = plan.first_step if resume is None else resume.step
         origin = 0 if resume is None else resume.generation
         self.plan = plan if resume is None else plan.resumed(resume.extra["data"])
+        self._known = None
         offers = self.memory.begin_anew(step, self.place.rank, world_size, is_loaded=resume is not None)
         self._limit.progress()
         return [RankOffer(offer, origin) for offer in offers]
@@ -219,11 +236,14 @@ class WorldLife:
         """Take over the position in the data from a rank that has trained up to it."""
         own = None
         if self.place.rank == donor:
-            assert self.plan is not None, "a donor has a position"
-            own = json.dumps(self.plan.state_dict(step))
+            known = self._known or self.plan
+            assert known is not None, "a donor has a position"
+            own = json.dumps(known.state_dict(step))
         with lost_world("the position in the data could not be exchanged"):
             text = text_of(donor, own)
         self.plan = plan.resumed(json.loads(text))
+        if self._known is None or not _tells(self._known, step, text):
+            self._known = self.plan
 
     def _unwrap(self) -> None:
         if self._wrapped is not None:
@@ -244,3 +264,11 @@ class WorldLife:
 
     def _pass(self, moment: chaos.Moment) -> None:
         chaos.reached(moment, rank=self.place.rank, step=1 + (self.memory.rank.completed or 0))
+
+
+def _tells(plan: ElasticBatches, step: int, position: str) -> bool:
+    """Whether a plan gives this position: its world resumed at this step or before, in the same history."""
+    try:
+        return json.dumps(plan.state_dict(step)) == position
+    except ValueError:
+        return False

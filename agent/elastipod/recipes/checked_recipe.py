@@ -62,6 +62,7 @@ def check_recipe(config: Mapping[str, Any], *, ranks_per_node: int, model_parall
     _check_same_folder(recipe)
     for nodes in recipe.nodes:
         _check_number_of_nodes(recipe, nodes)
+        _check_number_of_ranks(recipe, nodes, ranks_per_node)
         _check_groups(nodes, ranks_per_node, model_parallel)
         _check_batch(recipe, nodes, ranks_per_node, model_parallel)
     return CheckedRecipe(recipe, True, _start(recipe), times, tuple(_warnings(recipe)))
@@ -122,6 +123,14 @@ def _check_number_of_nodes(recipe: ElasticRecipe, nodes: int) -> None:
     if stated != nodes:
         raise RecipeError(
             f"scale_config.{nodes}.trainer.num_nodes is {stated!r}, but its key is {nodes}; set it to {nodes}, or leave it out"
+        )
+
+
+def _check_number_of_ranks(recipe: ElasticRecipe, nodes: int, ranks_per_node: int) -> None:
+    stated = _block(recipe.scales.get(nodes, {}), "trainer").get("devices", ranks_per_node)
+    if stated != ranks_per_node:
+        raise RecipeError(
+            f"scale_config.{nodes}.trainer.devices is {stated!r}, but each node has {ranks_per_node} workers at every size; leave it out"
         )
 
 

@@ -28,8 +28,9 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.override += rest  # those behind options
     try:
-        config = overridden(_read(options.file), options.override)
-        ranks = options.ranks_per_node or _devices(config)
+        devices = [f"trainer.devices={options.ranks_per_node}"] if options.ranks_per_node else []
+        config = overridden(_read(options.file), [*options.override, *devices])
+        ranks = _devices(config)
         checked = check_recipe(config, ranks_per_node=ranks, model_parallel=options.model_parallel)
         objects = render(checked, _render_options(options, config, ranks))
     except (RecipeError, BatchSizeError) as error:

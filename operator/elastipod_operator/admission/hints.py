@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..kube.containers import agent_container, wanted_container
 from ..kube.reading import mapping, mappings, text
 
 # Volumes that end with their pod, or that hold no checkpoints.
@@ -13,11 +14,15 @@ PASSING = frozenset({"emptyDir", "configMap", "secret", "downwardAPI", "projecte
 Body = Mapping[str, Any]
 
 
-def template_hints(spec: Body, container: str) -> Iterator[str]:
-    """Give sentences about the templates of a spec. container: the one that runs the agent."""
-    for one in mappings(spec.get("replicaSpecs")):
-        pod = mapping(mapping(one.get("template")).get("spec"))
-        agent = next((c for c in mappings(pod.get("containers")) if c.get("name") == container), {})
+def template_hints(spec: Body) -> Iterator[str]:
+    """Give sentences about the templates of a spec."""
+    specs = [(one, mapping(one.get("template"))) for one in mappings(spec.get("replicaSpecs"))]
+    named, first = text(mapping(spec.get("elastipod")).get("container")), specs[0][1] if specs else {}
+    wanted = wanted_container(named, first)
+    for one, template in specs:
+        pod = mapping(template.get("spec"))
+        agent = agent_container(mappings(pod.get("containers")), wanted) or {}
+        container = text(agent.get("name"))
         where = f"spec.replicaSpecs[{text(one.get('name'))}].template"
         words = [str(word) for key in ("command", "args") for word in agent.get(key) or ()]
         if words and not _may_start_agent(words):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..core.conditions.warning import FOREIGN_RECORD, pending_edits, spec_warnings, unusable_edits
@@ -36,14 +36,25 @@ def queue_named_in(request: Body) -> tuple[str, str]:
     return names if all(OBJECT_NAME.fullmatch(name) for name in names) else ("", "")
 
 
+def job_without_ceiling(request: Body) -> tuple[str, str]:
+    """Give namespace and name of the job whose ceiling a scale removes; empty names for any other scale, and as above."""
+    is_removed = _ceiling(request.get("oldObject")) and not _ceiling(request.get("object"))
+    names = text(request.get("namespace")), text(request.get("name"))
+    return names if is_removed and all(OBJECT_NAME.fullmatch(name) for name in names) else ("", "")
+
+
+def allow(request: Body, warnings: Sequence[str] = ()) -> dict[str, Any]:
+    """Give the AdmissionReview that allows a request."""
+    response = {"uid": text(request.get("uid")), "allowed": True, "warnings": [*warnings]}
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+
+
 def answer(request: Body, queue: QueueFact | str | None) -> dict[str, Any]:
     """Give the AdmissionReview that allows a request, with warnings.
 
     queue: that of the job, or a sentence on why it cannot be used; None if there is none, or it is unknown.
     """
-    warnings = [shortened(one, WARNING_LENGTH) for one in dict.fromkeys(_warnings(request, queue))]
-    response = {"uid": text(request.get("uid")), "allowed": True, "warnings": warnings}
-    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+    return allow(request, [shortened(one, WARNING_LENGTH) for one in dict.fromkeys(_warnings(request, queue))])
 
 
 def _warnings(request: Body, queue: QueueFact | str | None) -> Iterator[str]:
@@ -70,7 +81,7 @@ def _warnings(request: Body, queue: QueueFact | str | None) -> Iterator[str]:
         yield sentence
     if policy.is_ttl_zero:
         yield KEPT_TEXT
-    yield from template_hints(mapping(in_force.get("spec")), policy.container)
+    yield from template_hints(mapping(in_force.get("spec")))
 
 
 def _ceiling(body: Any) -> int:

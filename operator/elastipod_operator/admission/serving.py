@@ -39,11 +39,11 @@ def _tasks(options: Options, api: Api, leads: Callable[[], bool]) -> list[Corout
     from .certificates import Files, SelfMade
     from .webhook import Webhook
 
-    queues = QueueApi(api)
+    queues, scope = QueueApi(api), options.scope
     if options.webhook_certificates:
-        return [Webhook(options.webhook_port, Files(Path(options.webhook_certificates)), queues).run()]
+        return [Webhook(options.webhook_port, Files(Path(options.webhook_certificates)), queues, api, scope).run()]
     own = SelfMade(read_install_keys(options.install_key_file), options.webhook_name)
-    serves = Webhook(options.webhook_port, own, queues).run()
+    serves = Webhook(options.webhook_port, own, queues, api, scope).run()
     configuration = options.webhook_configuration
     return [serves, keep_bundle(api, configuration, own, leads)] if configuration else [serves]
 

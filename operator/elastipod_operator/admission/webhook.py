@@ -14,12 +14,14 @@ from aiohttp import web
 
 from ..core.queue_facts import QueueFact
 from ..kube.api import CALL_ERRORS, ApiError
+from ..kube.api_ports import JobReads
 from ..kube.cluster_queues import QueueTable
 from ..kube.queue_api import QueueApi
-from ..kube.reading import mapping
+from ..kube.reading import mapping, text
+from ..kube.scope import Scope
 from ..queueing.workload_control import KUEUE_MISSING
 from .certificates import CertificateError, Certificates, Pair
-from .review import answer, queue_named_in
+from .review import allow, answer, job_without_ceiling, queue_named_in
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +41,20 @@ def wall_clock() -> datetime:
 
 
 class Webhook:
-    """Serves reviews on a port, with a certificate that is renewed while it runs."""
+    """Serves reviews on a port, with a certificate that is renewed while it runs. scope: the jobs of which it speaks."""
 
     def __init__(
         self,
         port: int,
         certificates: Certificates,
         queues: QueueApi,
+        jobs: JobReads,
+        scope: Scope,
         clock: Callable[[], datetime] = wall_clock,
         check_again_s: float = CHECK_AGAIN_S,
     ) -> None:
-        self._port, self._certificates, self._queues = port, certificates, queues
+        self._port, self._certificates = port, certificates
+        self._queues, self._jobs, self._scope = queues, jobs, scope
         self._clock, self._check_again_s = clock, check_again_s
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -75,7 +80,24 @@ class Webhook:
     async def review(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Give the answer to an AdmissionReview. Raises nothing because of its content."""
         request = mapping(body.get("request"))
+        if not await self._is_ours(request):
+            return allow(request)
         return answer(request, await self._queue(*queue_named_in(request)))
+
+    async def _is_ours(self, request: Mapping[str, Any]) -> bool:
+        """Whether this release runs the job of a request, as far as that is known."""
+        if not self._scope.watches(text(request.get("namespace"))):
+            return False
+        if request.get("subResource") != "scale":
+            return self._scope.holds(mapping(request.get("object")))
+        namespace, name = job_without_ceiling(request)
+        if not name:
+            return False  # there is nothing to say of it
+        try:  # a scale does not show the annotations of its job
+            async with asyncio.timeout(LOOKUP_LIMIT_S):
+                return self._scope.holds(await self._jobs.effective_job(namespace, name))
+        except CALL_ERRORS:
+            return False
 
     async def _queue(self, namespace: str, name: str) -> QueueFact | str | None:
         if not namespace or not name:

@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 SCHEME = "Elastipod-HMAC-SHA256"
 ANSWER_HEADER = "Elastipod-Answer"
@@ -130,20 +131,19 @@ class Authenticator:
 
 
 class Authenticators:
-    """One Authenticator per agent, shared by all callers, because it remembers what the agent requests."""
+    """One Authenticator per agent, shared by all callers, because it remembers what the agent requests.
+
+    It lasts as long as someone holds it: the agent that is polled, and each call.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[Credentials, Authenticator] = {}
+        self._known: WeakValueDictionary[Credentials, Authenticator] = WeakValueDictionary()
 
     def of(self, credentials: Credentials) -> Authenticator:
         """Give the Authenticator for these credentials."""
         if not credentials.key:
             return Authenticator(credentials)  # nothing to remember
         return self._known.setdefault(credentials, Authenticator(credentials))
-
-    def forget(self, credentials: Credentials) -> None:
-        """Drop the state of an agent whose pod was deleted."""
-        self._known.pop(credentials, None)
 
 
 def _digest(body: bytes) -> str:

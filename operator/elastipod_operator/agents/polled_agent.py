@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from .. import clock
 from ..core.snapshot import ObservedAgent
-from .authentication import NO_CREDENTIALS, Credentials
+from .authentication import NO_CREDENTIALS, Authenticator, Credentials
 from .polls import PollConnection
 
 
@@ -41,6 +41,8 @@ class PolledAgent:
     """An agent that is polled, and its newest status."""
 
     address: Address
+    authenticator: Authenticator
+    """Also of its other callers, for as long as it is polled."""
     fact: ObservedAgent = field(default_factory=ObservedAgent)
     version: int | None = None
     progress: str = ""

@@ -89,7 +89,7 @@ class AgentStatusCache:
         self._data = ByteBudget(per_job=MAX_JOB_DATA, in_all=MAX_DATA, free=FREE_DATA)
         self._texts = ByteBudget(per_job=MAX_JOB_TEXTS, in_all=MAX_TEXTS, free=FREE_TEXTS)
         self._parts = ByteBudget(per_job=MAX_JOB_PARTS, in_all=MAX_PARTS, free=FREE_PARTS)
-        self._requests = StatusRequests(session, self._authenticators, self._parts)
+        self._requests = StatusRequests(session, self._parts)
         self._peers = PeerReachability(session, self._authenticators, wake, self._parts)
 
     def watch(self, pod_uid: str, address: Address) -> None:
@@ -98,7 +98,8 @@ class AgentStatusCache:
         if known is not None and known.address == address:
             return
         self.forget(pod_uid)
-        polled = PolledAgent(address, ObservedAgent(trying_since=clock.now()))
+        authenticator = self._authenticators.of(address.credentials)
+        polled = PolledAgent(address, authenticator, ObservedAgent(trying_since=clock.now()))
         self._polled[pod_uid] = polled
         self._jobs.setdefault(address.job, {})[pod_uid] = polled
         polled.task = asyncio.create_task(self._follow(polled), name=f"agent {address.ip}:{address.port}")
@@ -124,7 +125,6 @@ class AgentStatusCache:
         polled = self._polled.pop(pod_uid, None)
         if polled is None:
             return
-        self._authenticators.forget(polled.address.credentials)
         job = polled.address.job
         self._data.change(job, -len(polled.progress) - len(polled.worker_data))
         self._texts.change(job, -polled.num_text_bytes)

@@ -11,7 +11,7 @@ import aiohttp
 
 from .. import clock
 from ..core.silence import HEARTBEAT
-from .authentication import Authenticators, Response
+from .authentication import Response
 from .budgets import ByteBudget
 from .polled_agent import PolledAgent, with_kernel_activity
 from .polls import PollConnection, PollInterrupted, TooLarge, UnsupportedResponse
@@ -38,9 +38,8 @@ def open_session() -> aiohttp.ClientSession:
 class StatusRequests:
     """Asks agents for their status. parts: the budget of incomplete responses."""
 
-    def __init__(self, session: aiohttp.ClientSession, authenticators: Authenticators, parts: ByteBudget) -> None:
+    def __init__(self, session: aiohttp.ClientSession, parts: ByteBudget) -> None:
         self._session = session
-        self._authenticators = authenticators
         self._parts = parts
 
     async def ask(self, polled: PolledAgent, poll_s: Callable[[PolledAgent], float]) -> AgentStatus:
@@ -67,7 +66,7 @@ class StatusRequests:
             async with self._session.get(url, timeout=timeout, allow_redirects=False, headers=headers) as response:
                 return await read_response(response, hold)
 
-        reply = await self._authenticators.of(polled.address.credentials).exchange("GET", target, b"", send)
+        reply = await polled.authenticator.exchange("GET", target, b"", send)
         _check(reply.status)
         return parse_status(decode_json(reply.body), polled.fact, clock.now())
 
@@ -86,7 +85,7 @@ class StatusRequests:
             return await connection.ask(target, CONNECT_S, wait_s + CONNECT_S + 1, headers)
 
         try:
-            reply = await self._authenticators.of(polled.address.credentials).exchange("GET", target, b"", send)
+            reply = await polled.authenticator.exchange("GET", target, b"", send)
         except TooLarge as error:
             raise InvalidStatus(str(error)) from error
         except (OSError, PollInterrupted) as error:

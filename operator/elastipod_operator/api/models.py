@@ -261,7 +261,7 @@ class ElastipodOptions(Model):
     """Port of the agent in new pods; an edit moves no agent that runs. A container port named agent takes precedence. Absent: 8080."""
 
     container: DnsLabel | None = None
-    """The container that runs the agent. Absent: the first one."""
+    """The container that runs the agent. Absent: the first one. An edit takes effect with edits of the templates."""
 
     parallelism: PositiveCount = 1
     """Ranks of one model group, which hold the weights once between them (tensor x pipeline x context parallel x HSDP shard).

@@ -48,6 +48,8 @@ ANNOTATION_WORKLOAD = "kueue.x-k8s.io/workload"
 LABEL_INCREMENT = "elastipod.io/share"
 
 DEFAULT_AGENT_PORT = 8080
+# Variables that the agent's container of every pod has: the user's where the template has them, else the operator's.
+JOB_ENV, RUN_ID_ENV, POD_ENV = "ELASTIPOD_JOB", "ELASTIPOD_RUN_ID", "ELASTIPOD_POD"
 AGENT_PORT_ENV = "ELASTIPOD_AGENT_PORT"
 
 ENDS_IN_NUMBER = re.compile(r"(^|-)[0-9]+$")

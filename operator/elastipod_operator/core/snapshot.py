@@ -177,6 +177,8 @@ class ObservedPod:
     uid: str
     created_at: datetime
     """When this operator first saw it."""
+    considered_at: datetime | None = None
+    """When this operator first saw that a scheduler had considered it; None if none has."""
     phase: str = "Pending"
     ip: str = ""
     node: str = ""
@@ -201,6 +203,8 @@ class ObservedPod:
     """The Secret that holds the job's key for its agent; empty for none."""
     agent_port: int | None = None
     """The port at which its agent was told to listen; None if the pod does not say: then it is the job's."""
+    agent_container: str = ""
+    """The container that runs its agent; empty if unknown."""
     generation: int = 0
     """The job's generation when the pod was created, from its label."""
     avoids: tuple[str, ...] = ()

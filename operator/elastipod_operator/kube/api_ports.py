@@ -45,11 +45,15 @@ class PodCalls(Protocol):
         """Delete a pod if it is still the same one; gives the pod, or a Status if it is gone at once."""
 
 
-class JobCalls(RawCalls, PodCalls, Protocol):
-    """All calls of a reconcile pass."""
+class JobReads(Protocol):
+    """The call that reads one job."""
 
     async def effective_job(self, namespace: str, name: str) -> Body:
         """Give a job as it is now."""
+
+
+class JobCalls(RawCalls, PodCalls, JobReads, Protocol):
+    """All calls of a reconcile pass."""
 
     async def patch_metadata(self, job: ObservedJob, version: str, metadata: Mapping[str, Any]) -> Body:
         """Write annotations or finalizers if the job is still at `version`; otherwise the answer is 409."""

@@ -1,8 +1,8 @@
 """The parts of the spec that must survive an edit, kept in an annotation. Pure.
 
-Edits of templates and nprocPerNode take effect when a job is suspended and resumed: until then new pods are like the running
-ones. `rest` is the remainder of the last valid spec, which stays in force while an edit is invalid. Values of variables are
-not kept (redaction.py).
+Edits of templates, of the container in them that runs the agent, and of nprocPerNode take effect when a job is suspended and
+resumed: until then new pods are like the running ones. `rest` is the remainder of the last valid spec, which stays in
+force while an edit is invalid. Values of variables are not kept (redaction.py).
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def applied_annotation(body: Mapping[str, Any], *, adopts_spec: bool, room: int)
     if kept is not None and not adopts_spec and kept.get("rest") == rest and kept.get("uid"):
         return None
     taken = (
-        _taken_up(spec) if kept is None or adopts_spec else {name: kept[name] for name in ("nprocPerNode", "templates")}
+        _taken_up(spec)
+        if kept is None or adopts_spec
+        else {name: kept[name] for name in ("nprocPerNode", "templates")} | {"container": _container_of(kept, spec)}
     )
     taken["uid"] = uid_of(body)
     whole = _packed({**taken, "rest": rest})
@@ -67,7 +69,7 @@ def last_good_spec(body: Mapping[str, Any]) -> Spec | None:
         for s in mappings(rest.get("replicaSpecs"))
         if s.get("name") in templates
     ]
-    good = {**rest, "nprocPerNode": kept["nprocPerNode"], "replicaSpecs": specs}
+    good = _with_container({**rest, "nprocPerNode": kept["nprocPerNode"], "replicaSpecs": specs}, kept)
     if mapping(mapping(body.get("spec")).get("runPolicy")).get("suspend") is True:
         good["runPolicy"] = {**mapping(rest.get("runPolicy")), "suspend": True}
     return good
@@ -75,7 +77,31 @@ def last_good_spec(body: Mapping[str, Any]) -> Spec | None:
 
 def _taken_up(spec: Mapping[str, Any]) -> Spec:
     templates = {s["name"]: redacted(s.get("template")) for s in spec.get("replicaSpecs") or ()}
-    return {"nprocPerNode": spec.get("nprocPerNode"), "templates": templates}
+    return {"nprocPerNode": spec.get("nprocPerNode"), "container": _container_in(spec), "templates": templates}
+
+
+def _container_in(spec: Mapping[str, Any]) -> str | None:
+    """Give the container that a spec names for the agent; None for the first one."""
+    return text(mapping(spec.get("elastipod")).get("container")) or None
+
+
+def _container_of(kept: Mapping[str, Any], spec: Mapping[str, Any]) -> str | None:
+    """Give the container that runs the agent in pods of the kept templates.
+
+    An annotation of an earlier version names it with the rest of the spec. spec: the present one, if even that is missing.
+    """
+    if "container" in kept:
+        return text(kept["container"]) or None
+    rest = kept.get("rest")
+    return _container_in(rest if isinstance(rest, Mapping) else spec)
+
+
+def _with_container(spec: Spec, kept: Mapping[str, Any]) -> Spec:
+    """Give a spec with the container of the kept templates."""
+    container = _container_of(kept, spec)
+    if container == _container_in(spec):
+        return spec
+    return {**spec, "elastipod": {**mapping(spec.get("elastipod")), "container": container}}
 
 
 def _rest_of(spec: Mapping[str, Any]) -> Spec:
@@ -117,7 +143,7 @@ def any_applied_of(body: Mapping[str, Any]) -> Spec | None:
 
 
 def effective_spec(body: Mapping[str, Any], pods: Sequence[Mapping[str, Any]] = ()) -> Spec:
-    """Give the spec from which pods are created: the user's, with the templates and worker count that are in effect.
+    """Give the spec from which pods are created: the user's, with the templates, container and worker count that are in effect.
 
     pods: some pods of the job, for values of variables that the spec no longer has (see `needs_pods`). A value that no pod has
     either is taken from the present spec.
@@ -130,7 +156,7 @@ def effective_spec(body: Mapping[str, Any], pods: Sequence[Mapping[str, Any]] = 
         {**s, "template": templates[s["name"]]} if s.get("name") in templates else s for s in spec["replicaSpecs"]
     ]
     spec["nprocPerNode"] = kept["nprocPerNode"]
-    return spec
+    return _with_container(spec, kept)
 
 
 def needs_pods(body: Mapping[str, Any]) -> bool:
@@ -162,6 +188,8 @@ def pending_edits(body: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     spec = mapping(body.get("spec"))
     found = [] if spec.get("nprocPerNode") == kept["nprocPerNode"] else ["spec.nprocPerNode"]
+    if _container_of(kept, spec) != _container_in(spec):
+        found.append("spec.elastipod.container")
     for s in mappings(spec.get("replicaSpecs")):
         if s.get("name") in kept["templates"] and redacted(s.get("template")) != redacted(kept["templates"][s["name"]]):
             found.append(f"spec.replicaSpecs[{s['name']}].template")

@@ -6,21 +6,41 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from ..core.names import AGENT_PORT_ENV, JOB_ENV, POD_ENV, RUN_ID_ENV
 from ..core.snapshot import ContainerState, ObservedContainer
 from .reading import mapping, mappings, text
 
+AGENT_ENVS = frozenset({JOB_ENV, RUN_ID_ENV, POD_ENV, AGENT_PORT_ENV})
 Container = TypeVar("Container", bound=Mapping[str, Any])
 # Shared, because thousands of pods are in one of a few states.
 _shared = lru_cache(maxsize=1024)(ObservedContainer)
 
 
-def agent_container(containers: Sequence[Container], wanted: str) -> Container | None:
-    """Give the container that runs the agent: the one named `wanted`, else the first; None without containers.
+def wanted_container(named: str, first_template: Mapping[str, Any]) -> str:
+    """Give the name of the container that runs the agent in new pods of all templates; "" if none is known.
 
-    containers: of a pod's spec. The statuses do not show which one is first, because kubelets sort them by name.
+    named: by the spec, "" for none. Then it is the first one of the first template.
+    """
+    containers = mappings(mapping(first_template.get("spec")).get("containers"))
+    return named or (text(containers[0].get("name")) if containers else "")
+
+
+def agent_container(containers: Sequence[Container], wanted: str) -> Container | None:
+    """Give the container that runs the agent in new pods: the one named `wanted`, else the first; None without containers.
+
+    containers: of a template. The statuses do not show which one is first, because kubelets sort them by name.
     """
     named = (one for one in containers if one.get("name") == wanted)
     return next(named, containers[0] if containers else None)
+
+
+def agent_container_of_pod(containers: Sequence[Container], wanted: str) -> Container | None:
+    """Give the container that runs the agent of a pod that exists: the one that was made for it, whatever the job says since.
+
+    wanted: decides for a pod whose variables do not tell; as for `agent_container`.
+    """
+    made_for_it = [one for one in containers if {text(e.get("name")) for e in mappings(one.get("env"))} >= AGENT_ENVS]
+    return agent_container(made_for_it or containers, wanted)
 
 
 def statuses_by_name(listed: Any) -> dict[str, Mapping[str, Any]]:

@@ -23,8 +23,14 @@ def job_as_seen(fact: ObservedJob, before: ObservedJob | None, now: datetime) ->
 
 
 def pod_as_seen(fact: ObservedPod, before: ObservedPod | None, now: datetime) -> ObservedPod:
-    """Date a pod, its deletion and its problem. before: the pod as last known."""
-    fact = replace(fact, created_at=now if before is None else before.created_at, kill_at=_kill_at(fact, before, now))
+    """Date a pod, its scheduling, its deletion and its problem. before: the pod as last known."""
+    considered_at = before.considered_at if before is not None else None
+    fact = replace(
+        fact,
+        created_at=now if before is None else before.created_at,
+        considered_at=(considered_at or now) if fact.considered_at is not None else None,
+        kill_at=_kill_at(fact, before, now),
+    )
     if fact.problem_reason:
         is_known = before is not None and before.problem_reason == fact.problem_reason
         fact = replace(fact, problem_since=before.problem_since if before and is_known else now)

@@ -21,7 +21,7 @@ from typing import Any
 from ..agents.authentication import NO_CREDENTIALS, Credentials
 from ..core.names import API_VERSION, KIND, LABEL_JOB, LABEL_UID
 from ..core.snapshot import ObservedJob, ObservedPod
-from .containers import agent_container
+from .containers import agent_container_of_pod
 from .reading import mapping, mappings, text
 
 # Variables of the agent's container, and the entries of the Secret that they come from.
@@ -113,8 +113,8 @@ def key_entries(secret: str) -> list[dict[str, Any]]:
 
 
 def key_secret_of(body: Mapping[str, Any], container: str) -> str:
-    """Give the Secret that holds the key, or only the token, of a pod's agent; "" for none. container: as for `agent_container`."""
-    agent = agent_container(mappings(mapping(body.get("spec")).get("containers")), container)
+    """Give the Secret that holds the key, or only the token, of a pod's agent; "" for none. container: as for `observe_pod`."""
+    agent = agent_container_of_pod(mappings(mapping(body.get("spec")).get("containers")), container)
     for entry in mappings(agent.get("env")) if agent is not None else ():
         if entry.get("name") in (KEY_ENV, TOKEN_ENV):
             return text(mapping(mapping(entry.get("valueFrom")).get("secretKeyRef")).get("name"))

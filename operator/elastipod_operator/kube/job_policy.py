@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 from ..api import JobSpec
 from ..api.models import Recovery, Switch
@@ -13,13 +11,14 @@ from ..core.model_groups import ModelGroups
 from ..core.names import DEFAULT_AGENT_PORT
 from ..core.sizes import SizeRequest, resolve
 from ..core.snapshot import Policy, SpecLimits
+from .containers import wanted_container
 from .templates import check_worker_counts, snooze_warnings, template_warnings, worker_count
 
 
 def policy_of(spec: JobSpec) -> Policy:
     """Fill in the defaults and resolve the sizes. Raises SizeError."""
     elastic, run, ours = spec.elastic_policy, spec.run_policy, spec.elastipod
-    container = ours.container or _first_container(spec.replica_specs[0].template)
+    container = wanted_container(ours.container or "", spec.replica_specs[0].template)
     sizes = resolve(
         SizeRequest(
             spec_replicas=tuple(s.replicas for s in spec.replica_specs),
@@ -98,11 +97,6 @@ def agent_port(spec: JobSpec) -> int:
             if port.get("name") == "agent" and isinstance(number, int) and 0 < number < 65536:
                 return number
     return spec.elastipod.agent_port or DEFAULT_AGENT_PORT
-
-
-def _first_container(template: Mapping[str, Any]) -> str:
-    containers = (template.get("spec") or {}).get("containers") or [{}]
-    return str(containers[0].get("name", ""))
 
 
 def _seconds(value: int | None) -> timedelta | None:

@@ -87,7 +87,8 @@ class Disruption:
 
     def reason_for(self, tolerations: Sequence[Mapping[str, Any]]) -> str:
         """Say why pods with these tolerations must leave; empty when they may stay."""
-        expelling = (t for t in self.taints if not any(_tolerates(one, t) for one in tolerations))
+        lasting = [one for one in tolerations if one.get("tolerationSeconds") is None]
+        expelling = (t for t in self.taints if not any(tolerates(one, t) for one in lasting))
         taint = next(expelling, None)
         return self.announced or (_taint_text(taint) if taint is not None else "")
 
@@ -123,16 +124,14 @@ def _signals(body: Mapping[str, Any]) -> Iterator[tuple[str, str, SignalEffect]]
         yield condition, condition, SignalEffect.IGNORE
 
 
-def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    """Whether a toleration lets a pod stay permanently despite a NoExecute taint, as in Kubernetes."""
-    if toleration.get("tolerationSeconds") is not None or toleration.get("effect") not in (None, "", "NoExecute"):
+def tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    """Whether a toleration concerns a taint, as in Kubernetes. With tolerationSeconds a pod must leave after that time."""
+    if toleration.get("effect") not in (None, "", taint.get("effect")):
         return False
-    if not toleration.get("key"):
-        return toleration.get("operator") == "Exists"
-    is_any = toleration.get("operator") == "Exists"
-    return toleration["key"] == taint.get("key") and (
-        is_any or (toleration.get("value") or "") == (taint.get("value") or "")
-    )
+    if toleration.get("operator") == "Exists":
+        return toleration.get("key") in (None, "", taint.get("key"))
+    same_value = (toleration.get("value") or "") == (taint.get("value") or "")
+    return bool(toleration.get("key")) and toleration.get("key") == taint.get("key") and same_value
 
 
 def _taint_text(taint: Mapping[str, Any]) -> str:

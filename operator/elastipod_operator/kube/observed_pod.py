@@ -17,9 +17,9 @@ from ..core.names import (
     pod_id_of,
 )
 from ..core.snapshot import ObservedPod
-from .containers import agent_container, all_ended, container_fact, statuses_by_name
+from .containers import agent_container_of_pod, all_ended, container_fact, statuses_by_name
 from .job_keys import key_secret_of
-from .pod_problem import pod_problem, scheduler_problem
+from .pod_problem import pod_problem, scheduler_problem, was_considered
 from .reading import annotations_of, labels_of, mapping, mappings, shortened, text
 from .times import time_or
 
@@ -31,7 +31,7 @@ SERVER_PORT = "--server-port"  # of hyperpodrun; it takes precedence over the en
 
 
 def observe_pod(body: Mapping[str, Any], container: str) -> ObservedPod | None:
-    """Read a pod of a job; None if its labels are not the operator's. container: the one that runs the agent."""
+    """Read a pod of a job; None if its labels are not the operator's. container: the one that runs the agent, if the pod does not tell."""
     meta, spec, status = (mapping(body.get(part)) for part in ("metadata", "spec", "status"))
     labels, annotations = labels_of(body), annotations_of(body)
     identity = pod_id_of(labels)
@@ -39,7 +39,7 @@ def observe_pod(body: Mapping[str, Any], container: str) -> ObservedPod | None:
         return None
     name, created_at = text(meta.get("name")), time_or(meta.get("creationTimestamp"), NOT_YET)
     states = statuses_by_name(status.get("containerStatuses"))
-    runs_agent = agent_container(mappings(spec.get("containers")), container) or {"name": container}
+    runs_agent = agent_container_of_pod(mappings(spec.get("containers")), container) or {"name": container}
     mine: Mapping[str, Any] = states.get(text(runs_agent.get("name"))) or {}
     container_now = container_fact(spec, mine)
     reason, problem = pod_problem(name, status, mine, states, container_now)
@@ -54,6 +54,7 @@ def observe_pod(body: Mapping[str, Any], container: str) -> ObservedPod | None:
         name=name,
         uid=text(meta.get("uid")),
         created_at=created_at,
+        considered_at=created_at if was_considered(status) else None,
         phase=text(status.get("phase")) or "Pending",
         ip=text(status.get("podIP")),
         node=text(spec.get("nodeName")),
@@ -66,6 +67,7 @@ def observe_pod(body: Mapping[str, Any], container: str) -> ObservedPod | None:
         problem_reason=reason,
         key_secret=key_secret_of(body, container),
         agent_port=_agent_port(runs_agent),
+        agent_container=sys.intern(text(runs_agent.get("name"))),
         generation=_number(labels.get(LABEL_GENERATION)),
         avoids=_names_in(annotations.get(ANNOTATION_AVOIDS, "")),
         only_on=_names_in(annotations.get(ANNOTATION_ONLY_ON, "")),

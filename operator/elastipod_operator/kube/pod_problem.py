@@ -56,9 +56,15 @@ def scheduler_problem(pod: str, spec: Mapping[str, Any], status: Mapping[str, An
         return NO_REASON, ""
     wanted = shortened(text(spec.get("schedulerName")) or "default-scheduler")
     return NOT_CONSIDERED, (
-        f"no scheduler has considered pod {pod}: schedulerName {wanted} seems to be unknown; start that scheduler, or change "
-        "spec.replicaSpecs[].template.spec.schedulerName"
+        f"no scheduler has considered pod {pod}: {wanted}, which its schedulerName names, does not exist, does not run or is slow; "
+        "start that scheduler, or change spec.replicaSpecs[].template.spec.schedulerName"
     )
+
+
+def was_considered(status: Mapping[str, Any]) -> bool:
+    """Whether a scheduler has considered a pod. That it is gated is said by the API server."""
+    told = (one for one in mappings(status.get("conditions")) if one.get("type") == "PodScheduled")
+    return any(one.get("reason") != "SchedulingGated" for one in told)
 
 
 def _how_it_ended(pod: str, status: Mapping[str, Any], mine: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from ..core.names import (
     ANNOTATION_AVOIDS,
     ANNOTATION_ONLY_ON,
     API_VERSION,
+    JOB_ENV,
     KIND,
     LABEL_GENERATION,
     LABEL_INCARNATION,
@@ -18,6 +19,8 @@ from ..core.names import (
     LABEL_ORDINAL,
     LABEL_SPEC,
     LABEL_UID,
+    POD_ENV,
+    RUN_ID_ENV,
     PodId,
 )
 from ..core.snapshot import ObservedJob, Policy
@@ -29,7 +32,6 @@ from .placement import Placement, place
 SAFEGUARDS = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 # Added to the graceful time-out, so that the agent can end the workers and itself.
 GRACE_MARGIN_S = 30
-POD_ENV = "ELASTIPOD_POD"
 HOSTNAME = "kubernetes.io/hostname"
 
 
@@ -134,8 +136,8 @@ def _environment(
     return {
         "NNODES": str(nnodes),
         "NPROC_PER_NODE": str(spec.get("nprocPerNode") or "auto"),
-        "ELASTIPOD_JOB": f"{job.namespace}/{job.name}",
-        "ELASTIPOD_RUN_ID": job.uid,
+        JOB_ENV: f"{job.namespace}/{job.name}",
+        RUN_ID_ENV: job.uid,
         POD_ENV: pod_name,
         AGENT_PORT_ENV: str(policy.agent_port),
     }

@@ -20,6 +20,10 @@ class Scope:
     controller: str = "elastipod"
     only_named: bool = False
 
+    def watches(self, namespace: str) -> bool:
+        """Whether it runs jobs of a namespace."""
+        return not self.namespaces or namespace in self.namespaces
+
     def holds(self, job: Body) -> bool:
         """Whether it runs this job of its namespaces."""
         named = annotations_of(job).get(ANNOTATION_CONTROLLER, "")

@@ -13,7 +13,7 @@ from typing import Any
 
 from kubernetes.utils import quantity
 
-from .observed_node import disruption_of, observe_node
+from .observed_node import disruption_of, observe_node, tolerates
 from .pods import HOSTNAME
 from .reading import labels_of, mapping, mappings, text
 
@@ -32,7 +32,7 @@ def may_host(template: Body, node: Body, avoids: Sequence[str] = ()) -> bool:
         return False
     taints = mappings(mapping(node.get("spec")).get("taints"))
     kept_off = (t for t in taints if t.get("effect") != "PreferNoSchedule")
-    if not all(any(_tolerates(one, taint) for one in tolerations) for taint in kept_off):
+    if not all(any(tolerates(one, taint) for one in tolerations) for taint in kept_off):
         return False
     labels = labels_of(node)
     if any(labels.get(key) != value for key, value in mapping(template.get("nodeSelector")).items()):
@@ -42,15 +42,6 @@ def may_host(template: Body, node: Body, avoids: Sequence[str] = ()) -> bool:
     ))  # fmt: skip
     terms = mappings(required.get("nodeSelectorTerms"))
     return not terms or any(_matches(term, labels, seen.name) for term in terms)
-
-
-def _tolerates(toleration: Body, taint: Body) -> bool:
-    if toleration.get("effect") not in (None, "", taint.get("effect")):
-        return False
-    if toleration.get("operator") == "Exists":
-        return toleration.get("key") in (None, "", taint.get("key"))
-    same_value = (toleration.get("value") or "") == (taint.get("value") or "")
-    return bool(toleration.get("key")) and toleration.get("key") == taint.get("key") and same_value
 
 
 def _matches(term: Body, labels: Mapping[str, str], name: str) -> bool:

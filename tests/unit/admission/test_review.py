@@ -12,6 +12,7 @@ from elastipod_operator.admission.review import WARNING_LENGTH, answer, queue_na
 from elastipod_operator.core.conditions.warning import FOREIGN_RECORD
 from elastipod_operator.core.ending import KEPT_TEXT
 from elastipod_operator.core.queue_facts import QueueFact
+from elastipod_operator.kube.applied import encode_applied
 from elastipod_operator.kube.observed_job import observe_job
 from elastipod_operator.queueing.workload_control import KUEUE_MISSING
 
@@ -109,6 +110,39 @@ def test_warning(body: Body, sentence: str) -> None:
 )
 def test_what_may_be_right_is_not_warned_of(container: Body) -> None:
     assert said(of_template(template(container))) == []
+
+
+def test_each_template_is_judged_by_its_own_container() -> None:
+    """Without spec.elastipod.container it is the first one, whatever its name."""
+    names = {"base": "train", "extra": "worker"}
+    specs = [
+        {"name": each, "replicas": 1, "template": template({"name": container})} for each, container in names.items()
+    ]
+    assert said(good({"replicaSpecs": specs})) == []
+
+
+def test_a_template_is_judged_by_the_container_in_which_its_pods_run_the_agent() -> None:
+    """Without spec.elastipod.container it is that with the name of the first one of the first template."""
+    agent = {**AGENT, "name": "train"}
+    specs = [
+        {"name": "base", "replicas": 1, "template": template(containers=[agent])},
+        {"name": "extra", "replicas": 1, "template": template(containers=[{**AGENT, "name": "side", "command": ["ls"]}, agent])},
+    ]  # fmt: skip
+    body = good({"replicaSpecs": specs})
+    policy = observe_job(body).policy
+    assert policy is not None
+    assert policy.container == "train"
+    assert said(body) == []
+
+
+def test_an_edited_template_is_judged_by_the_container_that_is_edited_with_it() -> None:
+    before = good({"elastipod": {"container": "train"}})
+    side = {**AGENT, "name": "side", "command": ["ls"]}
+    edit = of_template(template(containers=[side, {**AGENT, "name": "other"}]))["spec"]
+    edit |= {"elastipod": {"container": "other"}}
+    after = good(edit, annotations={"elastipod.io/applied": encode_applied(before["spec"])})
+    (sentence,) = said(after, before=before)
+    assert "spec.elastipod.container, spec.replicaSpecs[workers].template take effect when" in sentence
 
 
 def test_the_sentences_are_those_of_the_conditions() -> None:

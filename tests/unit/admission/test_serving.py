@@ -43,7 +43,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Running:
     found = Running()
 
     async def serve(webhook: Webhook) -> None:
-        await found.run("webhook", webhook._port, webhook._certificates, webhook._queues)
+        await found.run("webhook", webhook._port, webhook._certificates, webhook._queues, webhook._scope)
 
     async def keep(*given: Any) -> None:
         await found.run("bundle", *given)
@@ -81,8 +81,8 @@ async def test_certificates_of_somebody_else_are_served_and_nothing_is_written_o
     tmp_path: Path, running: Running
 ) -> None:
     options = settings(tmp_path, webhook_certificates=str(tmp_path / "certs"), webhook_configuration="hook")
-    ((name, port, certificates, queues),) = await begin(options, running)
-    assert (name, port, type(certificates), type(queues)) == ("webhook", 9443, Files, QueueApi)
+    ((name, port, certificates, queues, scope),) = await begin(options, running)
+    assert (name, port, type(certificates), type(queues), scope) == ("webhook", 9443, Files, QueueApi, options.scope)
     assert certificates._folder == tmp_path / "certs"
     assert queues._api is API
 
@@ -91,8 +91,8 @@ async def test_certificates_of_somebody_else_are_served_and_nothing_is_written_o
 async def test_the_operators_own_are_of_its_key_and_name_and_its_configuration_has_their_authority(
     tmp_path: Path, running: Running, configuration: str
 ) -> None:
-    (_, port, own, queues), *rest = await begin(settings(tmp_path, webhook_configuration=configuration), running)
-    assert (port, type(own), type(queues)) == (9443, SelfMade, QueueApi)
+    (_, port, own, queues, scope), *rest = await begin(settings(tmp_path, webhook_configuration=configuration), running)
+    assert (port, type(own), type(queues), scope.namespaces) == (9443, SelfMade, QueueApi, ("a",))
     assert own._name == "hook.svc"
     (authority,), (same,) = own._authorities, SelfMade([b"k" * 32], "")._authorities
     assert authority.public_key == same.public_key

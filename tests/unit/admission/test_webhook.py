@@ -24,10 +24,12 @@ from tests.unit.admission.test_review import good
 from tests.unit.agents.fake_agent import until
 
 from elastipod_operator.admission import authority_bundle
+from elastipod_operator.admission import webhook as admission_webhook
 from elastipod_operator.admission.authority_bundle import refresh_bundle
 from elastipod_operator.admission.certificates import SERVES_FOR, Certificates, Files, SelfMade
 from elastipod_operator.admission.webhook import CHECK_AGAIN_S, PATH, Webhook
 from elastipod_operator.kube.api import ApiError
+from elastipod_operator.kube.scope import Scope
 from elastipod_operator.queueing.workload_control import KUEUE_MISSING
 
 KEY = b"k" * 32
@@ -51,6 +53,9 @@ class Calls:
         return self.answer
 
     async def read_local_queue(self, namespace: str, name: str) -> dict[str, Any]:
+        return await self.call("GET", f"{namespace}/{name}")
+
+    async def effective_job(self, namespace: str, name: str) -> dict[str, Any]:
         return await self.call("GET", f"{namespace}/{name}")
 
 
@@ -88,7 +93,9 @@ async def eventually(holds: Callable[[], Any]) -> None:
 
 
 def webhook(port: int, certificates: Certificates, calls: Calls | None = None, **more: Any) -> Webhook:
-    return Webhook(port, certificates, calls or Calls(), check_again_s=0.02, **more)  # type: ignore[arg-type]  # as much of QueueApi as it calls
+    calls = calls or Calls()
+    scope = more.pop("scope", Scope("mine"))
+    return Webhook(port, certificates, calls, calls, scope, check_again_s=0.02, **more)  # type: ignore[arg-type]  # as much of QueueApi as it calls
 
 
 async def test_an_expired_certificate_is_replaced_while_the_webhook_serves() -> None:
@@ -199,6 +206,84 @@ async def test_the_queue_of_a_job_is_looked_up(found: dict[str, Any] | Exception
     given = await webhook(1, SelfMade([KEY], "x"), calls).review({"request": request})
     assert [path for _, path, _ in calls.calls] == ["team/fast"]
     assert [one[: len(sentence)] for one in given["response"]["warnings"]] == ([sentence] if sentence else [])
+
+
+NAMED = {"annotations": {"elastipod.io/controller": "blue"}}
+SCALE = {"operation": "UPDATE", "subResource": "scale", "namespace": "team", "name": "job"}
+TO_ZERO = {**SCALE, "object": {"spec": {"replicas": 0}}, "oldObject": {"spec": {"replicas": 2}}}
+RELEASES = [
+    pytest.param(Scope("a", controller="blue"), NAMED, True, id="it is named"),
+    pytest.param(Scope("a", controller="green"), NAMED, False, id="another is named"),
+    pytest.param(Scope("a", controller="green"), {}, True, id="none is named"),
+    pytest.param(
+        Scope("a", controller="green", only_named=True), {}, False, id="none is named, and it runs named ones only"
+    ),
+    pytest.param(Scope("a", ("other",), controller="blue"), NAMED, False, id="it watches other namespaces"),
+    pytest.param(Scope("a", ("other", "team"), controller="blue"), NAMED, True, id="it watches this namespace"),
+]
+
+
+@pytest.mark.parametrize(("scope", "meta", "is_told"), RELEASES)
+async def test_a_release_is_silent_about_the_jobs_of_others(scope: Scope, meta: dict[str, Any], is_told: bool) -> None:
+    calls = Calls(MISSING)
+    body = good({"runPolicy": {"ttlSecondsAfterFinished": 0}}, labels={"kueue.x-k8s.io/queue-name": "fast"}, **meta)
+    request = {"uid": "u", "operation": "CREATE", "namespace": "team", "object": body}
+    given = await webhook(1, SelfMade([KEY], "x"), calls, scope=scope).review({"request": request})
+    assert (given["response"]["uid"], given["response"]["allowed"]) == ("u", True)
+    assert len(given["response"]["warnings"]) == (2 if is_told else 0)
+    assert len(calls.calls) == (1 if is_told else 0), "nor is anything looked up for them"
+
+
+@pytest.mark.parametrize(("scope", "meta", "is_told"), RELEASES)
+async def test_whose_job_is_scaled_is_looked_up(scope: Scope, meta: dict[str, Any], is_told: bool) -> None:
+    """A scale does not show the annotations of its job."""
+    calls = Calls(good(**meta))
+    given = await webhook(1, SelfMade([KEY], "x"), calls, scope=scope).review({"request": TO_ZERO})
+    assert len(given["response"]["warnings"]) == (1 if is_told else 0)
+    assert {path for _, path, _ in calls.calls} <= {"team/job"}
+
+
+@pytest.mark.parametrize(
+    ("found", "scaled"),
+    [
+        pytest.param(ApiError(404, "not found"), TO_ZERO, id="it is gone"),
+        pytest.param(TimeoutError(), TO_ZERO, id="no answer"),
+        pytest.param(good(), {**TO_ZERO, "name": "../secrets/x"}, id="a name that cannot be one"),
+        pytest.param(good(), {**TO_ZERO, "name": None}, id="no name"),
+    ],
+)
+async def test_where_the_scaled_job_is_unknown_nothing_is_said(
+    found: dict[str, Any] | Exception, scaled: dict[str, Any]
+) -> None:
+    calls = Calls(found)
+    given = await webhook(1, SelfMade([KEY], "x"), calls).review({"request": scaled})
+    assert (given["response"]["allowed"], given["response"]["warnings"]) == (True, [])
+    assert {path for _, path, _ in calls.calls} <= {"team/job"}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param(TO_ZERO, id="whose job is scaled"),
+        pytest.param({"namespace": "team", "object": good(labels={"kueue.x-k8s.io/queue-name": "fast"})}, id="the queue"),
+    ],
+)  # fmt: skip
+async def test_a_look_up_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]) -> None:
+    class Hangs(Calls):
+        async def call(self, method: str, path: str, body: Any = None, **more: Any) -> dict[str, Any]:
+            return await asyncio.Future[dict[str, Any]]()
+
+    monkeypatch.setattr(admission_webhook, "LOOKUP_LIMIT_S", 0.01)
+    async with asyncio.timeout(PATIENCE_S):
+        given = await webhook(1, SelfMade([KEY], "x"), Hangs()).review({"request": asked})
+    assert (given["response"]["allowed"], given["response"]["warnings"]) == (True, [])
+
+
+async def test_a_scale_of_which_there_is_nothing_to_say_costs_no_call() -> None:
+    calls = Calls(good())
+    scaled = {**SCALE, "object": {"spec": {"replicas": 3}}, "oldObject": {"spec": {"replicas": 2}}}
+    given = await webhook(1, SelfMade([KEY], "x"), calls).review({"request": scaled})
+    assert (given["response"]["warnings"], calls.calls) == ([], [])
 
 
 async def test_the_leader_writes_the_authority_when_it_has_to() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import weakref
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -182,8 +183,9 @@ class Impostor(FakeAgent):
     ],
 )
 async def test_who_takes_a_proven_agents_address_learns_and_tells_nothing(
-    command_sender: CommandSender, status: int, scheme: str
+    known: Authenticators, command_sender: CommandSender, status: int, scheme: str
 ) -> None:
+    held = known.of(HELD)  # as by its polls
     async with running(our_agent()) as agent:
         assert await command_sender.send([stop_at(agent.port, HELD, 1)]) == []
     async with serving(Impostor("c" * 32, status, scheme)) as impostor:
@@ -192,6 +194,7 @@ async def test_who_takes_a_proven_agents_address_learns_and_tells_nothing(
         assert isinstance(impostor, Impostor)
         assert KEY not in impostor.seen
         assert TOKEN not in impostor.seen
+    assert held is known.of(HELD)
 
 
 async def test_what_an_impostor_is_sent_is_of_no_use_with_another_agent(command_sender: CommandSender) -> None:
@@ -245,10 +248,25 @@ async def test_a_pod_of_the_previous_operator_is_shown_the_token_at_once(statuse
         assert agent.refusals == []
 
 
-def test_an_agent_has_one_authenticator_until_it_is_forgotten() -> None:
+def test_an_agent_has_one_authenticator_while_anyone_uses_it() -> None:
     known = Authenticators()
     first = known.of(HELD)
     assert known.of(HELD) is first
     assert known.of(replace(HELD, pod="job-workers-1")) is not first
-    known.forget(HELD)
-    assert known.of(HELD) is not first
+    kept = weakref.ref(first)
+    del first
+    assert kept() is None
+
+
+async def test_a_call_to_an_agent_whose_pod_is_gone_leaves_nothing_behind(
+    known: Authenticators, statuses: AgentStatusCache, command_sender: CommandSender
+) -> None:
+    """As the shutdown that follows the deletion of a pod by force: no other event of that pod comes."""
+    async with running(our_agent()) as agent:
+        statuses.watch(POD, Address(JOB, "127.0.0.1", agent.port, HELD))
+        await until(lambda: statuses.fact(POD).state is AgentState.READY)
+        polled = weakref.ref(known.of(HELD))
+        assert polled() is not None, "what the agent asks for is remembered between the polls"
+        statuses.forget(POD)
+        assert await command_sender.send([stop_at(agent.port, HELD)]) == []
+        await until(lambda: not known._known)

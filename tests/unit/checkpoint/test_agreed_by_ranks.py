@@ -24,6 +24,7 @@ from elastipod.checkpoint.manifest import CheckpointId, DamagedCheckpoint
 from elastipod.checkpoint.optimizer_state import optimizer_state
 from elastipod.checkpoint.restore import Restore
 from elastipod.checkpoint.resumer import Resumer
+from elastipod.checkpoint.save_arguments import check_steps
 from elastipod.checkpoint.staging import _common
 from elastipod.checkpoint.state_keys import StateKeys, describe_missing_keys
 from elastipod.errors import CheckpointError
@@ -37,11 +38,8 @@ OF = CheckpointId(1, 1)
 @pytest.mark.parametrize(
     ("answers", "common"),
     [
-        ([[True, True, None, False, 5]], [True, True, None]),
-        (
-            [[True, True, [3, 1], True, 5], [True, False, [4, 0], True, 5], [False, True, None, True, 5]],
-            [False, False, [4, 0]],
-        ),
+        ([[True, True, None, False]], [True, True, None]),
+        ([[True, True, [3, 1], True], [True, False, [4, 0], True], [False, True, None, True]], [False, False, [4, 0]]),
     ],
 )
 def test_before_a_copy_all_are_asked(answers: list[list[Any]], common: list[Any]) -> None:
@@ -50,7 +48,7 @@ def test_before_a_copy_all_are_asked(answers: list[list[Any]], common: list[Any]
 
 def test_only_some_ranks_with_a_log_are_refused() -> None:
     with pytest.raises(CheckpointError, match=r"^sample_log was passed on rank 0 and not on rank 1; pass one"):
-        _common([[True, True, None, True, 5], [True, True, None, False, 5]])
+        _common([[True, True, None, True], [True, True, None, False]])
 
 
 @pytest.mark.parametrize(
@@ -63,8 +61,31 @@ def test_only_some_ranks_with_a_log_are_refused() -> None:
 )
 def test_ranks_that_save_different_steps_are_told(steps: list[int], told: str) -> None:
     with pytest.raises(CheckpointError) as raised:
-        _common([[True, True, None, False, step] for step in steps])
+        check_steps(steps)
     assert str(raised.value) == f"save was called with {told}; pass the same number of completed steps on every rank"
+
+
+@pytest.mark.parametrize("call", ["save", "save_async"])
+def test_a_rank_that_repeats_its_last_step_while_another_saves_a_new_one_is_refused_on_both(
+    tmp_path: Path, call: str
+) -> None:
+    port = free_port()
+
+    def body(rank: int) -> Any:
+        with world(rank, 2, port):
+            run = Trainer()
+            live: dict[str, Any] = {"model": run.model, "optimizer": run.optimizer}
+            with CheckpointManager(tmp_path, memory=False) as manager:
+                manager.save(98, **live)
+                told = raised_by(lambda: getattr(manager, call)(98 + rank, **live))
+                manager.save(100, **live)
+                return told
+
+    said = (
+        "save was called with step 98 on rank 0 and 99 on rank 1; pass the same number of completed steps on every rank"
+    )
+    assert run_ranks(2, body) == [["CheckpointError", said]] * 2
+    assert [each.step for each in DirectoryStore(tmp_path).list_complete()] == [100, 98]
 
 
 @pytest.mark.parametrize("memory", [False, True], ids=["storage alone", "memory"])

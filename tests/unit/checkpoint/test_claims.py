@@ -10,6 +10,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+from tests.unit.checkpoint.other_thread import a_thread_that
 
 from elastipod.checkpoint import directory_store, store
 from elastipod.checkpoint.directory_store import DirectoryStore
@@ -224,6 +225,63 @@ def test_pruning_keeps_the_newest_and_every_so_many_and_nothing_damaged(director
     assert directory.list_complete() == [CheckpointId(4, 2)]
 
 
+@pytest.mark.parametrize("name", ["job", "id"])
+def test_an_owner_and_an_identity_that_a_crash_left_empty_are_written_again(
+    directory: DirectoryStore, name: str
+) -> None:
+    """Where there are no links, a file is created first and written afterwards."""
+    directory.claim(None)
+    (directory.path / ".claims" / name).touch()
+    assert directory.claim(1, "one", job="ns/train") == 2
+    assert re.fullmatch("[0-9a-f]{32} .+", directory.identity())
+    assert directory.identity() == directory.identity()
+    assert claims(directory)["job"] == "ns/train"
+
+
+def test_a_torn_checkpoint_does_not_count_as_kept(directory: DirectoryStore) -> None:
+    directory.claim(1)
+    for step in range(1, 5):
+        committed(directory, step, 1)
+    (directory.path / CheckpointId(3, 1).name / "elastipod.json").unlink()
+    directory.prune(1, 2)
+    assert [each.step for each in directory.list_complete()] == [4, 3, 2]
+    committed(directory, 5, 1)
+    directory.prune(1, 2)
+    assert [each.step for each in directory.list_complete()] == [5, 4], "it is deleted when it is old"
+
+
+def test_a_torn_checkpoint_that_is_written_again_counts_as_kept(directory: DirectoryStore) -> None:
+    directory.claim(1)
+    for step in (1, 2):
+        committed(directory, step, 1)
+    (directory.path / CheckpointId(2, 1).name / "elastipod.json").unlink()
+    directory.prune(1, 1)
+    directory.delete_damaged(CheckpointId(2, 1), 1)
+    committed(directory, 2, 1)
+    directory.prune(1, 1, committed=CheckpointId(2, 1))
+    assert [each.step for each in directory.list_complete()] == [2]
+
+
+def test_a_draft_stays_while_the_thread_lives_that_may_still_commit_it(directory: DirectoryStore) -> None:
+    directory.claim(1)
+    left_behind = directory.begin(CheckpointId(1, 1))
+    with a_thread_that(lambda: directory.begin(CheckpointId(2, 1))):
+        (in_use,) = (each for each in directory.path.iterdir() if CheckpointId(2, 1).name in each.name)
+        directory.prune(1, 1)
+        assert (left_behind.exists(), in_use.exists()) == (False, True)
+    directory.prune(1, 1)
+    assert not in_use.exists()
+
+
+def test_deleting_tells_of_each_checkpoint_that_is_gone_because_it_may_take_long(directory: DirectoryStore) -> None:
+    directory.claim(1)
+    for step in range(1, 6):
+        committed(directory, step, 1)
+    left: list[int] = []
+    directory.prune(1, 2, progress=lambda: left.append(len([*directory.path.glob(".tmp-*/step-*")])))
+    assert left == [2, 1, 0]
+
+
 def test_what_another_version_wrote_is_neither_deleted_nor_counted(
     directory: DirectoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -374,3 +432,16 @@ def test_a_large_file_is_written_back_as_it_grows(directory: DirectoryStore, mon
             file.write(b"x" * size)
             file.flush()
     assert asked == [(0, (1 << 17) - 1, os.POSIX_FADV_DONTNEED), ((1 << 17) - 1, 1 << 17, os.POSIX_FADV_DONTNEED)]
+
+
+def test_what_storage_has_not_taken_for_sure_is_bounded_so_that_no_sync_takes_long(
+    directory: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.claim(1)
+    monkeypatch.setattr(directory_store, "_SYNC_EVERY", 1 << 20)
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(os.fstat(descriptor).st_size >> 10))
+    with directory.create_file(directory.begin(CheckpointId(1, 1)), "part") as file:
+        for _ in range(12):
+            file.write(bytes(256 << 10))
+    assert synced == [1024, 2048, 3072]

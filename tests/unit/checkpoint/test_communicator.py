@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tests.patience import PATIENCE_S
 from tests.unit.in_memory.forked_ranks import raised_by, run_ranks, world
 
 from elastipod.checkpoint import communicator, rank_connections
-from elastipod.checkpoint.communicator import Communicator
+from elastipod.checkpoint.communicator import Communicator, RanksLost
 from elastipod.checkpoint.gloo_collectives import _BODY, GlooCollectives
 from elastipod.checkpoint.hierarchy import Hierarchy
 from elastipod.stores import TorchStore
@@ -205,3 +206,22 @@ def test_a_store_of_its_own_prefix_over_the_job_s() -> None:
         client.wait("none", 0.1)
     with pytest.raises((TimeoutError, ConnectionError)):
         TorchStore("127.0.0.1", free_port(), "a", 0.2)
+
+
+def test_a_transfer_whose_connections_another_thread_has_closed_says_why() -> None:
+    comm = Communicator()
+    comm._world_size = 2
+    comm._store = SimpleNamespace(set=lambda *_: None, check=lambda _: True, get=lambda _: b"rank 1: the job leaves")
+    with pytest.raises(RanksLost, match=r"^rank 1: the job leaves$"):
+        comm.transfer({1: [torch.zeros(1, dtype=torch.uint8)]}, {})
+
+
+def test_connections_can_be_closed_while_python_exits_and_can_start_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(_: object) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    comm = Communicator()
+    comm._connections = SimpleNamespace()  # type: ignore[assignment]
+    monkeypatch.setattr("threading.Thread.start", ends)
+    comm.retire("storage hangs")
+    assert comm._connections is None

@@ -221,8 +221,10 @@ def test_what_is_being_written_when_time_is_short_is_given_up_only_for_a_step_th
         manager.save_async(1, model=trainer.model, optimizer=trainer.optimizer, scheduler=trainer.scheduler)
         trainer.step(2)
         file.set_event(EventLevel.DRAIN, time.time() + 100, leaves=leaves)
-        threading.Timer(0.5, release.set).start()
+        timer = threading.Timer(0.5, release.set)
+        timer.start()
         path = trainer.save(manager, 2)
+        timer.join(PATIENCE_S)
         in_memory = manager._run().memory_path()
     assert path == (tmp_path / "disk" / CheckpointId(2, 1).name if durable else in_memory)
     assert [each.step for each in DirectoryStore(tmp_path / "disk").list_complete()] == durable
@@ -237,8 +239,10 @@ def test_what_cannot_be_finished_before_the_deadline_is_given_up_for_what_memory
         manager = CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory")
         manager.save_async(1, model=trainer.model, optimizer=trainer.optimizer, scheduler=trainer.scheduler)
         file.set_event(EventLevel.DRAIN, time.time() + EXIT_MARGIN_S + 0.2, leaves=None)
-        threading.Timer(0.5, release.set).start()
+        timer = threading.Timer(0.5, release.set)
+        timer.start()
         assert trainer.save(manager, 2) == manager._run().memory_path()
+        timer.join(PATIENCE_S)
     assert DirectoryStore(tmp_path / "disk").list_complete() == []
 
 
@@ -252,8 +256,11 @@ def test_slow_storage_does_not_keep_a_long_drain_from_having_the_newest_step_in_
         manager = CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory")
         manager.save_async(1, model=trainer.model, optimizer=trainer.optimizer, scheduler=trainer.scheduler)
         file.set_event(EventLevel.DRAIN, time.time() + EXIT_MARGIN_S + 0.2, leaves=False)
-        threading.Timer(3.0, release.set).start()
-        assert trainer.save(manager, 2) == manager._run().memory_path()
+        older = manager._save
+        assert older is not None
+        assert trainer.save(manager, 2) == manager._run().memory_path(), "storage need not even answer"
+        release.set()
+        older.thread.join(PATIENCE_S)
     assert DirectoryStore(tmp_path / "disk").list_complete() == []
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from tests.nonempty import some
+from tests.patience import PATIENCE_S
+from tests.unit.checkpoint.other_thread import a_thread_that
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -189,24 +192,22 @@ def test_what_is_no_draft_or_not_ours_is_not_listed_and_not_deleted(store: Bucke
     assert found == {1: True, 2: False, 3: True, 4: False, 5: False, 6: True}
     at = {of.step: f"/bucket/x/{of.name}/elastipod.json" for of, _ in store._written()}
     first, again = asked.calls[:11], asked.calls[11:]
-    assert first[:2] == again[:2] == LISTING
-    assert sorted(call[:2] for call in first[2:]) == sorted(
-        [("info", at[step]) for step in range(1, 7)] + [("cat_file", at[step]) for step in (2, 3, 6)]
-    )
-    assert sorted(call[:2] for call in again[2:]) == sorted(
-        [("info", at[step]) for step in (2, 4, 5)] + [("cat_file", at[2])]
-    ), "what is known to be complete is not looked at again"
+    for calls in (first, again):
+        assert calls[:2] == LISTING
+        assert sorted(call[:2] for call in calls[2:]) == sorted(
+            [("info", at[step]) for step in range(1, 7)] + [("cat_file", at[step]) for step in (2, 3, 6)]
+        ), "what was complete once is looked at again"
     assert store.list_complete() == [CheckpointId(step, 1) for step in (6, 3, 1)]
     store._delete_unfinished(2)
     assert {of.step for of, _ in store._written()} == {1, 3, 5, 6}
 
 
-def test_a_save_asks_the_same_however_many_checkpoints_and_files_there_are(store: BucketStore, asked: Asked) -> None:
+def test_a_save_asks_for_the_manifests_however_many_files_there_are(store: BucketStore, asked: Asked) -> None:
     claimed: list[list[str]] = []
     for generation, files in ((1, 1), (2, 100)):
         for number in range(files):
-            put(f"step-{number:010d}-gen-000000/elastipod.json", "x" * 65)
             put(f"{CheckpointId(0, 0).name}/__{number}_0.distcp")
+        put(f"{CheckpointId(0, 0).name}/elastipod.json", "x" * 65)
         store.claim(generation)
         asked.calls.clear()
         of = CheckpointId(500, generation)
@@ -214,10 +215,69 @@ def test_a_save_asks_the_same_however_many_checkpoints_and_files_there_are(store
         store.commit(store.begin(of), Manifest(of, 1, MANIFEST.files, {}))
         assert store.list_complete()[0] == of
         store._delete_unfinished(generation)
+        store._delete([of], generation)
         claimed.append([name for name, *_ in asked.calls])
     assert claimed[0] == claimed[1]
-    assert claimed[0].count("ls") == 5, "three listings, and two checks for newer claims"
-    assert not {"find", "info", "cat_file"}.intersection(claimed[0])
+    assert claimed[0].count("ls") == 6, "three listings, and three checks for newer claims"
+    assert claimed[0].count("info") == 5, "one of a checkpoint and two of two"
+    assert not {"find", "cat_file"}.intersection(claimed[0])
+
+
+def test_a_checkpoint_whose_manifest_another_process_deleted_is_none_any_more(store: BucketStore) -> None:
+    """An older generation may delete even after a claim of this one, manifest first."""
+    for step in (6, 7, 8):
+        put(f"{CheckpointId(step, 2).name}/part")
+        put(
+            f"{CheckpointId(step, 2).name}/elastipod.json",
+            Manifest(CheckpointId(step, 2), 1, MANIFEST.files, {}).to_json(),
+        )
+    store.claim(2)
+    assert [each.step for each in store.list_complete()] == [8, 7, 6]
+    MemoryFileSystem().rm_file(f"/bucket/x/{CheckpointId(8, 2).name}/elastipod.json")
+    assert [each.step for each in store.list_complete()] == [7, 6], "its files are still there"
+    store.prune(2, 1)
+    assert [each.step for each in store.list_complete()] == [7], "what is half deleted does not count as kept"
+
+
+def test_a_draft_stays_while_the_thread_lives_that_may_still_commit_it(store: BucketStore) -> None:
+    store.claim(2)
+    store.begin(CheckpointId(1, 2))
+    with a_thread_that(lambda: store.begin(CheckpointId(2, 2))):
+        store.prune(2, 1)
+        assert there() == [".claims/gen-000002", "step-0000000002-gen-000002/begun"]
+    store.prune(2, 1)
+    assert there() == [".claims/gen-000002"]
+
+
+def test_deleting_tells_of_each_checkpoint_that_is_gone_because_it_may_take_long(store: BucketStore) -> None:
+    store.claim(2)
+    for step in range(1, 5):
+        of = CheckpointId(step, 2)
+        put(f"{of.name}/elastipod.json", Manifest(of, 1, MANIFEST.files, {}).to_json())
+    left: list[int] = []
+    store.prune(2, 2, progress=lambda: left.append(len(there()) - 1))
+    assert left == [3, 2]
+
+
+def test_a_process_can_end_while_storage_does_not_answer_a_listing(store: BucketStore, asked: Asked) -> None:
+    """Python waits for the threads of a pool before it ends."""
+    for step in (1, 2):
+        put(f"{CheckpointId(step, 2).name}/elastipod.json", "x" * 65)
+    began, release = threading.Semaphore(0), threading.Event()
+
+    def info(*_: object, **__: object) -> dict[str, int]:
+        began.release()
+        assert release.wait(PATIENCE_S)
+        return {"size": 65}
+
+    before = set(threading.enumerate())
+    asked.info = info  # type: ignore[attr-defined]
+    with a_thread_that(store.list_complete, waits=False) as listing:
+        for _ in range(2):
+            assert began.acquire(timeout=PATIENCE_S)
+        found = {*threading.enumerate()} - before - {listing}
+        release.set()
+    assert [each.daemon for each in found] == [True]
 
 
 def test_what_another_process_deleted_is_not_known_any_more(store: BucketStore) -> None:
@@ -255,9 +315,9 @@ def test_where_no_thread_can_start_any_more_checkpoints_are_looked_at_one_after_
     store: BucketStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ends(*_: object) -> None:
-        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+        raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    monkeypatch.setattr("concurrent.futures.ThreadPoolExecutor.submit", ends)
+    monkeypatch.setattr("threading.Thread.start", ends)
     for step in (1, 2, 3):
         put(f"{CheckpointId(step, 1).name}/elastipod.json", MANIFEST.to_json())
     assert [of.step for of in store.list_complete()] == [3, 2, 1]

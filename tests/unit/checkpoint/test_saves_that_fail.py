@@ -6,6 +6,7 @@ import errno
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from tests.patience import PATIENCE_S
 from tests.unit.checkpoint.trainer import Trainer
 
 from elastipod import local_worker
-from elastipod.checkpoint import CheckpointManager, process_exit
+from elastipod.checkpoint import CheckpointManager, process_exit, saver
 from elastipod.checkpoint.communicator import Communicator
 from elastipod.checkpoint.directory_store import DirectoryStore
 from elastipod.checkpoint.drain import DrainNotice, current_drain, storage_wait_s
@@ -129,12 +130,36 @@ def test_old_checkpoints_that_stay_are_a_warning(
         assert manager._run().saver.damaged == set()
     assert caplog.messages == [f"old checkpoints in {tmp_path} could not be deleted: [Errno 5] it is broken"] * 2
     assert [each[:2] for each in pruned] == [(1, 3)] * 2
-    assert [each[3] for each in pruned] == [{"keep_every": 5, "committed": CheckpointId(step, 1)} for step in (1, 2)]
+    assert [(each[3]["keep_every"], each[3]["committed"]) for each in pruned] == [
+        (5, CheckpointId(1, 1)),
+        (5, CheckpointId(2, 1)),
+    ]
+
+
+def test_a_save_that_nobody_awaits_any_more_just_after_its_commit_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an object store, its draft and the checkpoint have one name."""
+    real, discarded = DirectoryStore.commit, mock.Mock()
+    with CheckpointManager(tmp_path, keep=1, memory=False) as manager:
+        Trainer().save(manager, 1)
+
+        def commit(*given: Any) -> Any:
+            path = real(*given)
+            assert manager._save is not None
+            manager._save.is_abandoned = True
+            return path
+
+        monkeypatch.setattr(DirectoryStore, "commit", commit)
+        monkeypatch.setattr(DirectoryStore, "discard", discarded)
+        assert Trainer().save(manager, 2) == tmp_path / CheckpointId(2, 1).name
+    assert discarded.mock_calls == []
+    assert len(DirectoryStore(tmp_path).list_complete()) == 2, "nor does it still delete others"
 
 
 def save_of(step: int = 7, *, is_kept: bool = False, thread: Any = None) -> Any:
     staged: Any = SimpleNamespace(id=CheckpointId(step, 1), plan="the plan")
-    save: Any = Save(staged, is_durable=True, sample_log=None)
+    save: Any = Save(staged, Communicator(), is_durable=True, sample_log=None)
     save.is_kept_in_memory = is_kept
     save.settle_memory()
     save.memory_s = 5.0
@@ -143,7 +168,7 @@ def save_of(step: int = 7, *, is_kept: bool = False, thread: Any = None) -> Any:
 
 
 def test_a_new_save_is_not_given_up_and_has_no_result() -> None:
-    save = Save(None, is_durable=False, sample_log=None)  # type: ignore[arg-type]
+    save = Save(None, None, is_durable=False, sample_log=None)  # type: ignore[arg-type]
     assert (save.is_durable, save.norm, save.path, save.error, save.is_kept_in_memory, save.is_abandoned) == (
         False, None, None, None, False, False,
     )  # fmt: skip
@@ -153,7 +178,7 @@ def test_a_new_save_is_not_given_up_and_has_no_result() -> None:
     save.go_on()
     save.go_on(to_storage=False)
     assert (save.norm, save.goes_on.result()) == (2.5, True), "it is known once"
-    left = Save(None, is_durable=True, sample_log=None)  # type: ignore[arg-type]
+    left = Save(None, None, is_durable=True, sample_log=None)  # type: ignore[arg-type]
     left.go_on(to_storage=False)
     left.go_on()
     assert not left.goes_on.result()
@@ -167,8 +192,16 @@ def test_a_new_save_is_not_given_up_and_has_no_result() -> None:
 def test_training_that_waits_for_a_save_is_told_to_save_less_often(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times, late, done = iter([10.0, 12.5]), save_of(9), save_of(thread=threading.Thread())
-    monkeypatch.setattr("elastipod.checkpoint.saver.time.monotonic", lambda: next(times))
+    now, is_alive = [10.0], [True]
+
+    def join(_: float) -> None:
+        now[0], is_alive[0] = 12.5, False
+
+    late, done = (
+        save_of(9, thread=SimpleNamespace(is_alive=lambda: is_alive[0], join=join)),
+        save_of(thread=threading.Thread()),
+    )
+    monkeypatch.setattr("elastipod.checkpoint.saver.time.monotonic", lambda: now[0])
     with caplog.at_level(logging.INFO):
         await_previous(late)
     assert caplog.messages == ["training waited 2.5 s for the checkpoint of step 9; save less often"]
@@ -276,13 +309,49 @@ def test_a_drain_leaves_without_storage_when_memory_has_the_step(
     )
 
 
+def test_a_drain_does_not_wait_for_memory_that_storage_keeps_from_being_checked(
+    page: WorkerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [500.0]
+    limits: list[float] = []
+    joined: list[float] = []
+
+    def wait(limit_s: float) -> None:
+        limits.append(limit_s)
+        now[0] += 3.0
+
+    monkeypatch.setattr(
+        "elastipod.checkpoint.drain.time", SimpleNamespace(time=lambda: 1000.0, monotonic=time.monotonic)
+    )
+    monkeypatch.setattr("elastipod.checkpoint.drain_exit.time", SimpleNamespace(monotonic=lambda: now[0]))
+    page.set_event(EventLevel.DRAIN, 1030.0, leaves=False)
+    save = save_of(thread=SimpleNamespace(is_alive=lambda: True, join=joined.append))
+    save.memory_settled = SimpleNamespace(is_set=lambda: False, wait=wait)
+    assert not exits_with_memory(Communicator(), mock.Mock(), save)
+    assert is_given_up_for_newer(Communicator(), mock.Mock(), save)
+    page.set_event(EventLevel.DRAIN, 1011.0, leaves=False)
+    assert is_given_up_for_newer(Communicator(), mock.Mock(), save)
+    assert limits == [30.0, 20.0, 2.0]
+    assert joined == [17.0, 12.0], (
+        "what memory has taken is not there for storage, nor what it needs for the newer step"
+    )
+
+
+def test_memory_of_a_save_that_was_given_up_is_not_awaited(page: WorkerFile) -> None:
+    save = save_of()
+    save.memory_settled.clear()
+    save.is_abandoned = True
+    save._give_up()
+    assert save.memory_settled.is_set()
+
+
 # -- the end of a process ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("is_failed", "is_abandoned", "ends", "joined", "status"),
     [
-        pytest.param(False, False, True, [None], None, id="a good end waits"),
+        pytest.param(False, False, True, [saver._POLL_S], None, id="a good end waits"),
         pytest.param(True, False, False, [1.0], 1, id="a failure does not"),
         pytest.param(False, True, False, [1.0], 0, id="nor does what was given up"),
         pytest.param(True, False, True, [], None, id="nothing is left to wait for"),
@@ -300,12 +369,12 @@ def test_how_a_process_ends_with_a_save(
     exits: list[int] = []
 
     class Thread:
-        alive = not ends or joined == [None]
+        alive = not ends or bool(joined)
 
         def is_alive(self) -> bool:
             return self.alive
 
-        def join(self, timeout: float | None = None) -> None:
+        def join(self, timeout: float) -> None:
             waited.append(timeout)
             self.alive = not ends
 

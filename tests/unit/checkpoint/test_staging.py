@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 
+from elastipod.checkpoint.communicator import RanksLost
 from elastipod.checkpoint.image_header import ImageHeader
 from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.staging import Staging
@@ -23,7 +24,7 @@ class Published:
         self.told = told
         self.staging: Any = object.__new__(Staging)
         self.staging.__dict__.update(
-            directory=self.parts.directory, durable=None, _comm=self, _copies=self.parts.copies, _headers={}, _domains=["x"],
+            directory=self.parts.directory, durable=None, _copies=self.parts.copies, _headers={}, _domains=["x"],
             _saves=3, _newest_complete=None,
         )  # fmt: skip
         plan = mock.Mock(digest="d" * 32, chunks=["a chunk"])
@@ -33,6 +34,16 @@ class Published:
         self.staged: Any = mock.Mock(
             id=CheckpointId(7, 2), plan=plan, slot=1, image=image, values={"v": "1"}, extra={"e": 1}
         )
+
+        self.is_retired = False
+
+    def retire(self) -> str:
+        self.is_retired = True
+        return ""
+
+    def check_retired(self) -> None:
+        if self.is_retired:
+            raise RanksLost("it was given up")
 
     def all_reduce(self, produce: Callable[[], str | None], _: object) -> str | None:
         own = produce()
@@ -47,7 +58,7 @@ def nothing() -> None:
 @pytest.mark.parametrize("holders", [{}, {0: 1}])
 def test_an_image_that_all_have_goes_to_the_holder_of_its_copy(holders: dict[int, int], wants: dict[str, bool]) -> None:
     rank = Published(holders=holders)
-    assert rank.staging.keep_in_memory(rank.staged, nothing, **wants) is None
+    assert rank.staging.keep_in_memory(rank.staged, rank, nothing, **wants) is None
     header = ImageHeader(
         CheckpointId(7, 2), 0, 1, 1, "d" * 32, 128, "", None, {"v": "1"}, {"e": 1}, wants.get("wants_durable", False)
     )
@@ -69,15 +80,24 @@ def test_what_one_rank_could_not_publish_no_rank_keeps(told: str | None) -> None
     mine = mock.Mock(id=CheckpointId(7, 2), slot=1)
     others = [mock.Mock(id=CheckpointId(7, 2), slot=0), mock.Mock(id=CheckpointId(6, 2), slot=1)]
     rank.parts.directory.headers.return_value = [mine, *others]
-    assert rank.staging.keep_in_memory(rank.staged, nothing) == (told or "rank 0: read-only")
+    assert rank.staging.keep_in_memory(rank.staged, rank, nothing) == (told or "rank 0: read-only")
     assert rank.parts.copies.exchange_images.mock_calls == []
     assert rank.parts.copies.forget.mock_calls == [mock.call(CheckpointId(7, 2))]
     assert rank.parts.directory.withdraw.mock_calls == [mock.call(mine.name)]
     assert rank.staging._newest_complete is None
 
 
+def test_a_save_that_was_given_up_while_it_summed_its_image_publishes_nothing() -> None:
+    """A newer save may be using its place."""
+    rank = Published(holders={})
+    rank.staged.image.sums.side_effect = lambda _: rank.retire()
+    with pytest.raises(RanksLost):
+        rank.staging.keep_in_memory(rank.staged, rank, nothing)
+    assert rank.parts.directory.mock_calls == []
+
+
 def test_without_a_directory_nothing_is_published() -> None:
     rank = Published(holders={})
     rank.staging.directory = None
-    assert rank.staging.keep_in_memory(rank.staged, nothing) is None
+    assert rank.staging.keep_in_memory(rank.staged, rank, nothing) is None
     assert rank.parts.mock_calls == []

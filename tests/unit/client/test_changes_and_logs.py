@@ -123,6 +123,16 @@ def test_the_first_failure_is_that_of_the_faulty_pod(
     assert ("--previous" in kubectl.calls()[-1]) is (restarts > 0)
 
 
+def test_the_log_is_that_of_the_container_that_the_pod_was_made_with(kubectl: FakeKubectl) -> None:
+    """The job may name another one by now."""
+    one = pod("llm-a-1")
+    env = [{"name": f"ELASTIPOD_{name}", "value": "x"} for name in ("JOB", "RUN_ID", "POD", "AGENT_PORT")]
+    one["spec"]["containers"] = [{"name": "side"}, {"name": "train", "env": env}]
+    found = job("Failed", FAULTY, elastipod={"container": "side"})
+    kubectl.answer({f"get {JOBS} llm": found, "get pods": {"items": [one]}, "logs llm-a-1 -c train": LOG})
+    assert cli.main(["logs", "llm", "--first-failure"]) == 1
+
+
 def test_a_log_with_bytes_that_are_not_utf_8_is_shown(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]) -> None:
     found = {f"get {JOBS} llm": job("Failed", FAULTY), "get pods": {"items": [pod("llm-a-1")]}}
     kubectl.answer({**found, "logs llm-a-1 -c train": f"caf\udce9\n{LOG}: b'\udcff'"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 from unittest import mock
 
@@ -128,6 +130,23 @@ def test_several_models_and_schedules_keep_their_own_names() -> None:
     live["scheduler"].load_state_dict(kept)
     assert [each.last_epoch for each in schedules] == [0, 9]
     assert DurableTier("folder", Members(built(schedules=0)), 1)._live["scheduler"] is None
+
+
+def test_members_that_were_let_go_are_held_by_nobody_while_others_are_built(managers: Any) -> None:
+    """A sharded state is built anew in each world: with the former one still there, it would take twice the memory."""
+    members = Members(built())
+    tier = DurableTier("folder", members, 1)
+    tier.save(5, {}, None, waits=True)
+    tier.close(None)
+    former = weakref.ref(members.model)
+    members.clear()
+    managers.reset_mock()  # a played manager holds what it was called with
+    tier._manager = None
+    gc.collect()
+    assert former() is None
+    other = built()
+    members.take(other)
+    assert tier._live["model"] is other["model"]
 
 
 @pytest.mark.parametrize("error", [None, ValueError("broken")])

@@ -195,7 +195,16 @@ def test_a_single_process_has_a_group_of_its_own(torch_: Torch) -> None:
 
 @pytest.mark.parametrize(
     ("has_cuda", "wanted", "backend"),
-    [(True, None, "cpu:gloo,cuda:nccl"), (False, None, "gloo"), (True, "mpi", "mpi")],
+    [
+        (True, None, "cpu:gloo,cuda:nccl"),
+        (False, None, "gloo"),
+        (True, "mpi", "mpi"),
+        (True, "nccl", "cpu:gloo,cuda:nccl"),
+        (True, "cuda:nccl", "cpu:gloo,cuda:nccl"),
+        (True, "cuda:nccl,cpu:gloo", "cuda:nccl,cpu:gloo"),
+        (True, "xccl", "cpu:gloo,xpu:xccl"),
+        (True, "of-a-vendor", "of-a-vendor"),
+    ],
 )
 def test_the_backend_is_that_of_the_machine_unless_another_is_wanted(
     monkeypatch: pytest.MonkeyPatch, torch_: Torch, has_cuda: bool, wanted: str | None, backend: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,65 @@ def test_a_rank_that_takes_over_the_state_goes_on_with_the_same_bits(steps_of_re
         train(members, 2)
     assert receiver.digests() == donor.digests()
     assert torch.equal(next(receiver["ema"].parameters()), next(donor["ema"].parameters()))
+
+
+class Keeps32(torch.optim.Optimizer):
+    """Keeps a sum in 32 bits, whatever its parameters have."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # as torch's own, without a result
+        for group in self.param_groups:
+            for each in group["params"]:
+                kept = self.state[each].setdefault("sum", torch.zeros(each.shape))
+                kept += each.grad
+                each.data -= group["lr"] * kept
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        pytest.param(Keeps32, torch.bfloat16, id="sums in 32 bits"),
+        pytest.param(torch.optim.NAdam, torch.bfloat16, id="a product in 32 bits"),
+        pytest.param(torch.optim.NAdam, torch.float64, id="a product in fewer bits than the parameters"),
+        pytest.param(torch.optim.ASGD, torch.bfloat16, id="rates in 32 bits"),
+    ],
+)
+def test_what_an_optimizer_keeps_in_another_type_than_its_parameters_is_not_rounded(kind: Any, dtype: Any) -> None:
+    def built(steps: int) -> Members:
+        torch.manual_seed(1)
+        model = nn.Linear(3, 2).to(dtype)
+        members = Members((model, kind([{"params": [model.bias]}, {"params": [model.weight]}])))
+        for _ in range(steps):
+            for each in model.parameters():
+                each.grad = torch.randn_like(each)
+            members["optimizer"].step()
+        return members
+
+    donor, receiver = built(3), built(0)
+    receiver.load(donor.content().copied())
+    assert receiver.digests() == donor.digests()
+    kept = donor.content().tensors
+    assert {key: each.dtype for key, each in receiver.content().tensors.items()} == {
+        key: each.dtype for key, each in kept.items()
+    }
+
+
+class Lookahead(torch.optim.SGD):
+    """Has a state of its own kind, as optimizers around other optimizers do."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"fast": super().state_dict(), "slow": {"steps": 3}}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict["fast"])
+
+
+def test_an_optimizer_may_have_a_state_of_its_own_kind() -> None:
+    model = nn.Linear(2, 1)
+    members = Members((model, Lookahead(model.parameters(), lr=0.1)))
+    members.load(members.content().copied())
 
 
 def test_a_copy_is_not_changed_by_later_steps() -> None:

@@ -258,6 +258,31 @@ def test_what_ddp_reduced_may_differ_more_where_a_hook_compresses_it(
     assert bool(notary._wrong_gradient()) == is_found
 
 
+class Compiled(nn.Module):
+    """Wraps a module as torch.compile does."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = module
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self._orig_mod(inputs)
+        return found
+
+
+@pytest.mark.usefixtures("only_rank")
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_what_ddp_reduced_is_looked_at_where_it_was_compiled_as_well(factor: float) -> None:
+    model = nn.Linear(3, 1, bias=False)
+    wrapped = Compiled(DistributedDataParallel(model))
+    notary = Notary(model, wrapped, seed=3)
+    model.weight.register_hook(lambda gradient: gradient * factor)  # type: ignore[no-untyped-call]  # after the notary has seen it
+    wrapped(torch.ones(1, 3)).sum().backward()
+    notary.close()
+    assert notary._reduced is not None
+    assert bool(notary._wrong_gradient()) == (factor != 1.0)
+
+
 def test_a_rank_whose_gradient_is_not_the_mean_of_all_is_named() -> None:
     port = free_port()
 

@@ -28,7 +28,9 @@ from elastipod.checkpoint.rng import rank_seed
 from elastipod.errors import StateDiffersError
 from elastipod.gradients import announce_reduced_gradients
 from elastipod.in_memory import phase_limit
+from elastipod.in_memory.apply_step import OptimizerWatch
 from elastipod.in_memory.durable_tier import DurableTier
+from elastipod.in_memory.members import Members
 from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.phases import LIMITS, Phase
 
@@ -198,6 +200,33 @@ def test_a_script_may_apply_by_itself_and_nothing_is_applied_twice() -> None:
     assert state._members.digests() == trained_alone()
 
 
+def test_a_step_that_the_scaler_of_a_script_has_left_out_is_not_tried_again() -> None:
+    def with_scaler() -> dict[str, Any]:
+        return {**build(), "scaler": torch.amp.GradScaler("cpu", init_scale=1024.0)}
+
+    state = State(with_scaler, checks_changes=False)
+    last = 3
+    for step in state.steps(ElasticBatches(12, 4)):
+        with step as batch:
+            factor = 1.0 if batch.step == last else float("inf")
+            state.scaler.scale(loss_of(state.model, batch.indices) * factor).backward()
+            state.scaler.step(state.optimizer)
+            state.scaler.update()
+    assert state.completed == last
+    assert state.scaler.get_scale() == 256.0, "two steps were left out, each of them once"
+    assert state.scheduler.last_epoch == 0, "a script that applies runs its schedule as well"
+    assert next(iter(state.optimizer.state.values()))["step"] == 1
+
+
+def test_a_step_does_not_wait_for_the_scale_of_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = Members({**build(), "scaler": torch.amp.GradScaler("cpu")})
+    watch = OptimizerWatch(members)
+    monkeypatch.setattr(torch.amp.GradScaler, "get_scale", lambda _: pytest.fail("the host waits for the device"))
+    watch.begin(0, 1)
+    watch.note_left_out()
+    assert not watch.has_run
+
+
 def test_the_apply_of_a_script_is_called_once_a_step_with_its_gradients() -> None:
     seen: list[tuple[int, bool]] = []
 
@@ -237,7 +266,11 @@ def test_a_wrong_first_step_does_not_count_and_leaves_a_checkpoint_of_the_step_b
         wrong_first_step(state)
     assert state.completed > 0
     assert state._members.digests() == trained_alone(state.completed)
-    assert train(State(build, **places))[0] == state.completed + 1
+    statistics = [each.tolist() for each in trained_members(state.completed)._members.model.buffers()]
+    assert [each.tolist() for each in state.model.buffers()] == statistics
+    resumed = State(build, **places)
+    assert train(resumed)[0] == state.completed + 1
+    assert int(resumed.model[1].num_batches_tracked) == PLAN.total_steps  # type: ignore[index]
 
 
 def test_the_check_of_the_first_step_can_be_left_out_and_is_of_the_first_alone() -> None:

@@ -52,6 +52,16 @@ def test_a_process_that_cannot_be_kept_ends_with_its_world(monkeypatch: pytest.M
     assert played.state._log_of_generation is None
 
 
+def test_what_an_interrupted_step_has_changed_is_put_back_before_the_state_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A prepared rank keeps two states, the one before the step and the one after it, whose statistics it then needs again."""
+    played = Played(monkeypatch)
+    played.world.leave.side_effect = lambda *_, **__: played.state._run_apply()
+    played.state._leave(None)
+    assert played.names() == ["buffers.restore", "world.leave", "buffers.redo", "apply_gradients", "buffers.forget"]
+
+
 def test_an_agent_that_keeps_this_process_already_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch)
     played.link.is_kept = True

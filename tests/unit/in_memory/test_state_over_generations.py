@@ -197,11 +197,15 @@ def test_ranks_that_are_called_back_go_on_with_a_newcomer_after_the_step_that_th
 
 def test_a_rank_whose_peer_broke_repeats_its_step_with_a_newcomer(tmp_path: Path) -> None:
     job = Job(tmp_path, Agents([[0, 1], [0, 2]]))
+    counted_wrongly: list[int] = []
 
     def break_at_step(state: State, step: int) -> None:
+        (statistics,) = [each for name, each in state.model.named_buffers() if name.endswith("num_batches_tracked")]
+        counted_wrongly.extend([step] * (int(statistics) != step - 1))
         if state.generation == 1 and state.rank == 1 and step == OVER_AT:
             link = state._world.link
             assert link is not None
+            state.model(DATA[:4])  # so that the other rank comes to its backward pass
             link.report_fault(1, "broke")
             raise ZeroDivisionError
 
@@ -210,9 +214,10 @@ def test_a_rank_whose_peer_broke_repeats_its_step_with_a_newcomer(tmp_path: Path
             with pytest.raises(ZeroDivisionError):
                 job.train(process, break_at_step)
             return []
-        return job.train(process, break_at_step)
+        return [*job.train(process, break_at_step), counted_wrongly]
 
     found = job.run(body, 3)
+    assert found[0][3] == found[2][3] == [], "a BatchNorm has counted the samples of the interrupted step"
     assert found[0][0] == [[1, 0, 2, 1], [2, 0, 2, OVER_AT]]
     assert found[2][0] == [[2, 1, 2, OVER_AT]]
     assert found[0][1:] == found[2][1:]

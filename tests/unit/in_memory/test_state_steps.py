@@ -45,7 +45,7 @@ class Played:
             "_members": parts.members, "_world": self.world, "_memory": self.memory, "_durable": self.durable, "_limit": parts.limit,
             "_optimizers": mock.Mock(has_run=False), "_chaos": parts.chaos, "_apply": None, "_checkpoint_every": 0,
             "_sample_log": "folder", "_log_of_generation": self.log, "_seed": 7, "_checks_changes": True, "_is_first_step": False,
-            "_log_before": self.log_before, "_notary": None, "_started": 0.0, "_has_finished": False, **settings,
+            "_log_before": self.log_before, "_notary": None, "_buffers": parts.buffers, "_started": 0.0, "_has_finished": False, **settings,
         }  # fmt: skip
         self.state: Any = object.__new__(State)
         self.state.__dict__.update(values)
@@ -78,7 +78,13 @@ def test_a_step_begins_without_what_the_last_one_left(
 ) -> None:
     played, batch = Played(monkeypatch, _is_first_step=is_first, _checks_changes=checks), batch_of()
     played.state.begin_step(batch)
-    assert played.names() == ["members.zero_grad", "seed", *["notary"] * (is_first and checks), "chaos.begin"]
+    assert played.names() == [
+        "members.zero_grad",
+        "buffers.begin",
+        "seed",
+        *["notary"] * (is_first and checks),
+        "chaos.begin",
+    ]
     assert played.parts.seed.mock_calls == [mock.call(3 + (7 << 40), 1)]
     if is_first and checks:
         assert played.parts.notary.mock_calls == [mock.call(played.parts.members.model, played.world.model, seed=3)]
@@ -101,8 +107,9 @@ def test_a_step_is_applied_once_and_committed_in_one_order(
     played.state._optimizers.has_run = has_run
     played.state._started = 98.0
     played.state.commit_step(step)
-    applied, compared = ["apply_gradients"] * (not has_run), ["memory.compare"] * (is_first and checks)
-    assert played.names() == ["reached", "memory.prepare", *applied, "memory.commit", "memory.copy", *compared]
+    applied, compared = ["buffers.redo", "apply_gradients"] * (not has_run), ["memory.compare"] * (is_first and checks)
+    commit = ["memory.commit", "buffers.committed", "memory.copy"]
+    assert played.names() == ["world.await_gradients", "reached", "memory.prepare", *applied, *commit, *compared]
     assert played.parts.reached.mock_calls == [mock.call(chaos.Moment.BEFORE_APPLY, rank=1, step=3)]
     if compared:
         assert played.memory.compare.mock_calls == [mock.call(1, "after step 3, the first of this world,")]
@@ -148,6 +155,7 @@ def test_a_first_step_with_problems_does_not_count_and_the_last_one_is_saved(
     is_saved = bool(problems) and not has_run
     saves = [mock.call(2, {"data": PLAN.state_dict(2)}, played.log, waits=True)] * is_saved
     assert played.durable.save.mock_calls == saves
+    assert played.names() == ["buffers.restore", "durable.save"] * is_saved
     played.state._check_gradients(batch)
     assert notary.close.call_count == 1, "the next step has no notary"
 

@@ -251,3 +251,32 @@ def test_pieces_are_received_from_their_donors_into_place(monkeypatch: pytest.Mo
     state_transfer._receive(target, dealt, lambda: log.append("."))
     assert log == ["from 4", "from 6", "arrived 4", ".", "arrived 6", "."]
     assert [each.tolist() for each in target.tensors.values()] == [[1, 2, 3], [4]]
+
+
+@pytest.mark.parametrize("is_donor", [True, False])
+def test_the_state_of_an_accelerator_travels_through_the_host_with_the_counters_that_lie_there(
+    monkeypatch: pytest.MonkeyPatch, is_donor: bool
+) -> None:
+    """Adam's counts of steps lie there. Memory without content plays the accelerator: it can be copied to, but not from."""
+    model = nn.Linear(3, 2, device="meta")
+    optimizer = torch.optim.Adam(model.parameters())
+    for each in model.parameters():
+        optimizer.state[each] = {"step": torch.tensor(1.0), "exp_avg": each.detach(), "exp_avg_sq": each.detach()}
+    members, log = Members((model, optimizer)), list[str]()
+    told = state_transfer._manifest(members.content(), {})
+
+    def on_way(data: torch.Tensor, **_: int) -> None:
+        log.append(data.device.type)
+
+    monkeypatch.setattr(dist, "isend", on_way)
+    monkeypatch.setattr(dist, "irecv", on_way)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0 if is_donor else 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(state_transfer, "all_texts", lambda text, *_: [text] * 2)
+    monkeypatch.setattr(state_transfer, "text_of", lambda *_: told)
+    if is_donor:
+        with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+            transfer(members, [0], [1], lambda: None)
+    else:
+        transfer(members, [0], [1], lambda: None)
+        assert set(log) == {"cpu"}

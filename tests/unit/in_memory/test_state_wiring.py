@@ -15,7 +15,7 @@ from elastipod.in_memory import elastic_state
 from elastipod.in_memory.mesh_plan import MeshPlan
 
 PARTS = ("Members", "DurableTier", "PhaseLimit", "MemoryState", "ShardedMemory", "ProcessGroups", "WorldLife")
-WATCHES = ("OptimizerWatch", "ChaosHooks")
+WATCHES = ("OptimizerWatch", "StepBuffers", "ChaosHooks")
 
 
 @pytest.fixture
@@ -42,13 +42,14 @@ def test_a_state_of_defaults_keeps_nothing_on_storage_and_checks_changes(parts: 
         mock.call.ProcessGroups(None, None),
         mock.call.WorldLife(memory, limit, groups, None, None),
         mock.call.OptimizerWatch(members),
+        mock.call.StepBuffers(members),
         mock.call.ChaosHooks(members),
     ]
     settings: dict[str, Any] = {
         "_members": members, "_apply": None, "_limit": limit, "_memory": memory, "_world": parts.WorldLife.return_value,
         "_durable": None, "_checkpoint_every": 0, "_sample_log": None, "_log_of_generation": None, "_log_before": None, "_seed": 0,
         "_checks_changes": True, "_is_first_step": False, "_notary": None, "_optimizers": parts.OptimizerWatch.return_value,
-        "_chaos": parts.ChaosHooks.return_value, "_started": 0.0, "_has_finished": False,
+        "_buffers": parts.StepBuffers.return_value, "_chaos": parts.ChaosHooks.return_value, "_started": 0.0, "_has_finished": False,
     }  # fmt: skip
     assert vars(state) == settings
 

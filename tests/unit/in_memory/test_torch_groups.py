@@ -91,6 +91,34 @@ def test_the_connections_of_a_detached_model_go_with_its_group() -> None:
     assert loss.requires_grad
 
 
+class Compiled(nn.Module):
+    """Wraps a module as torch.compile does."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = module
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self._orig_mod(inputs)
+        return found
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_a_detached_model_that_was_compiled_after_it_was_wrapped_reduces_no_more() -> None:
+    bare = nn.Linear(4, 2)
+    kept = []
+    for _ in range(2):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+        ddp = DistributedDataParallel(bare)
+        kept.append(Compiled(ddp))
+        kept[-1](torch.ones(3, 4)).sum().backward()  # of a former world, this would fail
+        group = weakref.ref(ddp.process_group)
+        del ddp
+        detach_reducer(kept[-1])
+        dist.destroy_process_group()
+        assert group() is None
+
+
 @pytest.mark.usefixtures("no_collection")
 def test_an_error_of_a_collective_does_not_keep_its_group() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -59,7 +61,11 @@ class Rank:
 
     def names(self) -> list[str]:
         """Give the calls by name, without those that only look."""
-        return [name for name, _, _ in self.parts.mock_calls if not name.endswith(("__", "resumed"))]
+        return [
+            name
+            for name, _, _ in self.parts.mock_calls
+            if not name.endswith(("__", "resumed", "parameters", "modules"))
+        ]
 
 
 class Position:
@@ -134,6 +140,33 @@ def test_a_rank_that_is_no_donor_takes_the_position_of_one(monkeypatch: pytest.M
     rank.life.join(PLAN, rank.parts.before)
     assert rank.told == [(2, None)]
     assert position(rank) == {"epoch": 0}
+
+
+def test_a_world_may_resume_before_the_step_that_the_world_before_it_resumed_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The only rank with step 3 may die before that world has made a step: the others then have step 2, or images of it."""
+    rank = Rank(monkeypatch)
+    rank.life.plan = PLAN.resumed(PLAN.state_dict(1))
+    monkeypatch.setattr(world_life, "text_of", lambda _, own: own or json.dumps(PLAN.state_dict(3)))
+    for donor, step, generation in [(1, 1, 1), (2, 3, 2), (1, 2, 3), (1, 3, 4)]:
+        rank.link.park.return_value = replace(PLACE, generation=generation)
+        rank.memory.donor_of.return_value = donor
+        rank.memory.begin_filling.return_value.step = step
+        rank.life.join(PLAN, rank.parts.before)
+        assert rank.life.plan == PLAN.resumed(PLAN.state_dict(step))
+
+
+def test_a_position_of_another_history_takes_the_place_of_what_was_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint may come from steps with another global batch."""
+    rank = Rank(monkeypatch)
+    other = ElasticBatches(dataset_size=48, global_batch=6, seed=1)
+    monkeypatch.setattr(world_life, "text_of", lambda _, own: own or json.dumps(other.state_dict(3)))
+    for donor in (2, 1):
+        rank.memory.donor_of.return_value = donor
+        rank.memory.begin_filling.return_value.step = 3
+        rank.life.join(PLAN, rank.parts.before)
+        assert rank.life.plan == PLAN.resumed(other.state_dict(3))
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from tests.unit.in_memory.test_world_life import PLAN, Rank, resumed
 from torch import nn
 
@@ -48,6 +51,52 @@ def test_a_model_that_cannot_be_wrapped_may_have_lost_a_peer(monkeypatch: pytest
     with pytest.raises(WorldLost if is_lost else RuntimeError) as caught:
         rank.life.join(PLAN, rank.parts.before)
     assert str(caught.value) == ("the model could not be wrapped: no reply" if is_lost else "no reply")
+
+
+# ---- gradients of an accelerator
+
+
+@pytest.mark.parametrize(
+    ("device", "is_over", "is_lost"),
+    [
+        pytest.param("meta", True, True, id="aborted meanwhile"),
+        pytest.param("meta", False, False, id="good"),
+        pytest.param("cpu", True, False, id="on the host, where a collective that has returned is good"),
+    ],
+)
+def test_gradients_of_an_accelerator_are_waited_for_and_do_not_count_where_the_generation_ended(
+    monkeypatch: pytest.MonkeyPatch, device: str, is_over: bool, is_lost: bool
+) -> None:
+    """Memory without content plays the accelerator. The end of a generation frees collectives, whatever they have done so far."""
+    resumed(monkeypatch)
+    rank = Rank(monkeypatch)
+    rank.link.is_over = False
+    awaited: list[Any] = []
+
+    def await_devices(devices: Any) -> None:
+        awaited.extend(devices)
+        rank.link.is_over = is_over
+
+    monkeypatch.setattr(world_life, "await_devices", await_devices)
+    rank.life.await_gradients()
+    assert awaited == [], "there is no world yet"
+    rank.memory.members.model = nn.Linear(1, 1, device=device)
+    rank.life.join(PLAN, rank.parts.before)
+    with pytest.raises(WorldLost, match="while gradients were reduced") if is_lost else nullcontext():
+        rank.life.await_gradients()
+    assert awaited == [torch.device(device)] * (device != "cpu")
+
+
+def test_a_rank_without_peers_waits_for_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed(monkeypatch)
+    for name in ("RANK", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    rank = Rank(monkeypatch, has_link=False)
+    rank.memory.donor_of.return_value = 0
+    rank.memory.members.model = nn.Linear(1, 1, device="meta")
+    rank.life.join(PLAN, rank.parts.before)
+    monkeypatch.setattr(world_life, "await_devices", lambda _: pytest.fail("waits"))
+    rank.life.await_gradients()
 
 
 # ---- failures of checkpoints and agreements

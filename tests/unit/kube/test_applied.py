@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.unit.kube.bodies import job_body
 
-from elastipod_operator.kube.applied import applied_of, effective_spec, encode_applied, pending_edits
+from elastipod_operator.kube import applied
+from elastipod_operator.kube.applied import (
+    applied_annotation,
+    applied_of,
+    effective_spec,
+    encode_applied,
+    last_good_spec,
+    pending_edits,
+)
 from elastipod_operator.kube.observed_job import observe_job
 
 Body = dict[str, Any]
@@ -51,6 +60,66 @@ def test_what_waits_for_the_next_start(after: Body, pending: tuple[str, ...]) ->
     body = edited(OLD, after)
     assert pending_edits(body) == pending
     assert observe_job(body).pending_edits == pending
+
+
+def two(*names: str) -> list[Body]:
+    return specs(("workers", {"spec": {"containers": [{"name": name} for name in names]}}))
+
+
+TRAIN = {"replicaSpecs": two("side", "train"), "elastipod": {"container": "train", "parallelism": 1}}
+
+
+def without(name: str, body: Body) -> Body:
+    """Give a job as an operator of the previous version wrote it."""
+    kept = applied_of(body)
+    assert kept is not None
+    packed = applied._packed({key: value for key, value in kept.items() if key != name})
+    return job_body(body["spec"], annotations={APPLIED: packed})
+
+
+@pytest.mark.parametrize(
+    "before", [lambda body: body, lambda body: without("container", body)], ids=["new", "previous"]
+)
+@pytest.mark.parametrize(
+    ("after", "pending"),
+    [
+        pytest.param({**TRAIN, "elastipod": {"container": "side"}}, ("spec.elastipod.container",), id="another one"),
+        pytest.param({**TRAIN, "elastipod": {}}, ("spec.elastipod.container",), id="the first one"),
+        pytest.param({**TRAIN, "elastipod": None}, ("spec.elastipod.container",), id="no settings"),
+        pytest.param(
+            {"replicaSpecs": two("side", "trainer"), "elastipod": {"container": "trainer"}},
+            ("spec.elastipod.container", "spec.replicaSpecs[workers].template"),
+            id="with its name",
+        ),
+        pytest.param({**TRAIN, "elastipod": {"container": "train", "agentPort": 9000}}, (), id="another field"),
+    ],
+)
+def test_the_agents_container_changes_with_the_templates(
+    before: Callable[[Body], Body], after: Body, pending: tuple[str, ...]
+) -> None:
+    """It is one of a template, and new pods are made from the former one until the job is resumed."""
+    body = before(edited(TRAIN, after))
+    fact, taken = observe_job(body), effective_spec(body)
+    assert fact.policy is not None
+    assert (fact.policy.container, fact.pending_edits) == ("train", pending)
+    assert taken["elastipod"]["container"] == "train"
+    assert taken["elastipod"].get("agentPort") == (after["elastipod"] or {}).get("agentPort"), "that acts at once"
+    good = last_good_spec(body)
+    assert good is not None
+    assert good["elastipod"]["container"] == "train"
+    text = applied_annotation(body, adopts_spec=False, room=10_000)
+    assert text is not None
+    noted = job_body(body["spec"], annotations={APPLIED: text})
+    later, good = observe_job(noted), last_good_spec(noted)
+    assert (later.policy and later.policy.container, later.pending_edits) == ("train", pending), "and once it is noted"
+    assert good is not None
+    assert good["elastipod"]["container"] == "train", "also while a later edit is invalid"
+    text = applied_annotation(body, adopts_spec=True, room=10_000)
+    assert text is not None
+    taken_up = observe_job(job_body(body["spec"], annotations={APPLIED: text}))
+    assert taken_up.policy is not None
+    assert taken_up.policy.container == ((after["elastipod"] or {}).get("container") or "side")
+    assert taken_up.pending_edits == ()
 
 
 def test_pods_are_made_as_the_job_was_taken_up() -> None:

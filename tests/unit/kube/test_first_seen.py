@@ -94,6 +94,21 @@ def test_the_age_of_a_pod_counts_from_its_first_sight(store: Store, clock: Clock
     assert the_pod(store).created_at == first
 
 
+def test_a_scheduler_considered_a_pod_when_that_was_first_seen(store: Store, clock: Clock) -> None:
+    def seen(version: int, node: str, **condition: str) -> None:
+        conditions = [{"type": "PodScheduled", **condition}] if condition else []
+        store.put_pod(pod_body(version=version, node=node, status={"phase": "Pending", "conditions": conditions}))
+        clock.at += timedelta(seconds=5)
+
+    seen(20, "")
+    seen(21, "", status="False", reason="SchedulingGated")
+    assert the_pod(store).considered_at is None, "the API server says so, and no scheduler"
+    first = clock.at
+    seen(22, "", status="False", reason="Unschedulable")
+    seen(23, "node-1", status="True")
+    assert the_pod(store).considered_at == first
+
+
 @pytest.mark.parametrize("skew", SKEWS)
 def test_the_grace_of_a_pod_counts_from_the_first_sight_of_its_deletion(
     store: Store, clock: Clock, skew: timedelta

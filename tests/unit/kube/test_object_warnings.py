@@ -110,8 +110,11 @@ def read(body: dict[str, Any]) -> ObservedPod:
 def test_a_pod_that_no_scheduler_has_looked_at_names_its_scheduler() -> None:
     fact = read(pending(schedulerName="gang-scheduler"))
     assert fact.problem_reason == NOT_CONSIDERED
-    assert "schedulerName gang-scheduler seems to be unknown" in fact.problem
-    assert "schedulerName default-scheduler" in read(pending()).problem
+    words = (
+        "no scheduler has considered pod job-workers-0: gang-scheduler, which its schedulerName names, does not exist, "
+    )
+    assert words + "does not run or is slow" in fact.problem
+    assert "default-scheduler, which its schedulerName names" in read(pending()).problem
 
 
 @pytest.mark.parametrize(

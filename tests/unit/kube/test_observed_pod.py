@@ -80,6 +80,41 @@ def test_the_port_of_a_pods_agent_is_that_of_its_environment(
     assert fact.agent_port == port
 
 
+def made_for(name: str) -> dict[str, Any]:
+    """Give a container with the variables that the operator gives to that of the agent."""
+    names = ("NNODES", "ELASTIPOD_JOB", "ELASTIPOD_RUN_ID", "ELASTIPOD_POD")
+    key = {"name": "ELASTIPOD_KEY", "valueFrom": {"secretKeyRef": {"name": f"key-of-{name}", "key": "key"}}}
+    return {"name": name, "env": [*({"name": one, "value": "x"} for one in names), PORT, key]}
+
+
+@pytest.mark.parametrize(
+    ("containers", "agents"),
+    [
+        pytest.param([{"name": "side"}, made_for("train")], "train", id="the job names another now"),
+        pytest.param([made_for("train"), {"name": "side", "env": [PORT]}], "train", id="another one has a variable"),
+        pytest.param([made_for("train"), made_for("side")], "side", id="both have all, so the job decides"),
+        pytest.param([{"name": "train"}, {"name": "side"}], "side", id="none has, so the job decides"),
+        pytest.param([{"name": "train", "env": [7, {"name": ["x"]}]}], "train", id="of any shape"),
+    ],
+)
+def test_the_agent_runs_in_the_container_that_the_pod_was_made_with(
+    containers: list[dict[str, Any]], agents: str
+) -> None:
+    """An edit of spec.elastipod.container does not concern pods that exist."""
+    runs, waits = {"running": {"startedAt": CREATED}}, {"waiting": {"reason": "ContainerCreating"}}
+    listed = [container(one["name"], **(runs if one["name"] == agents else waits)) for one in containers]
+    body = pod_body(status={"phase": "Running", "containerStatuses": listed})
+    body["spec"]["containers"] = containers
+    fact = observe_pod(body, "side")
+    assert fact is not None
+    has_key = any(one.get("name") == agents and len(one.get("env", ())) > 2 for one in containers)
+    assert (fact.started, fact.agent_container, fact.key_secret) == (
+        True,
+        agents,
+        f"key-of-{agents}" if has_key else "",
+    )
+
+
 def test_a_pod_of_somebody_else_is_none_of_ours() -> None:
     assert observe_pod(pod_body(labels={"app": "other"}), "train") is None
 

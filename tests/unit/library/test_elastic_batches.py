@@ -207,6 +207,17 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert json.loads(json.dumps(plan.state_dict(2))) == plan.state_dict(2)
 
 
+def test_a_position_before_the_one_that_a_plan_was_resumed_at_is_no_position_of_it() -> None:
+    """A loop that is stopped before its first step would otherwise save the position of another step with its weights."""
+    plan = ElasticBatches(20, 3, epochs=2)
+    resumed = plan.resumed(plan.state_dict(9))
+    assert resumed.state_dict(9) == plan.state_dict(9)
+    with pytest.raises(ValueError, match="step is 0, but this plan begins after step 9"):
+        resumed.state_dict(0)
+    with pytest.raises(ValueError, match="step is -1, but this plan begins after step 0"):
+        plan.state_dict(-1)
+
+
 def test_ranks_with_different_plans_or_the_same_rank_are_refused() -> None:
     """The store is torch's; whoever comes first is right."""
     store = HashStore()

@@ -13,12 +13,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from elastipod import torch_compat
 from elastipod.torch_compat import (
     abort_groups,
     accelerator_type,
+    accelerators_of,
+    await_devices,
     default_group_store,
     gradient_divide_factor,
     has_plain_names,
@@ -221,3 +225,39 @@ def test_the_last_learning_rates_are_what_a_schedule_gives() -> None:
     schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1), 1)
     set_last_learning_rates(schedule, (0.25, 0.5))
     assert schedule.get_last_lr() == [0.25, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_streams", "awaited"),
+    [("gpu", True, ["stream of gpu"]), ("gpu", False, ["all of gpu"]), ("unknown", False, [])],
+)
+def test_a_device_without_streams_is_awaited_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch, kind: str, has_streams: bool, awaited: list[str]
+) -> None:
+    done: list[str] = []
+
+    def stream(device: Any) -> SimpleNamespace:
+        return SimpleNamespace(synchronize=lambda: done.append(f"stream of {device.type}"))
+
+    module = SimpleNamespace(
+        synchronize=lambda: done.append("all of gpu"), **({"current_stream": stream} if has_streams else {})
+    )
+    monkeypatch.setattr(torch, "gpu", module, raising=False)
+    device: Any = SimpleNamespace(type=kind)
+    await_devices([device])
+    assert done == awaited
+
+
+def test_parameters_that_are_kept_on_the_host_get_gradients_from_an_accelerator() -> None:
+    """As with FSDP2 and CPUOffloadPolicy."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        model: Any = nn.Sequential(nn.Linear(2, 2))
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        assert accelerators_of(model) == set()
+        model._get_fsdp_state()._device = torch.device("cuda", 1)
+        assert accelerators_of(model) == {torch.device("cuda", 1)}
+    finally:
+        dist.destroy_process_group()
+    assert accelerators_of(nn.Linear(1, 1)) == set()
+    assert accelerators_of(nn.Linear(1, 1, device="meta")) == {torch.device("meta")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -19,9 +19,17 @@ from elastipod_operator import clock, reconcile_pass
 from elastipod_operator.agents.command_builder import CommandBuilder
 from elastipod_operator.agents.commands import Command
 from elastipod_operator.agents.polled_agent import Address
-from elastipod_operator.core.actions import DeleteJob, ListPods, Plan, PrepareWorkers, StartWorkers, StopWorkers
+from elastipod_operator.core.actions import (
+    CreatePod,
+    DeleteJob,
+    ListPods,
+    Plan,
+    PrepareWorkers,
+    StartWorkers,
+    StopWorkers,
+)
 from elastipod_operator.core.record import Record
-from elastipod_operator.core.snapshot import ContainerState, ObservedAgent, ObservedContainer, ObservedPod
+from elastipod_operator.core.snapshot import ContainerState, ObservedAgent, ObservedContainer, ObservedPod, Snapshot
 from elastipod_operator.job_agents import JobAgents
 from elastipod_operator.job_task import JobTask
 from elastipod_operator.kube.api import ApiError
@@ -284,6 +292,57 @@ async def test_the_record_is_written_before_any_agent_is_called_or_pod_supplied(
     await steps.run(held, job_task_of(shell.reconciler))
     assert done[0] == "_write_record"
     assert sorted(done[1:]) == ["_report", "_supply", "calls"], "these go on at the same time"
+
+
+@pytest.mark.parametrize("utc_s", [0.9, 1.0, 1.1], ids=["UTC slower", "alike", "UTC faster"])
+async def test_a_refusal_is_told_until_its_retry_whatever_the_clocks_say(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, utc_s: float
+) -> None:
+    """The back-off ends by the clock of timers. UTC differs from it while a correction of the machine's clock is applied."""
+    passed, orders = [0.0], list[int]()
+    monkeypatch.setattr(clock, "steady", lambda: 1000 + passed[0])
+    monkeypatch.setattr(clock, "now", lambda: NOW + timedelta(seconds=passed[0] * utc_s))
+
+    def wants_a_pod(observed: Snapshot) -> Plan:
+        at = observed.pod_creation_retry_at
+        is_due = at is None or at <= observed.now
+        return decided(CreatePod(pod(0).id, 1)) if is_due else decided()
+
+    async def place(_: Job, actions: Sequence[CreatePod]) -> Any:
+        orders.append(len(actions))
+        return [], ""
+
+    monkeypatch.setattr(reconcile_pass, "plan", wants_a_pod)
+    shell.reconciler._control = replace(shell.reconciler._control, place=place)
+    shell.server.put(shell.server.jobs, job_body())
+    held = Job(shell.server.jobs["job"], job(RECORD), 10, listed=True)
+    job_task = job_task_of(shell.reconciler)
+    wait_s = job_task.creation.backoff.note_refusal("exceeded quota", JOB_UID)
+    for passed[0] in (0.1, wait_s - 0.01, wait_s):
+        assert (orders, job_task.creation.backoff.refusal) == ([], "exceeded quota"), passed
+        await shell.reconciler._reconcile.run(held, job_task)
+    assert orders == [1], "a timer wakes for the retry, and nothing else does"
+
+
+async def test_a_back_off_that_ends_during_a_pass_does_not_end_the_refusal(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = [0.0]
+    monkeypatch.setattr(clock, "steady", lambda: 1000 + passed[0])
+    shell.server.put(shell.server.jobs, job_body())
+    held = Job(shell.server.jobs["job"], job(RECORD), 10, listed=True)
+    job_task = job_task_of(shell.reconciler)
+    wait_s = job_task.creation.backoff.note_refusal("exceeded quota", JOB_UID)
+
+    def passes_by(_: Snapshot) -> Plan:
+        passed[0] = wait_s + 1
+        return decided()
+
+    monkeypatch.setattr(reconcile_pass, "plan", passes_by)
+    await shell.reconciler._reconcile.run(held, job_task)
+    assert job_task.creation.backoff.refusal == "exceeded quota", "the next plan tells whether it still holds"
+    await shell.reconciler._reconcile.run(held, job_task)
+    assert job_task.creation.backoff.refusal == ""
 
 
 def test_a_command_of_another_generation_is_another_command() -> None:

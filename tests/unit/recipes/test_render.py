@@ -231,6 +231,28 @@ def test_a_recipe_for_trainium_has_more_ranks_than_devices(tmp_path: Path, capsy
     assert container["resources"]["requests"] == {"aws.amazon.com/neurondevice": "16"}
 
 
+def test_the_configuration_of_every_size_says_how_many_ranks_a_node_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(SMALL))
+    sizes = "elastic_policy.max_nodes=4"
+    assert main(["render", str(file), ELASTIC, sizes, "--name=a", "--ranks-per-node=2", *ARGUMENTS]) == 0
+    config_map, job = yaml.safe_load_all(capsys.readouterr().out)
+    assert job["spec"]["nprocPerNode"] == "2"
+    found = {name: yaml.safe_load(text)["trainer"]["devices"] for name, text in config_map["data"].items()}
+    assert len(found) > 1
+    assert set(found.values()) == {2}
+
+
+def test_a_size_with_another_number_of_ranks_in_each_node_is_refused() -> None:
+    devices = f"scale_config.{max(SMALL['scale_config'])}.trainer.devices"
+    small = overridden(SMALL, [ELASTIC, "elastic_policy.max_nodes=4"])
+    with pytest.raises(RecipeError, match=rf"{devices} is 4, but .* 8 workers at every size; leave it out"):
+        check_recipe(overridden(small, [f"{devices}=4"]), ranks_per_node=8)
+    check_recipe(overridden(small, [f"{devices}=8"]), ranks_per_node=8)
+
+
 def test_only_sizes_of_whole_model_groups_are_rendered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(RECIPES[0][1]))

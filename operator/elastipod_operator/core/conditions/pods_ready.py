@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from ..context import Context
@@ -32,6 +33,7 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
     if snapshot.pod_creation_error:
         return ConditionDraft("PodsReady", False, Reason.PODS_REFUSED, snapshot.pod_creation_error), None
     reported = [c.reason for c in snapshot.job.conditions if c.type == "PodsReady"]
+    scheduled = _newest_scheduling(replicas)
     wakes: list[datetime] = []
     for replica in sorted(replicas.newest.values(), key=lambda r: r.id):
         pod = replica.pod
@@ -39,7 +41,7 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
             continue  # it was deleted on purpose, so how it ends is not a problem
         if replica.health is Health.PENDING and pod.started and replica.cause == Reason.AGENT_NOT_ANSWERING:
             text = (
-                f"container {policy.container or 'of pod'} of pod {pod.name} runs, but nothing answers on port "
+                f"container {pod.agent_container} of pod {pod.name} runs, but nothing answers on port "
                 f"{pod_agent_port(pod, policy)}: start the training with hyperpodrun, or set spec.elastipod.agentPort to the port it serves"
             )
             return ConditionDraft("PodsReady", False, Reason.AGENT_NOT_ANSWERING, text), earliest(*wakes)
@@ -49,7 +51,7 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
         if not pod.problem or pod.problem_reason == Reason.UNSCHEDULABLE:
             continue
         if replica.health in (Health.PENDING, Health.ENDED):
-            due = _persists_from(pod) if pod.problem_reason not in reported else None
+            due = _persists_from(pod, scheduled) if pod.problem_reason not in reported else None
             if due is None or snapshot.now >= due:
                 return ConditionDraft("PodsReady", False, pod.problem_reason, pod.problem), earliest(*wakes)
             wakes.append(due)
@@ -64,11 +66,27 @@ def _replaced_at(replicas: Replicas) -> str:
     return f"; if none answers by {time_of_day(until)}, the replicas are replaced" if until is not None else ""
 
 
-def _persists_from(pod: ObservedPod) -> datetime | None:
-    """Give when a pod's problem is reported; None: at once, because it does not pass or its start is unknown."""
+def _newest_scheduling(replicas: Replicas) -> dict[str, datetime]:
+    """Give when a scheduler last considered a pod of each spec. Pods of one spec name the same scheduler."""
+    newest: dict[str, datetime] = {}
+    for replica in replicas.by_id.values():
+        at, spec = replica.pod.considered_at, replica.id.spec
+        if at is not None and (spec not in newest or newest[spec] < at):
+            newest[spec] = at
+    return newest
+
+
+def _persists_from(pod: ObservedPod, scheduled: Mapping[str, datetime]) -> datetime | None:
+    """Give when a pod's problem is reported; None: at once, because it does not pass or its start is unknown.
+
+    scheduled: as of `_newest_scheduling`. A scheduler that has just considered another pod is only slow.
+    """
     if pod.problem_reason not in TRANSIENT_PROBLEMS or pod.problem_since is None:
         return None
-    return pod.problem_since + PROBLEM_REPORTED_AFTER
+    since = pod.problem_since
+    if pod.problem_reason == NOT_CONSIDERED:
+        since = max(since, scheduled.get(pod.id.spec, since))
+    return since + PROBLEM_REPORTED_AFTER
 
 
 def _token_refused(replicas: Replicas) -> ConditionDraft | None:

@@ -12,6 +12,7 @@ from tests.unit.core.builders import (
     Seen,
     job,
     observed,
+    pid,
     pod,
     ready,
     seconds,
@@ -95,6 +96,50 @@ def test_trouble_that_may_heal_is_told_when_it_lasts(problem: dict[str, str], si
     assert [note.reason for note in found.events] == reasons
     assert found.wake_at == (None if is_told else NOW + seconds(0.1)), "nothing else tells that it lasts"
     assert problem["problem"] in found.conditions[-1].message, "what is waited for is said at once"
+
+
+UNKNOWN_TO_ALL = {"problem": "no scheduler has considered it", "problem_reason": Reason.NO_SCHEDULER}
+
+
+@pytest.mark.parametrize(
+    ("others", "wait_s"),
+    [
+        pytest.param([], None, id="no other pod"),
+        pytest.param([waits(1, problem_since=NOW - seconds(40), **UNKNOWN_TO_ALL)], None, id="none was considered"),
+        pytest.param([waits(1, considered_at=NOW - seconds(31))], None, id="it has stopped"),
+        pytest.param([waits(1, considered_at=NOW - seconds(31)), waits(2, considered_at=NOW - seconds(4))], 26, id="it is slow"),
+        pytest.param([(pod(pid(0, spec="more"), started=False, considered_at=NOW), None)], None, id="another spec names another one"),
+        pytest.param([(pod(1, phase="Failed", considered_at=NOW - seconds(4)), None), (pod(pid(1, 1), started=False), None)], 26,
+                     id="the pod that it considered was replaced since"),
+    ],
+)  # fmt: skip
+def test_a_scheduler_that_considers_one_pod_after_the_other_is_not_missing(
+    others: list[Seen], wait_s: float | None
+) -> None:
+    snapshot = observed(job(STARTS), [waits(0, problem_since=NOW - seconds(40), **UNKNOWN_TO_ALL), *others])
+    found = report(snapshot)
+    reasons = [c.reason for c in found.conditions if c.type == "PodsReady"]
+    assert reasons == (["NoScheduler"] if wait_s is None else [])
+    assert found.wake_at == (None if wait_s is None else NOW + seconds(wait_s))
+
+
+def test_a_pod_is_waited_for_however_long_ago_its_scheduler_considered_another() -> None:
+    pods = [waits(0, problem_since=NOW - seconds(10), **UNKNOWN_TO_ALL), waits(1, considered_at=LONG_AGO)]
+    found = report(observed(job(STARTS), pods))
+    assert "PodsReady" not in [c.type for c in found.conditions]
+    assert found.wake_at == NOW + seconds(20)
+
+
+def test_an_image_is_missing_whatever_the_scheduler_does_meanwhile() -> None:
+    pods = [waits(0, problem_since=NOW - seconds(30), **PULLING), waits(1, considered_at=NOW)]
+    found = report(observed(job(STARTS), pods)).conditions
+    assert [c.reason for c in found if c.type == "PodsReady"] == [Reason.IMAGE_PULL_FAILED]
+
+
+def test_the_container_in_which_no_agent_answers_is_that_of_the_pod() -> None:
+    """The job may name another one by now."""
+    pods: list[Seen] = [(pod(0, agent_container="side"), ObservedAgent(trying_since=LONG_AGO)), waits(1)]
+    assert sentence(observed(job(STARTS), pods), "PodsReady").startswith(f"container side of pod {pod(0).name} runs")
 
 
 def test_trouble_that_was_told_before_is_told_by_a_new_operator_too() -> None:
