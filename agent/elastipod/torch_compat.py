@@ -5,7 +5,7 @@ Public names that moved between torch 2.4 and today, and the few private ones th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -226,6 +226,19 @@ def names_in_checkpoints(model: nn.Module, names: Iterable[str]) -> dict[str, st
     from torch.distributed.checkpoint.state_dict import _get_fqns
 
     return {name: next(iter(_get_fqns(model, name))) for name in names}
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Load a state as `state_dict` gave it. torch gives what it loads the type of the parameters, which rounds; this puts it back."""
+    optimizer.load_state_dict(dict(state))
+    numbers = [each for group in state["param_groups"] for each in group["params"]]
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        kept = optimizer.state.get(parameter, {})
+        for name, given in state["state"].get(number, {}).items():
+            now = kept.get(name)
+            if isinstance(given, torch.Tensor) and isinstance(now, torch.Tensor) and given.dtype != now.dtype:
+                kept[name] = given.to(now.device)
 
 
 def names_ignored_by_ddp(module: nn.Module) -> set[str]:

@@ -39,25 +39,26 @@ def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
     data = (rows.to(engine.device), targets.to(engine.device))
     place = {"generation": checkpoints.generation, "rank": rank, "world_size": world_size, "resume": newest}
     log = SampleLog(options.sample_log_dir, plan, **place)
-    is_leaving = False
     for batch in plan.iterate(rank, world_size):
         started = time.monotonic()
         loss = train_step(engine, batch, *data)
         time.sleep(max(0.0, options.min_step_time - (time.monotonic() - started)))
         log.step(batch, loss)
         report(batch.step, batch.samples_seen, loss, batch.global_size / (time.monotonic() - started))
-        is_leaving, is_last = elastic_event_detected(), batch.step == plan.total_steps
+        is_last = batch.step == plan.total_steps
+        is_leaving = not is_last and elastic_event_detected()
         if is_leaving or is_last or batch.step % options.checkpoint_every == 0:
             path = options.checkpoint_dir / f"step-{batch.step}"
             checkpoints.begin(path)
             engine.save_checkpoint(options.checkpoint_dir, tag=path.name, save_latest=False)
             checkpoints.finish(path, batch.step, plan.state_dict(batch.step))
             checkpoints.prune(keep=2)
+        if is_leaving or is_last:
+            log.end(batch.step, "drained" if is_leaving else "completed")
         if is_leaving:
-            break
-    log.end(batch.step, "drained" if is_leaving else "completed")
-    if rank == 0 and not is_leaving:
-        print(f"done: {batch.step} steps, loss {loss:.6f}", flush=True)
+            return
+        if is_last and rank == 0:
+            print(f"done: {batch.step} steps, loss {loss:.6f}", flush=True)
 
 
 def make_engine(stage: int, *, is_universal: bool) -> Any:

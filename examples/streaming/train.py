@@ -84,7 +84,6 @@ def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
         data.load_state_dict(resume.extra["stream"])
     place = {"generation": checkpoints.generation, "rank": rank, "world_size": world_size, "resume": resume}
     log = SampleLog(options.sample_log_dir, plan, **place)
-    is_leaving = False
     for batch in plan.iterate(rank, world_size, grain=data.grain):
         started = time.monotonic()
         optimizer.zero_grad()
@@ -93,15 +92,17 @@ def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
         time.sleep(max(0.0, options.min_step_time - (time.monotonic() - started)))
         log.step(batch, loss)
         report(batch.step, batch.samples_seen, loss, batch.global_size / (time.monotonic() - started))
-        is_leaving, is_last = elastic_event_detected(), batch.step == plan.total_steps
+        is_last = batch.step == plan.total_steps
+        is_leaving = not is_last and elastic_event_detected()
         if is_leaving or is_last or batch.step % options.checkpoint_every == 0:
             position = {"data": plan.state_dict(batch.step), "stream": data.state_dict(batch.step)}
             checkpoints.save(batch.step, model=model, optimizer=optimizer, extra=position, sample_log=log)
+        if is_leaving or is_last:
+            log.end(batch.step, "drained" if is_leaving else "completed")
         if is_leaving:
-            break
-    log.end(batch.step, "drained" if is_leaving else "completed")
-    if rank == 0 and not is_leaving:
-        print(f"done: {batch.step} steps, loss {loss:.6f}", flush=True)
+            return
+        if is_last and rank == 0:
+            print(f"done: {batch.step} steps, loss {loss:.6f}", flush=True)
 
 
 def backward(model: nn.Module, batch: Batch, rows: list[Row]) -> float:

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from elastipod.checkpoint.live_objects import LiveObjects, prefix_of
 from elastipod.errors import CheckpointError
-from elastipod.torch_compat import names_in_checkpoints
+from elastipod.torch_compat import load_optimizer, names_in_checkpoints
 
 StatePath = tuple[str | int, ...]
 
@@ -129,7 +129,7 @@ def load_optimizers(state: Mapping[str, Any], groups: Collection[Mapping[str, An
             own_groups.append({**group, **options, PARAMS: list(range(first, first + len(names)))})
             numbered |= {first + at: state[STATE][name] for at, name in enumerate(names) if name in state[STATE]}
             first += len(names)
-        optimizer.load_state_dict({STATE: numbered, GROUPS: own_groups})
+        load_optimizer(optimizer, {STATE: numbered, GROUPS: own_groups})
 
 
 def initial_state(

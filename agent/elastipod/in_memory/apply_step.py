@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
 from elastipod.chaos import Moment, reached
@@ -18,6 +18,8 @@ def apply_gradients(members: Members) -> None:
     (scaler, *more) = [*members.of_type(torch.amp.GradScaler), None]
     if scaler is not None and more != [None]:
         raise TypeError("there are several GradScalers; give State an apply function that runs them")
+    if members.of_type(ReduceLROnPlateau):
+        raise TypeError("ReduceLROnPlateau needs a loss at each step; give State an apply function that passes it one")
     for optimizer in members.of_type(torch.optim.Optimizer):
         if scaler is None:
             optimizer.step()

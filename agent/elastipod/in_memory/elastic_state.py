@@ -188,7 +188,7 @@ class State:
     def begin_step(self, batch: Batch) -> None:
         """Begin a step: no gradients are left of another one, and its random numbers follow from its number."""
         self._started = time.monotonic()
-        self._members.zero_grad()
+        self._members.zero_grad(walks_modules=self._is_first_step)
         self._buffers.begin()
         seed_new_rank(self._random_step(batch), self.rank)
         if self._is_first_step and self._checks_changes:

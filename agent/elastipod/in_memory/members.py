@@ -15,7 +15,7 @@ from elastipod.checkpoint.image import checksum
 from elastipod.checkpoint.live_objects import Stateful
 from elastipod.checkpoint.value_codec import decode_value, encode_value
 from elastipod.checkpoint.value_tree import join_tensors, split_tensors
-from elastipod.torch_compat import DTensor, forget_gradients
+from elastipod.torch_compat import DTensor, forget_gradients, load_optimizer
 
 MODEL = "model"
 _LATER = object()
@@ -64,6 +64,7 @@ class Members:
     def __init__(self, built: object = _LATER) -> None:
         """Take what was built, or nothing yet. Raises TypeError, with what is expected, for something that is no state."""
         self._by_name: dict[str, Any] = {}
+        self._not_optimized: list[nn.Parameter] = []  # parameters that no optimizer has, as they were found last
         self._when_built: list[Callable[[], None]] = []
         if built is not _LATER:
             self.take(built)
@@ -76,7 +77,7 @@ class Members:
         for name, member in by_name.items():
             if not isinstance(member, Stateful):
                 raise TypeError(f"{name} is a {type(member).__name__}; a member needs state_dict and load_state_dict")
-        self._by_name = by_name
+        self._by_name, self._not_optimized = by_name, []
         for action in self._when_built:
             action()
 
@@ -88,7 +89,7 @@ class Members:
 
     def clear(self) -> None:
         """Let all members go, until others are built."""
-        self._by_name = {}
+        self._by_name, self._not_optimized = {}, []
 
     def __bool__(self) -> bool:
         return bool(self._by_name)
@@ -134,18 +135,29 @@ class Members:
         with torch.no_grad():
             for name, member in self._by_name.items():
                 state = join_tensors(values[name], content.tensors)
-                member.load_state_dict(state)
                 if isinstance(member, torch.optim.Optimizer) and state.keys() >= _STATE_KEYS:
-                    _keep_types(member, state)
+                    load_optimizer(member, state)
+                else:
+                    member.load_state_dict(state)
 
-    def zero_grad(self) -> None:
-        """Drop all gradients, and what a GradScaler knows of them: an interrupted step must leave nothing to the next one."""
-        for module in self.of_type(nn.Module):
-            module.zero_grad(set_to_none=True)
-        for optimizer in self.of_type(torch.optim.Optimizer):
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
+    def zero_grad(self, *, walks_modules: bool = True) -> None:
+        """Drop all gradients, and what a GradScaler knows of them: an interrupted step must leave nothing to the next one.
+
+        walks_modules: look for parameters that no optimizer has, which takes milliseconds for a thousand modules. Without it, those
+        that were found last are taken.
+        """
+        optimized = [
+            parameter
+            for optimizer in self.of_type(torch.optim.Optimizer)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
+        if walks_modules:
+            known = set(map(id, optimized))
+            every = (each for module in self.of_type(nn.Module) for each in module.parameters())
+            self._not_optimized = [each for each in every if id(each) not in known]
+        for parameter in (*optimized, *self._not_optimized):
+            parameter.grad = None
         for scaler in self.of_type(torch.amp.GradScaler):
             forget_gradients(scaler)
 
@@ -174,18 +186,6 @@ class Members:
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             found[key] = (known or {}).get(key) or digest_of_tensor(local)
         return found
-
-
-def _keep_types(optimizer: torch.optim.Optimizer, loaded: Mapping[str, Any]) -> None:
-    """Put back what torch has rounded: on loading, and only then, it gives what an optimizer keeps the type of its parameters."""
-    numbers = [each for group in loaded["param_groups"] for each in group["params"]]
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    for number, parameter in zip(numbers, parameters, strict=True):
-        kept = optimizer.state.get(parameter, {})
-        for name, given in loaded["state"].get(number, {}).items():
-            now = kept.get(name)
-            if isinstance(given, torch.Tensor) and isinstance(now, torch.Tensor) and given.dtype != now.dtype:
-                kept[name] = given.to(now.device)
 
 
 def digest_of(digests: Mapping[str, str]) -> str:

@@ -125,3 +125,28 @@ def test_a_parameter_that_the_saving_optimizer_did_not_have_is_refused(tmp_path:
     run.save(tmp_path, in_memory=False)
     with pytest.raises(CheckpointError, match="its optimizer had no parameter expert"):
         other.load(tmp_path, in_memory=False)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.ASGD], ids=["a product", "rates"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=["bfloat16", "float64"])
+def test_what_an_optimizer_keeps_in_another_type_than_its_parameters_is_not_rounded(
+    tmp_path: Path, kind: type[torch.optim.Optimizer], dtype: torch.dtype
+) -> None:
+    def run(steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(1)
+        model = torch.nn.Linear(3, 2).to(dtype)
+        optimizer = kind(model.parameters())  # type: ignore[call-arg]
+        for _ in range(steps):
+            for each in model.parameters():
+                each.grad = torch.randn_like(each)
+            optimizer.step()
+        return model, optimizer
+
+    (model, optimizer), (other_model, other) = run(3), run(0)
+    with CheckpointManager(tmp_path, memory=False) as manager:
+        manager.save(3, model=model, optimizer=optimizer)
+        manager.load_latest(model=other_model, optimizer=other)
+    saved, loaded = optimizer.state_dict()["state"], other.state_dict()["state"]
+    assert {at: {name: (each.dtype, each.tolist()) for name, each in kept.items()} for at, kept in loaded.items()} == {
+        at: {name: (each.dtype, each.tolist()) for name, each in kept.items()} for at, kept in saved.items()
+    }

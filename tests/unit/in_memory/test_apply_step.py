@@ -7,6 +7,7 @@ from unittest.mock import Mock, call
 import pytest
 import torch
 from tests.unit.in_memory.models import build
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from elastipod.chaos import Moment
 from elastipod.in_memory import apply_step
@@ -62,6 +63,14 @@ def test_several_scalers_are_left_to_the_script() -> None:
         TypeError, match=r"^there are several GradScalers; give State an apply function that runs them$"
     ):
         apply_gradients(Members({**build(), **scalers}))
+
+
+def test_a_schedule_that_needs_the_loss_is_left_to_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch would miss an argument when the optimizer has run already."""
+    built = build()
+    monkeypatch.setattr(built["optimizer"], "step", lambda: pytest.fail("the state has changed"))
+    with pytest.raises(TypeError, match=r"^ReduceLROnPlateau needs a loss at each step; give State an apply function"):
+        apply_gradients(Members({**built, "scheduler": ReduceLROnPlateau(built["optimizer"])}))
 
 
 def test_a_scaler_runs_the_optimizer_and_grows_by_its_own_count() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +222,25 @@ def test_an_interrupted_step_leaves_nothing_to_the_next_one() -> None:
         assert [parameter.grad is None for parameter in parameters] == [False] * len(parameters)
         members.zero_grad()
         assert [parameter.grad is None for parameter in parameters] == [True] * len(parameters)
+
+
+def test_the_modules_are_walked_through_once_for_parameters_that_no_optimizer_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A walk through a thousand modules takes milliseconds, and gradients are dropped at each step."""
+    model, critic = nn.Linear(2, 1), nn.Linear(2, 1)
+    members = Members({"model": model, "critic": critic, "optimizer": torch.optim.SGD(model.parameters())})
+    parameters = [*model.parameters(), *critic.parameters()]
+    members.zero_grad()
+    (model(torch.ones(2)) + critic(torch.ones(2))).backward()
+    monkeypatch.setattr(nn.Module, "named_modules", lambda *_, **__: pytest.fail("walked through"))
+    members.zero_grad(walks_modules=False)
+    assert [parameter.grad is None for parameter in parameters] == [True] * len(parameters)
+
+
+def test_members_that_were_let_go_are_held_by_nobody() -> None:
+    members = Members({"model": nn.Linear(2, 1)})
+    members.zero_grad()
+    parameter = weakref.ref(members.model.weight)
+    members.take({"model": nn.Linear(2, 1)})
+    assert parameter() is None

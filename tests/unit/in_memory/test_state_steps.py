@@ -85,6 +85,7 @@ def test_a_step_begins_without_what_the_last_one_left(
         *["notary"] * (is_first and checks),
         "chaos.begin",
     ]
+    assert played.parts.members.zero_grad.mock_calls == [mock.call(walks_modules=is_first)]
     assert played.parts.seed.mock_calls == [mock.call(3 + (7 << 40), 1)]
     if is_first and checks:
         assert played.parts.notary.mock_calls == [mock.call(played.parts.members.model, played.world.model, seed=3)]
