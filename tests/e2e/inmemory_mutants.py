@@ -99,7 +99,7 @@ def _repeat_a_batch() -> None:
     def repeated(self: ElasticBatches, *arguments: Any, **options: Any) -> Iterator[Batch]:
         for batch in right(self, *arguments, **options):
             if _is_now(NEWCOMER):
-                former = self.resumed(self.state_dict(0)).batch(batch.step - 1, NEWCOMER, 3)
+                former = replace(self, first_step=0, first_sample=0).batch(batch.step - 1, NEWCOMER, 3)
                 batch = replace(batch, indices=former.indices)
             yield batch
 
