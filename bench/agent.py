@@ -2,7 +2,7 @@
 
 python -m bench.agent [--repeat 5] [--sides warm,cold,...] [--parts restarts,idle]. Writes .run/bench/agent.json, and every single
 measurement with the reasons of failed runs into .run/bench/agent-runs.json. A choice of sides or
-parts, or an interrupted run, goes to agent-part.json.
+parts, fewer than five runs, or an interrupted run, goes to agent-part.json.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from statistics import median
 
-from bench.common.machine import busy_share, describe, wait_for_quiet
+from bench.common.machine import busy_share, describe, wait_for_quiet, warn_of_noise
 from bench.common.processes import Failed, Processes
-from bench.common.report import conclude, report, rounded, table, write_json
+from bench.common.report import conclude, report, report_name, rounded, table, write_json
 from bench.common.samples import Samples
 from bench.launchers.idle import IdleSession
 from bench.launchers.nodes import Launcher, launchers
@@ -36,7 +36,6 @@ PARTS: dict[str, tuple[type[Session], tuple[str, ...]]] = {
     "output": (OutputSession, (WARM,)),
 }
 SIDES = tuple(dict.fromkeys(side for _, sides in PARTS.values() for side in sides))
-NOISY = 0.05  # share of the machine used by others from which on the figures are to be doubted
 VERSIONS = """
 import importlib.metadata as m, json, platform
 names = {d.metadata["Name"] for d in m.distributions()} & {"torch", "numpy", "hyperpod-elastic-agent"}
@@ -51,7 +50,7 @@ def main() -> int:
     load_1m = os.getloadavg()[0]
     plain, original = peer_python("torch211"), peer_python("original")
     known = launchers(plain, original)
-    samples, noise = Samples(), [busy_share(2.0)]
+    samples, noise = Samples(options.repeat), [busy_share(2.0)]
     shutil.rmtree(RUN / "agent", ignore_errors=True)
     try:
         for part in options.parts:
@@ -59,14 +58,15 @@ def main() -> int:
             for repetition in range(1, options.repeat + 1):
                 for side in [side for side in sides if side in options.sides]:
                     print(f"{part} {repetition}/{options.repeat}: {side}", flush=True)
-                    noise.append(wait_for_quiet(NOISY, options.wait_for_quiet))
+                    noise.append(wait_for_quiet(options.wait_for_quiet))
                     _run(kind, known[side], RUN / "agent" / f"{part}-{repetition}-{side}", samples)
     except KeyboardInterrupt:
         print("interrupted; all processes are ended", file=sys.stderr)
         _write("agent-part", samples, load_1m, noise, _versions(plain, original))
         return 130
     is_whole = options.parts == list(PARTS) and options.sides == list(SIDES)
-    return _write("agent" if is_whole else "agent-part", samples, load_1m, noise, _versions(plain, original))
+    name = report_name("agent", is_whole=is_whole, repeat=options.repeat)
+    return _write(name, samples, load_1m, noise, _versions(plain, original))
 
 
 def _run(kind: type[Session], launcher: Launcher, folder: Path, samples: Samples) -> None:
@@ -86,8 +86,7 @@ def _write(name: str, samples: Samples, load_1m: float, noise: list[float], vers
     write_json(RUN / f"{name}.json", report(name, drawn, machine=machine, load_1m=rounded(load_1m), versions=versions))
     write_json(RUN / f"{name}-runs.json", samples.as_json())
     print(f"\n{table(drawn)}\n\n{machine}; load {load_1m:.2f}; {RUN / name}.json")
-    if max(noise) > NOISY:
-        print("WARNING: the machine was not quiet; measure again before quoting these figures")
+    warn_of_noise(noise)
     return conclude(drawn)
 
 

@@ -1,7 +1,8 @@
 """What saving and restoring cost, side by side with torch.distributed.checkpoint and with plain copying.
 
-python -m bench.checkpoint [--repeat 5] [--mib 256] [--memory /dev/shm]. Writes .run/bench/checkpoint.json, and every single
-measurement into .run/bench/checkpoint-runs.json. Two (four) ranks over gloo on this machine stand for as many nodes.
+python -m bench.checkpoint [--repeat 5] [--mib 256] [--memory /dev/shm]. Writes .run/bench/checkpoint.json (another size or
+fewer than five runs: checkpoint-part.json), and every single measurement into .run/bench/checkpoint-runs.json. Two (four) ranks
+over gloo on this machine stand for as many nodes.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from bench.common.machine import busy_share, describe
-from bench.common.report import Reach, Row, conclude, report, rounded, table, write_json
+from bench.common.machine import describe, wait_for_quiet, warn_of_noise
+from bench.common.report import Reach, Row, conclude, report, report_name, rounded, table, write_json
 from bench.common.samples import Samples
 from tests.e2e.rank_worlds import Cases
 
 from elastipod.checkpoint.memory_directory import DEFAULT_ROOT
 
 RUN = Path(__file__).resolve().parents[1] / ".run" / "bench"
-NOISY = 0.05
+MIB = 256.0
 COPY_FACTOR = 1.5  # the stall may be so many times a plain copy
 RESTORE_FACTOR = 2.0  # a restore from memory may be so many times a plain copy, or transfer
 DURABLE_FACTOR = 1.2  # a restore from durable storage may be so many times dcp.load on the same files
@@ -32,8 +33,8 @@ DURABLE_FACTOR = 1.2  # a restore from durable storage may be so many times dcp.
 
 def main() -> int:
     options = _options()
-    load_1m, noise = os.getloadavg()[0], busy_share(2.0)
-    samples = Samples()
+    load_1m, noise = os.getloadavg()[0], wait_for_quiet(options.wait_for_quiet)
+    samples = Samples(options.repeat)
     RUN.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(dir=RUN) as place,
@@ -59,11 +60,11 @@ def main() -> int:
     )
     versions = {"python": platform.python_version(), "torch": importlib.metadata.version("torch")}
     content: dict[str, Any] = report("checkpoint", rows, machine=describe(), load_1m=load_1m, versions=versions)
-    write_json(RUN / "checkpoint.json", content | {"busy_before": rounded(noise)})
-    write_json(RUN / "checkpoint-runs.json", samples.as_json())
+    name = report_name("checkpoint", is_whole=options.mib == MIB, repeat=options.repeat)
+    write_json(RUN / f"{name}.json", content | {"busy_before": rounded(noise)})
+    write_json(RUN / f"{name}-runs.json", samples.as_json())
     print(table(rows))
-    if noise > NOISY:
-        print("WARNING: the machine was not quiet; measure again before quoting these figures")
+    warn_of_noise([noise])
     return conclude(rows)
 
 
@@ -140,8 +141,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.checkpoint", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeat", type=int, default=5, help="measurements of each (default: 5)")
     parser.add_argument(
-        "--mib", type=float, default=256, help="weights of the model; the state is three times that (default: 256)"
+        "--mib", type=float, default=MIB, help="weights of the model; the state is three times that (default: 256)"
     )
+    parser.add_argument("--wait-for-quiet", type=float, default=30.0, help="maximum seconds to wait before the run")
     parser.add_argument(
         "--memory",
         type=Path,

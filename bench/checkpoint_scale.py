@@ -1,7 +1,8 @@
 """How agreeing on a checkpoint's plan grows with the ranks: 64 to 1,024 simulated ones, threads that speak through memory.
 
-python -m bench.checkpoint_scale [--ranks 64,256,1024] [--tensors 900]. Writes .run/bench/checkpoint_scale.json. There is no
-network and no gloo in it: it counts processor time, bytes and connections of the ranks that have most of them.
+python -m bench.checkpoint_scale [--ranks 64,256,1024] [--tensors 900]. Writes .run/bench/checkpoint_scale.json; other numbers or
+fewer than five runs go to checkpoint_scale-part.json. There is no network and no gloo in it: it counts processor time, bytes and
+connections of the ranks that have most of them.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.common.machine import busy_share, describe
-from bench.common.report import Reach, Row, Spread, conclude, report, rounded, table, write_json
+from bench.common.machine import describe, wait_for_quiet, warn_of_noise
+from bench.common.report import Reach, Row, Spread, conclude, report, report_name, rounded, table, write_json
 
 RUN = Path(__file__).resolve().parents[1] / ".run" / "bench"
+RANKS, TENSORS = [64, 256, 1024], 900
 PEER = "everybody's JSON on every rank"
 
 
 def main() -> int:
     options = _options()
-    load_1m, noise = os.getloadavg()[0], busy_share(2.0)
+    load_1m, noise = os.getloadavg()[0], wait_for_quiet(options.wait_for_quiet)
     rows: list[Row] = []
     for ranks in options.ranks:
         print(f"checkpoint_scale: {ranks} simulated ranks", flush=True)
@@ -36,8 +38,11 @@ def main() -> int:
     content = report(
         "checkpoint_scale", rows, machine=describe(), load_1m=load_1m, versions={"python": sys.version.split()[0]}
     )
-    write_json(RUN / "checkpoint_scale.json", content | {"busy_before": rounded(noise)})
+    is_whole = (options.ranks, options.tensors) == (RANKS, TENSORS)
+    name = report_name("checkpoint_scale", is_whole=is_whole, repeat=options.repeat)
+    write_json(RUN / f"{name}.json", content | {"busy_before": rounded(noise)})
     print(table(rows))
+    warn_of_noise([noise])
     return conclude(rows)
 
 
@@ -113,9 +118,10 @@ def _measured(case: str, ranks: int, tensors: int) -> dict[str, Any]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=lambda text: [*map(int, text.split(","))], default=[64, 256, 1024])
-    parser.add_argument("--tensors", type=int, default=900, help="tensors of model and optimizer together")
+    parser.add_argument("--ranks", type=lambda text: [*map(int, text.split(","))], default=RANKS)
+    parser.add_argument("--tensors", type=int, default=TENSORS, help="tensors of model and optimizer together")
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--wait-for-quiet", type=float, default=30.0, help="maximum seconds to wait before the run")
     return parser.parse_args()
 
 

@@ -1,8 +1,8 @@
 """The whole path of an event: operator, kubelets and Kueue on the local cluster, beside a Job of Kubernetes in the same queue.
 
 python -m bench.cluster [--repeat 5] [--sides memory,process,batch/Job]. Writes .run/bench/cluster.json, and every single measurement
-with the reasons of failed runs into cluster-runs.json; a choice of sides or an interrupted run goes to cluster-part.json. Needs root,
-as the local cluster does.
+with the reasons of failed runs into cluster-runs.json; a choice of sides, fewer than five jobs of each or an interrupted run goes to
+cluster-part.json. Needs root, as the local cluster does.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from bench.common.machine import busy_share, describe
+from bench.common.machine import describe, wait_for_quiet, warn_of_noise
 from bench.common.processes import Failed
-from bench.common.report import conclude, report, rounded, table, write_json
+from bench.common.report import conclude, report, report_name, rounded, table, write_json
 from bench.common.samples import Samples
 from bench.whole_path.rows import rows
 from bench.whole_path.sides import (
     BATCH_JOB,
     CRASH,
+    EARLY_CRASH,
     GROW,
     MEMORY,
     NODE_LOSS,
@@ -30,6 +31,7 @@ from bench.whole_path.sides import (
     SHRINK,
     BatchJob,
     ElasticJob,
+    TooLate,
 )
 
 from elastipod_local import versions
@@ -48,7 +50,8 @@ def main() -> int:
     """Give 0 when every row was measured and reached what it is to reach, 1 otherwise."""
     options = _options()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    samples, load_1m, busy = Samples(), rounded(os.getloadavg()[0]), busy_share(2.0)
+    samples, load_1m = Samples(options.repeat), rounded(os.getloadavg()[0])
+    busy = wait_for_quiet(options.wait_for_quiet)  # the cluster itself makes the machine busy afterwards
     is_interrupted = False
     try:
         with Cluster.up("bench", nodes=4, options=NodeOptions(cpus=1), kueue=KueueOptions(), progress=print) as cluster:
@@ -60,7 +63,8 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted; the cluster is taken down", file=sys.stderr)
         is_interrupted = True
-    name = "cluster" if options.sides == SIDES and not is_interrupted else "cluster-part"
+    is_whole = options.sides == SIDES and not is_interrupted
+    name = report_name("cluster", is_whole=is_whole, repeat=options.repeat)
     drawn = rows(samples, options.sides)
     machine = (
         f"{describe()}; shared by control plane, 4 nodes, operator and workers; before it others used {busy:.1%} of it"
@@ -69,6 +73,7 @@ def main() -> int:
     write_json(RUN / f"{name}.json", report("cluster", drawn, machine=machine, load_1m=load_1m, versions=known))
     write_json(RUN / f"{name}-runs.json", samples.as_json())
     print(f"\n{table(drawn)}\n\n{machine}; load {load_1m:.2f}; {RUN / name}.json")
+    warn_of_noise([busy])
     return conclude(drawn) or int(is_interrupted)
 
 
@@ -88,7 +93,7 @@ def _install(cluster: Cluster) -> None:
 
 
 def _play(cluster: Cluster, side: str, number: int, samples: Samples) -> None:
-    """Let one job live through all events; after one that failed the rest of its life is given up."""
+    """Let one job live through all events; after one that failed the rest of its life is given up, unless it did not happen."""
 
     def add(metric: str, value: float) -> None:
         samples.add(side, metric, value)
@@ -101,6 +106,7 @@ def _play(cluster: Cluster, side: str, number: int, samples: Samples) -> None:
         SHRINK: lambda: job.resize(SHRINK, 2),
         GROW: lambda: job.resize(GROW, 4),
         CRASH: job.crash,
+        EARLY_CRASH: job.crash_early,
     }
     if isinstance(job, ElasticJob):
         events[NODE_LOSS] = job.lose_node
@@ -110,7 +116,8 @@ def _play(cluster: Cluster, side: str, number: int, samples: Samples) -> None:
         except (Failed, AssertionError, OSError, LocalClusterError) as error:  # the tests' helpers assert
             samples.fail(side, event, str(error))
             print(f"    FAILED, {event}: {error}", flush=True)
-            break
+            if not isinstance(error, TooLate):
+                break
     with suppress(
         Failed, LocalClusterError
     ):  # the next job waits in the queue until this one is gone, and then fails itself
@@ -121,6 +128,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeat", type=int, default=5, help="jobs of every side (default: 5)")
     parser.add_argument("--sides", type=_sides, default=SIDES, help=f"some of {','.join(SIDES)}")
+    parser.add_argument(
+        "--wait-for-quiet", type=float, default=30.0, help="maximum seconds to wait before the cluster starts"
+    )
     return parser.parse_args()
 
 

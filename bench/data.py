@@ -1,7 +1,8 @@
 """Loading of tokens beside torch's own loaders, and what resizes do to the loss.
 
 python -m bench.data [--repeat 5] [--parts tokens,resume,equivalence] [--image FILE]. Writes .run/bench/data.json, and every single
-measurement with the losses of the last repetition into .run/bench/data-runs.json; a choice of parts goes to data-part.json.
+measurement with the losses of the last repetition into .run/bench/data-runs.json; a choice of parts and fewer than five runs go to
+data-part.json.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench.common.machine import busy_share, describe
-from bench.common.report import Better, Reach, Row, conclude, report, rounded, table, write_json
+from bench.common.machine import describe, wait_for_quiet, warn_of_noise
+from bench.common.report import Better, Reach, Row, conclude, report, report_name, rounded, table, write_json
 from bench.common.samples import Samples
 from bench.data_load import equivalence, once
 from bench.data_load.sides import (
@@ -58,7 +59,7 @@ _LOADER = f"windows of {SEQ_LEN} two-byte tokens, {BATCH} at a time, rank 0 of {
 def main() -> int:
     """Give 0 when every row was measured and none was missed, 1 otherwise."""
     options = _options()
-    load_1m, noise, samples = os.getloadavg()[0], busy_share(2.0), Samples()
+    load_1m, noise, samples = os.getloadavg()[0], [0.0], Samples(options.repeat)
     losses: dict[str, dict[int, float]] = {}
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="elastipod-bench-") as name:
@@ -66,6 +67,7 @@ def main() -> int:
         path = _token_file(folder / "tokens")
         for repetition in range(1, options.repeat + 1):
             print(f"{repetition}/{options.repeat}", flush=True)
+            noise.append(wait_for_quiet(options.wait_for_quiet))
             if "tokens" in options.parts:
                 _measure_tokens(path, samples, ours_first=repetition % 2 == 0)
             if "resume" in options.parts:
@@ -79,12 +81,14 @@ def main() -> int:
                 if options.image and repetition == options.repeat:
                     equivalence.draw(options.image, fate, losses)
     drawn = [row for row in _rows(samples) if options.parts == list(PARTS) or row.ours]
-    machine = f"{describe()}; before the run others used {noise:.1%} of it"
+    machine = f"{describe()}; before a repetition others used at most {max(noise):.1%} of it"
     versions = {name: version(name) for name in ("torch", "torchdata", "numpy")}
-    file = RUN / ("data.json" if options.parts == list(PARTS) else "data-part.json")
-    write_json(RUN / "data-runs.json", {**samples.as_json(), "losses": losses})
+    name = report_name("data", is_whole=options.parts == list(PARTS), repeat=options.repeat)
+    file = RUN / f"{name}.json"
+    write_json(RUN / f"{name}-runs.json", {**samples.as_json(), "losses": losses})
     write_json(file, report("data", drawn, machine=machine, load_1m=rounded(load_1m), versions=versions))
     print(f"\n{table(drawn)}\n\n{machine}; load {load_1m:.2f}; {file}")
+    warn_of_noise(noise)
     return conclude(drawn)
 
 
@@ -246,6 +250,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.data", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeat", type=int, default=5, help="runs of every side (default: 5)")
     parser.add_argument("--parts", type=_parts, default=list(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument(
+        "--wait-for-quiet", type=float, default=30.0, help="maximum seconds to wait before each repetition"
+    )
     parser.add_argument("--image", type=Path, help="where to draw the losses, as SVG")
     return parser.parse_args()
 

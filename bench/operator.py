@@ -13,12 +13,13 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from bench.common.machine import busy_share, describe
+from bench.common.machine import describe, wait_for_quiet, warn_of_noise
 from bench.common.processes import Failed
-from bench.common.report import conclude, report, rounded, table, write_json
+from bench.common.report import conclude, report, report_name, rounded, table, write_json
 from bench.common.samples import Samples
 from bench.operator_load import parts
 from bench.operator_load.load import load
@@ -42,32 +43,38 @@ def main() -> int:
         starts=options.starts, restart=options.restart, jobs=options.jobs, pods=options.pods, repeat=options.repeat,
         churn=options.churn,
     )  # fmt: skip
-    samples, load_1m, busy = Samples(), rounded(os.getloadavg()[0]), busy_share(2.0)
+    samples, load_1m, noise = Samples(sizes.repeat), rounded(os.getloadavg()[0]), [0.0]
     is_interrupted = False
     try:
-        asyncio.run(_measure(options.parts, sizes, samples))
+        asyncio.run(
+            _measure(options.parts, sizes, samples, lambda: noise.append(wait_for_quiet(options.wait_for_quiet)))
+        )
     except KeyboardInterrupt:
         print("interrupted; all processes are ended", file=sys.stderr)
         is_interrupted = True
     is_whole = options.parts == list(PARTS) and sizes == WHOLE and not is_interrupted
-    name = "operator" if is_whole else "operator-part"
+    name = report_name("operator", is_whole=is_whole, repeat=sizes.repeat)
     drawn = rows(samples, sizes, options.parts)
-    machine = (
-        f"{describe()}; shared by API server, etcd, kwok, agents and operator; before it others used {busy:.1%} of it"
-    )
+    shared = "shared by API server, etcd, kwok, agents and operator"
+    machine = f"{describe()}; {shared}; before they started others used at most {max(noise):.1%} of it"
     write_json(RUN / f"{name}.json", report(name, drawn, machine=machine, load_1m=load_1m, versions=_versions()))
     write_json(RUN / f"{name}-runs.json", samples.as_json())
     print(f"\n{table(drawn)}\n\n{machine}; load {load_1m:.2f}; {RUN / name}.json")
+    warn_of_noise(noise)
     return conclude(drawn) or int(is_interrupted)
 
 
-async def _measure(chosen: list[str], sizes: Sizes, samples: Samples) -> None:
-    """Measure each part on a control plane of its own, so that none finds the objects of another; each fleet is new."""
+async def _measure(chosen: list[str], sizes: Sizes, samples: Samples, wait: Callable[[], None]) -> None:
+    """Measure each part on a control plane of its own, so that none finds the objects of another; each fleet is new.
+
+    wait: until the machine is quiet, called before each control plane.
+    """
     for part in chosen:
         shutil.rmtree(RUN / "operator" / part, ignore_errors=True)
         for number in range(sizes.repeat if part in parts.ONCE else 1):
             folder = RUN / "operator" / part / str(number)
             folder.mkdir(parents=True)
+            wait()
             print(f"{part}: starting the control plane", flush=True)
             try:
                 async with load(folder, NODES) as it:
@@ -106,6 +113,9 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--repeat", type=int, default=5, help="runs of each part (default: 5)")
     parser.add_argument("--parts", type=_parts, default=list(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument(
+        "--wait-for-quiet", type=float, default=30.0, help="maximum seconds to wait before a control plane starts"
+    )
     parser.add_argument(
         "--whole",
         action="store_true",

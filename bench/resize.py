@@ -1,7 +1,7 @@
 """How the pause of a resize in memory grows with the size of the state.
 
 python -m bench.resize [--sizes 1,10,100,400] [--repeat 5]. Writes .run/bench/resize.json, and every single measurement, those of
-the phases included, into resize-runs.json. A choice of sizes goes to resize-part.json.
+the phases included, into resize-runs.json. A choice of sizes and fewer than five runs go to resize-part.json.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import sys
 from pathlib import Path
 from statistics import linear_regression, median
 
-from bench.common.machine import busy_share, describe, wait_for_quiet
+from bench.common.machine import busy_share, describe, wait_for_quiet, warn_of_noise
 from bench.common.processes import Failed, Processes
-from bench.common.report import Reach, Row, Spread, conclude, report, rounded, table, write_json
+from bench.common.report import Reach, Row, Spread, conclude, report, report_name, rounded, table, write_json
 from bench.common.samples import Samples
 from bench.launchers.nodes import sized
-from bench.launchers.resizing import GROW, SHRINK, CostSession, ResizeSession
+from bench.launchers.resizing import COST, GROW, SHRINK, CostSession, ResizeSession
 from tests.peers import peer_python
 
 RUN = Path(__file__).resolve().parents[1] / ".run" / "bench"
 SIZES = [1.0, 10.0, 100.0, 400.0]  # MB of weights and moments
-NOISY = 0.05
 SMALL = 1.0
 SHARDED = {"fsdp2": "FSDP2, without copies", "copies": "FSDP2, a copy in every step"}
 NUM_NEWCOMERS = 2
@@ -36,23 +35,25 @@ def main() -> int:
     options = _options()
     load_1m, noise = os.getloadavg()[0], [busy_share(2.0)]
     python = peer_python("torch211")
-    samples = Samples()
+    samples = Samples(options.repeat)
     shutil.rmtree(RUN / "resize", ignore_errors=True)
     for repetition in range(1, options.repeat + 1):
         for size in options.sizes:
             print(f"resize {repetition}/{options.repeat}: {size:g} MB", flush=True)
-            noise.append(wait_for_quiet(NOISY, options.wait_for_quiet))
+            noise.append(wait_for_quiet(options.wait_for_quiet))
             _run(ResizeSession(sized(python, size), RUN / "resize" / f"{repetition}-{size:g}", samples))
         for kind in SHARDED:
             print(f"resize {repetition}/{options.repeat}: {kind}", flush=True)
             launcher = sized(python, SMALL, kind)
+            noise.append(wait_for_quiet(options.wait_for_quiet))
             _run(CostSession(launcher, RUN / "resize" / f"{repetition}-{kind}", samples))
     rows = _rows(samples, options.sizes)
-    name = "resize" if options.sizes == SIZES else "resize-part"
+    name = report_name("resize", is_whole=options.sizes == SIZES, repeat=options.repeat)
     machine = f"{describe()}; before a run others used {median(noise):.1%} of it, at most {max(noise):.1%}"
     write_json(RUN / f"{name}.json", report(name, rows, machine=machine, load_1m=rounded(load_1m), versions={}))
     write_json(RUN / f"{name}-runs.json", samples.as_json())
     print(f"\n{table(rows)}\n\n{machine}; {RUN / name}.json")
+    warn_of_noise(noise)
     return conclude(rows)
 
 
@@ -71,8 +72,13 @@ def _rows(samples: Samples, sizes: list[float]) -> list[Row]:
     for name in (GROW, SHRINK):
         pause = f"pause, {name}"
         for size in sizes:
-            found = samples.spread(f"{size:g} MB", pause)
-            rows.append(Row(metric=f"{pause}, {size:g} MB", unit="s", ours=found, how=f"{gap}, less a usual step"))
+            side = f"{size:g} MB"
+            rows.append(
+                Row(
+                    metric=f"{pause}, {side}", unit="s", ours=samples.spread(side, pause),
+                    how=f"{gap}, less a usual step", missing=samples.missing(side, pause),
+                )
+            )  # fmt: skip
         for metric in (name, pause):
             reach = Reach.median(REACH_SLOPE) if metric == f"pause, {GROW}" else None
             how = "least squares over log(size), log(time) of each repetition"
@@ -80,22 +86,38 @@ def _rows(samples: Samples, sizes: list[float]) -> list[Row]:
                 Row(metric=f"slope, {metric}", unit="", ours=_slopes(samples, sizes, metric), reach=reach, how=how)
             )
     for size in sizes:
-        sent = samples.values.get((f"{size:g} MB", f"{GROW}, sent"))
+        side, of_grow = f"{size:g} MB", f"{GROW}, sent"
+        sent, missing = samples.values.get((side, of_grow)), samples.missing(side, of_grow)
         shares = Spread.of([each / (NUM_NEWCOMERS * size * 1e6) for each in sent]) if sent else None
         how = "bytes sent to fill newcomers, over one state for each of them"
         reach = Reach.worst(REACH_BYTES)
-        rows.append(Row(metric=f"bytes moved in the pause, {size:g} MB", unit="x", ours=shares, reach=reach, how=how))
+        rows.append(
+            Row(
+                metric=f"bytes moved in the pause, {side}", unit="x", ours=shares, reach=reach, how=how, missing=missing
+            )
+        )
         metric = "step while newcomers are prepared, ratio"
         how = "median step of the old world, from /prepare to the end of its work, over that before"
         rows.append(
-            Row(metric=f"{metric}, {size:g} MB", unit="x", ours=samples.spread(f"{size:g} MB", metric), how=how)
+            Row(
+                metric=f"{metric}, {side}",
+                unit="x",
+                ours=samples.spread(side, metric),
+                how=how,
+                missing=samples.missing(side, metric),
+            )
         )
-    how = "what State does in a step beside the script's block and the optimizer's step, over 50 ms; 2 ranks, 1 MB; "
+    how = (
+        "what State does from one script's block to the next, beside the optimizer's step, over 50 ms; 2 ranks, 1 MB; "
+    )
     costs = [(f"{sizes[0]:g} MB", "DDP, nobody follows"), *SHARDED.items()]
     for side, what in costs:
-        cost = samples.spread(side, "cost of a step")
-        reach = Reach.median(REACH_COST)
-        rows.append(Row(metric=f"cost of a step, {what}", unit="x", ours=cost, reach=reach, how=how + what))
+        rows.append(
+            Row(
+                metric=f"{COST}, {what}", unit="x", ours=samples.spread(side, COST), reach=Reach.median(REACH_COST),
+                how=how + what, missing=samples.missing(side, COST),
+            )
+        )  # fmt: skip
     how = "what the thread that trains does for followers in a step, over 50 ms, while somebody follows it"
     for size in sizes:
         cost = samples.spread(f"{size:g} MB", "cost of following")

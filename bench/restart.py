@@ -1,7 +1,8 @@
 """Where the pause of a change goes, part by part: real agents and workers of examples/lm as the demo runs them, without a cluster.
 
 python -m bench.restart [--repeat 5] [--sides process,memory,crash] [--page docs/design/in-memory.md]. Writes .run/bench/restart.json,
-and all that was noted into restart-spans.json; --page writes the table of the parts into a page, between its marks.
+and all that was noted into restart-spans.json; a choice of sides and fewer than five runs go to restart-part.json. --page writes
+the table of the parts into a page, between its marks.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from bench.common.machine import busy_share, describe, wait_for_quiet
+from bench.common.machine import busy_share, describe, wait_for_quiet, warn_of_noise
 from bench.common.processes import Failed, Processes
-from bench.common.report import Reach, Row, Spread, conclude, report, rounded, table, write_json
+from bench.common.report import Reach, Row, Spread, conclude, report, report_name, rounded, table, write_json
 from bench.common.samples import Samples
 from bench.pauses.lm_session import LmSession
 from bench.pauses.parts import CRASH, IN_MEMORY, NEW_PROCESSES, Mark, Pause, parts_of
@@ -34,27 +35,27 @@ MARKS: dict[str, tuple[Mark | str, ...]] = {
     "crash, 2 -> 2": CRASH,
 }
 REACH = {"new processes, 2 -> 4": 0.4, "new processes, 4 -> 2": 0.4, "crash, 2 -> 2": 0.3}
-NOISY = 0.05
 BEGIN, END = "<!-- bench restart: begin -->", "<!-- bench restart: end -->"
 
 
 def main() -> int:
     """Give 0 when every row was measured and reached what it is to reach."""
     options = _options()
-    load_1m, noise, samples = os.getloadavg()[0], [busy_share(2.0)], Samples()
+    load_1m, noise, samples = os.getloadavg()[0], [busy_share(2.0)], Samples(options.repeat)
     found: list[Pause] = []
     shutil.rmtree(RUN / "restart", ignore_errors=True)
     for repetition in range(1, options.repeat + 1):
         for side in options.sides:
             print(f"restart {repetition}/{options.repeat}: {SIDES[side]}", flush=True)
-            noise.append(wait_for_quiet(NOISY, options.wait_for_quiet))
+            noise.append(wait_for_quiet(options.wait_for_quiet))
             found += _run(RUN / "restart" / f"{repetition}-{side}", side, samples)
     rows = _rows(samples, options.sides)
     machine = f"{describe()}; before a run others used {median(noise):.1%} of it, at most {max(noise):.1%}"
-    name = "restart" if options.sides == list(SIDES) else "restart-part"
+    name = report_name("restart", is_whole=options.sides == list(SIDES), repeat=options.repeat)
     write_json(RUN / f"{name}.json", report(name, rows, machine=machine, load_1m=rounded(load_1m), versions={}))
     write_json(RUN / f"{name}-spans.json", [asdict(each) for each in found])
     print(f"\n{table(rows)}\n\n{machine}; {RUN / name}.json")
+    warn_of_noise(noise)
     if options.page is not None:
         _write_into(options.page, found, machine)
     return conclude(rows)
@@ -87,9 +88,24 @@ def _rows(samples: Samples, sides: Sequence[str]) -> list[Row]:
             continue
         reach = Reach.median(REACH[kind]) if kind in REACH else None
         how = "examples/lm under real agents, beyond a usual step; without operator and cluster"
-        rows.append(Row(metric=f"pause, {kind}", unit="s", ours=samples.spread("ours", kind), reach=reach, how=how))
+        rows.append(
+            Row(
+                metric=f"pause, {kind}",
+                unit="s",
+                ours=samples.spread("ours", kind),
+                reach=reach,
+                how=how,
+                missing=samples.missing("ours", kind),
+            )
+        )
         rows += [
-            Row(metric=f"{kind}: {name}", unit="s", ours=samples.spread(kind, name), how="a part of this pause")
+            Row(
+                metric=f"{kind}: {name}",
+                unit="s",
+                ours=samples.spread(kind, name),
+                how="a part of this pause",
+                missing=samples.missing(kind, name),
+            )
             for name in (mark if isinstance(mark, str) else mark.name for mark in marks)
         ]
     return rows

@@ -1,7 +1,7 @@
 """What training makes and costs under our agent while nothing happens: samples a second beside torchrun, and calls in each step.
 
 python -m bench.steps [--repeat 5] [--sizes 1,2,4] [--parts speed,calls]. Writes .run/bench/steps.json, and every single measurement
-into steps-runs.json. A choice of sizes or parts goes to steps-part.json.
+into steps-runs.json. A choice of sizes or parts and fewer than five runs go to steps-part.json.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from bench.common.machine import busy_share, describe, wait_for_quiet
+from bench.common.machine import busy_share, describe, wait_for_quiet, warn_of_noise
 from bench.common.processes import Failed, Processes
-from bench.common.report import Better, Reach, Row, Spread, conclude, report, rounded, table, write_json
+from bench.common.report import Better, Reach, Row, Spread, conclude, report, report_name, rounded, table, write_json
 from bench.common.samples import Samples
 from bench.launchers.nodes import launchers
 from bench.launchers.rows import MEMORY, TORCHRUN, WARM
@@ -28,7 +28,6 @@ from tests.peers import peer_python
 
 RUN = Path(__file__).resolve().parents[1] / ".run" / "bench"
 SIZES, PARTS, SIDES = [1, 2, 4], ["speed", "calls"], (TORCHRUN, WARM, MEMORY)
-NOISY = 0.05
 NO_LOSS = Reach.ratio(0.99)
 SHARE_OF_STEP = 0.001  # that a call may cost
 
@@ -39,7 +38,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     load_1m, noise = os.getloadavg()[0], [busy_share(2.0)]
     python = peer_python("torch211")
-    known, samples = launchers(python, python), Samples()
+    known, samples = launchers(python, python), Samples(options.repeat)
     shutil.rmtree(RUN / "steps", ignore_errors=True)
     for number in range(1, options.repeat + 1):
         folder = RUN / "steps" / str(number)
@@ -55,14 +54,16 @@ def main() -> int:
             sessions.append(CallsSession(known[WARM], folder / "calls", samples))
         for session in sessions:
             print(f"steps {number}/{options.repeat}: {session.folder.name}", flush=True)
-            noise.append(wait_for_quiet(NOISY, options.wait_for_quiet))
+            noise.append(wait_for_quiet(options.wait_for_quiet))
             _run(session)
     drawn = rows(samples, options.sizes, options.parts)
-    name = "steps" if (options.sizes, options.parts) == (SIZES, PARTS) else "steps-part"
+    is_whole = (options.sizes, options.parts) == (SIZES, PARTS)
+    name = report_name("steps", is_whole=is_whole, repeat=options.repeat)
     machine = f"{describe()}; before a run others used {median(noise):.1%} of it, at most {max(noise):.1%}"
     write_json(RUN / f"{name}.json", report(name, drawn, machine=machine, load_1m=rounded(load_1m), versions={}))
     write_json(RUN / f"{name}-runs.json", samples.as_json())
     print(f"\n{table(drawn)}\n\n{machine}; {RUN / name}.json")
+    warn_of_noise(noise)
     return conclude(drawn)
 
 
@@ -96,6 +97,7 @@ def _speed_rows(samples: Samples, sizes: list[int]) -> list[Row]:
                     metric=f"{speed(size)}, {side}", unit="samples/s", ours=samples.spread(side, speed(size)),
                     peer=TORCHRUN, theirs=samples.spread(TORCHRUN, speed(size)),
                     better=Better.LARGER, reach=NO_LOSS, how=f"{how}; {beside}. {_runs(samples, side, size)}",
+                    missing=samples.missing(side, speed(size)),
                 )
             )  # fmt: skip
         found += [
@@ -127,6 +129,7 @@ def _call_rows(samples: Samples) -> list[Row]:
             metric=f"{kind}, {figure}", unit="us", ours=samples.spread(WARM, f"{kind}, {figure}"),
             peer=ALL_REDUCE, theirs=samples.spread(WARM, f"{ALL_REDUCE}, {figure}"),
             reach=Reach.median(limit_us) if figure == "mean" else None, how=how,
+            missing=samples.missing(WARM, f"{kind}, {figure}"),
         )
         for kind in (EVENT_CHECK, REPORT)
         for figure in ("mean", "p99")

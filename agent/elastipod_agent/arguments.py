@@ -113,6 +113,7 @@ def parse(
     """
     parser = build_parser(environ, learned=learned or (), strict=learned is None)
     values = parser.parse_args(arguments)
+    _check_choices(parser, values)
     return CommandLine(
         values=values,
         given=tuple(getattr(values, "_given", ())),
@@ -161,12 +162,25 @@ def _add(group: argparse._ArgumentGroup, option: Option, default: Any) -> None:
 
 
 def _env_default(option: Option, environ: Mapping[str, str]) -> Any:
-    text = environ.get(f"PET_{option.dest.upper()}")
-    if text is None:
+    text = environ.get(variable(option))
+    if text is None or (option.choices and not text):
         return option.default
     if option.kind is None:
         return text.strip() not in ("", "0")
     return text
+
+
+def _check_choices(parser: argparse.ArgumentParser, values: argparse.Namespace) -> None:
+    """Refuse a value of PET_<OPTION> that the option does not have; argparse checks only values of the command line."""
+    for option in TORCHRUN_OPTIONS:
+        value = getattr(values, option.dest)
+        if option.choices and not option.unused and value not in (None, *option.choices):
+            parser.error(f"{variable(option)} is {value!r}; it must be one of {', '.join(option.choices)}")
+
+
+def variable(option: Option) -> str:
+    """Name the variable that sets the default of one of torchrun's options."""
+    return f"PET_{option.dest.upper()}"
 
 
 def _columns() -> int:

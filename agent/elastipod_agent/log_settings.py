@@ -6,7 +6,7 @@ import re
 import string
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elastipod_agent.arguments import BadUsage, CommandLine
@@ -36,6 +36,11 @@ class LogSettings:
     stdout_filters: tuple[str, ...] = ()
     stderr_filters: tuple[str, ...] = ()
 
+    def without_files(self) -> LogSettings:
+        """Give settings with which everything goes to the console."""
+        nothing = StreamSelection()
+        return replace(self, directory=None, redirects=nothing, tee=nothing, stdout_filters=(), stderr_filters=())
+
 
 def read_log_settings(command_line: CommandLine, environ: Mapping[str, str], run_id: str) -> LogSettings:
     values = command_line.values
@@ -64,7 +69,9 @@ def _log_directory(given: str | None, name: str, *, has_files: bool) -> Path | N
             Path(given).mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=re.sub(r"[^\w.-]", "_", name) + "_", dir=given))
     except OSError as error:
-        raise BadUsage(f"--log-dir {given or tempfile.gettempdir()} cannot be written: {error.strerror}") from error
+        place = given or tempfile.tempdir  # `gettempdir` may raise the same error again
+        what = "is not given, and none can be made" if place is None else f"{place} cannot be written"
+        raise BadUsage(f"--log-dir {what}: {error.strerror}") from error
 
 
 def parse_stream_selection(option: str, text: str) -> StreamSelection:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
+from typing import NoReturn
 
 from elastipod import store_wire
 from elastipod_agent import endpoint_file, torchrun
@@ -34,6 +36,7 @@ _MAX_SCRAPERS = 16
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run. Exit codes: 2 for a bad command line, 1 for a system error or a faulted run; see `agent_exit_code`."""
+    signal.signal(signal.SIGTERM, _leave)  # PID 1 of a container has no default action that would end it
     given = sys.argv[1:] if arguments is None else list(arguments)
     credentials = take_credentials(os.environ)  # before any process is started that could inherit them
     foreign = foreign_agent(sys.path)
@@ -55,6 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BadUsage as error:
         return _give_up(str(error), 2)
     return run_agent(settings, warnings, os.environ, credentials)
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    """End at once: nothing runs yet. The agent handles the signal itself once it can, and torchrun's process resets it."""
+    raise SystemExit(128 + number)
 
 
 def parse_command_line(arguments: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
@@ -81,15 +89,15 @@ def run_agent(
     credentials: Credentials = Credentials(),  # noqa: B008  # frozen
 ) -> int:
     """Run the agent of this pod until its shutdown; gives the exit code. Without credentials every caller is admitted."""
-    pump = OutputPump()
+    pump = OutputPump(settings.layout.nproc)
     pump.start()
     log = EventLog(pump.print_line, settings.job)
     for warning in warnings:
         log.warning(warning)
     request_short_time_slices()
-    place = endpoint_file.fast_directory() or gettempdir()
-    endpoint_file.remove_stale_folders(Path(place))
     try:
+        place = endpoint_file.fast_directory() or gettempdir()
+        endpoint_file.remove_stale_folders(Path(place))
         with TemporaryDirectory(prefix=endpoint_file.FOLDER_PREFIX, dir=place, ignore_cleanup_errors=True) as root:
             return asyncio.run(_serve(settings, environ, credentials, Path(root), pump, log))
     except OSError as error:

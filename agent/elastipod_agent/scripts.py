@@ -9,27 +9,38 @@ from collections.abc import Callable, Mapping
 
 from elastipod_agent.core.exits import describe_status
 from elastipod_agent.settings import Script
+from elastipod_agent.waiting import in_thread
 from elastipod_agent.workers import process_tree
 from elastipod_agent.workers.output_pump import OutputPump, OutputStream
 from elastipod_agent.workers.reaper import Reaper
 
+_TIDYING_S = 5.0
 NOT_RUN = 256  # not an exit code: the script was not started
 
 
 class ScriptRunner:
     """Runs one script at a time.
 
-    is_over: tells whether the script is no longer needed; wake is set whenever that may have changed.
+    is_over: tells whether the script is no longer needed; wake is set whenever that may have changed, and it changes after time_left_s.
+    A script that is no longer needed gets SIGTERM with all processes of its group, and SIGKILL after at most 5 s.
     """
 
     def __init__(
-        self, reaper: Reaper, pump: OutputPump, *, is_over: Callable[[], bool], wake: asyncio.Event, patience_s: float
+        self,
+        reaper: Reaper,
+        pump: OutputPump,
+        *,
+        is_over: Callable[[], bool],
+        wake: asyncio.Event,
+        patience_s: float,
+        time_left_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._reaper = reaper
         self._pump = pump
         self._is_over = is_over
         self._wake = wake
         self._patience_s = patience_s
+        self._time_left_s = time_left_s
 
     async def run(self, script: Script, name: str, env: Mapping[str, str]) -> tuple[int, str]:
         """Run a script until it ends or is no longer needed; gives its status and the end of its output.
@@ -39,7 +50,8 @@ class ScriptRunner:
         source, sink = os.pipe2(os.O_CLOEXEC)
         stream = OutputStream(source, f"[{name}]:".encode(), 1)
         try:
-            child = await self._reaper.spawn(script.command(), env, stdout=sink, stderr=sink)
+            command = await in_thread(script.command)
+            child = await self._reaper.spawn(command, env, stdout=sink, stderr=sink)
         except OSError as error:
             os.close(source)
             return NOT_RUN, f"{name} script {script.path} cannot be run: {error.strerror}"
@@ -49,10 +61,12 @@ class ScriptRunner:
         ended = asyncio.ensure_future(child.ended.wait())
         while child.status is None and not self._is_over():
             wake = asyncio.ensure_future(self._wake.wait())
-            await asyncio.wait([ended, wake], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([ended, wake], timeout=self._time_left_s(), return_when=asyncio.FIRST_COMPLETED)
             wake.cancel()
             self._wake.clear()
         if child.status is None:
+            child.send_group(signal.SIGTERM)
+            await asyncio.wait([ended], timeout=_TIDYING_S)
             await process_tree.end_all(self._reaper, {child.pid}, "\0", self._patience_s)
             self._reaper.collect()
         await asyncio.wait([ended], timeout=1.0)

@@ -14,14 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elastipod_agent.arguments import BadUsage as BadUsage
-from elastipod_agent.arguments import CommandLine
+from elastipod_agent.arguments import CommandLine, variable
 from elastipod_agent.core.checkpointless_env import BadVariable, check_variables, timeout_of
 from elastipod_agent.core.nccl_env import nccl_warnings
 from elastipod_agent.core.numa import NoBinding, cpus_for
 from elastipod_agent.core.worker_env import Layout
 from elastipod_agent.devices import BadWorkerCount, own_devices, resolve_nproc
 from elastipod_agent.log_settings import LogSettings, read_log_settings
+from elastipod_agent.options import TORCHRUN_OPTIONS
 from elastipod_agent.topology import read_topology
+from elastipod_agent.waiting import in_thread
 
 DEFAULT_PORT = 8080
 _RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -35,7 +37,10 @@ class Script:
     args: tuple[str, ...]
 
     def command(self) -> list[str]:
-        """Give the command that runs the script: Python for .py, the file itself if it is executable, else the shell. Raises OSError."""
+        """Give the command that runs the script: Python for .py, the file itself if it is executable, else the shell.
+
+        Raises OSError. May block.
+        """
         if not os.path.isfile(self.path):
             number = errno.EISDIR if os.path.isdir(self.path) else errno.ENOENT
             raise OSError(number, os.strerror(number), self.path)
@@ -115,7 +120,7 @@ def read_settings(command_line: CommandLine, environ: Mapping[str, str]) -> tupl
         cpus=cpus,
     )
     _check_nnodes(values.nnodes)
-    warnings = _warnings(command_line) + unbound + inprocess_warnings
+    warnings = _warnings(command_line, environ) + unbound + inprocess_warnings
     warnings += nccl_warnings(environ, keeps_processes=values.inprocess_restart)
     if settings.logs.directory is not None and not values.log_dir:
         warnings.append(f"log files of the workers go to {settings.logs.directory}, because --log-dir is not given")
@@ -231,23 +236,34 @@ def _metrics_port(value: int) -> int:
     return value
 
 
-def _warnings(command_line: CommandLine) -> list[str]:
-    given = {option.dest: value for option, value in command_line.given}
+def _warnings(command_line: CommandLine, environ: Mapping[str, str]) -> list[str]:
+    """Name what was given, as an option or as its variable, and changes nothing."""
+    given = {option: (option.name, value) for option, value in command_line.given}
+    for option in TORCHRUN_OPTIONS:
+        if environ.get(variable(option)):
+            given.setdefault(option, (variable(option), environ[variable(option)]))
     said: list[str] = []
-    if given.get("rdzv_backend", "hyperpod") != "hyperpod":
-        said.append(
-            f"--rdzv-backend={given['rdzv_backend']} is not used: inside a pod the rendezvous backend is always hyperpod"
-        )
     unused: dict[str, list[str]] = {}
-    for option in dict.fromkeys(option for option, _ in command_line.given if option.unused):
-        unused.setdefault(option.unused, []).append(option.name)
+    for option, (name, value) in given.items():
+        if option.dest == "rdzv_backend" and value != "hyperpod":
+            said.append(f"{name}={value} is not used: inside a pod the rendezvous backend is always hyperpod")
+        elif option.unused:
+            unused.setdefault(option.unused, []).append(name)
     for why, names in unused.items():
         said.append(f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no effect inside a pod: {why}")
     return said
 
 
+async def find_missing_script(settings: Settings) -> str | None:
+    """Do as `missing_script` does, off the event loop; None if the script's storage hangs: the start of the workers will show it."""
+    try:
+        return await in_thread(lambda: missing_script(settings))
+    except TimeoutError:
+        return None
+
+
 def missing_script(settings: Settings) -> str | None:
-    """Say that the training script is missing; None if it exists. A directory with a __main__.py is a script."""
+    """Say that the training script is missing; None if it exists. A directory with a __main__.py is a script. May block."""
     file = settings.script_file
     if file is None or os.path.isfile(file) or os.path.isfile(os.path.join(file, "__main__.py")):
         return None

@@ -5,31 +5,35 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from tests.commit_under_test import commit_under_test
 
+LEAST_RUNS = 5  # behind a figure that is published
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Smallest, middle and largest of some measurements."""
+    """Smallest, middle and largest of some measurements, and how many they were."""
 
     min: float
     median: float
     max: float
+    runs: int = field(default=1, compare=False)
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         """Raises ValueError when there is none."""
         if not values:
             raise ValueError("a spread needs at least one measurement")
-        return cls(min(values), statistics.median(values), max(values))
+        return cls(min(values), statistics.median(values), max(values), len(values))
 
     def as_json(self) -> dict[str, float]:
-        return {"min": rounded(self.min), "median": rounded(self.median), "max": rounded(self.max)}
+        spread = {"min": rounded(self.min), "median": rounded(self.median), "max": rounded(self.max)}
+        return {**spread, "runs": self.runs}
 
 
 class Better(Enum):
@@ -72,7 +76,7 @@ class Row:
     """One line of a report.
 
     theirs: of the peer, None where there is no peer or it did not manage. reach: None where the row only informs.
-    how: the conditions of the measurement, in a sentence.
+    how: the conditions of the measurement, in a sentence. missing: runs of ours that were asked for and gave no figure.
     """
 
     metric: str
@@ -83,6 +87,7 @@ class Row:
     better: Better = Better.SMALLER
     reach: Reach | None = None
     how: str = ""
+    missing: int = 0
 
     @property
     def ratio(self) -> float | None:
@@ -100,10 +105,13 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Tell whether what is to be reached was reached; None where the row only informs."""
+        """Tell whether what is to be reached was reached; None where the row only informs.
+
+        A run without a figure is worse than any number: the worst run misses with it, and a median when they are half of all.
+        """
         if self.reach is None:
             return None
-        if self.ours is None:
+        if self.ours is None or self.missing >= (1 if self.reach.by is Judged.WORST else max(1, self.ours.runs)):
             return False
         if self.reach.by is Judged.RATIO:
             return self.ratio is not None and self.ratio >= self.reach.number
@@ -123,6 +131,7 @@ class Row:
             "ratio": None if self.ratio is None else rounded(self.ratio),
             "reach": self.reach.number if self.reach else None,
             "met": self.met,
+            "missing": self.missing,
             "how": self.how,
         }
 
@@ -141,16 +150,27 @@ def report(
     }
 
 
+def report_name(name: str, *, is_whole: bool, repeat: int) -> str:
+    """Give the name of a report's file: the published one only for a whole run with as many repetitions as figures need."""
+    return name if is_whole and repeat >= LEAST_RUNS else f"{name}-part"
+
+
 def conclude(rows: Sequence[Row]) -> int:
-    """Print how many rows reached what they are to reach; give the exit status: 1 when one was missed or not measured."""
+    """Print how many rows reached what they are to reach; give the exit status.
+
+    It is 1 when a row was missed or not measured, or has fewer runs than were asked for.
+    """
     wanted = [row for row in rows if row.reach is not None]
     print(f"{sum(row.met is True for row in wanted)} of {len(wanted)} rows with a number to reach met it")
     missed = [_name(row) for row in wanted if row.met is False and row.is_measured]
     absent = [_name(row) for row in rows if not row.is_measured]
-    for what, names in (("missed", missed), ("not measured", absent)):
+    fewer = [
+        f"{_name(row)} ({row.ours.runs} of {row.ours.runs + row.missing})" for row in rows if row.ours and row.missing
+    ]
+    for what, names in (("missed", missed), ("not measured", absent), ("fewer runs than asked for", fewer)):
         if names:
             print(f"{what}: {', '.join(names)}")
-    return 1 if missed or absent or not rows else 0
+    return 1 if missed or absent or fewer or not rows else 0
 
 
 def write_json(path: Path, content: object) -> None:

@@ -12,8 +12,12 @@ from bench.common.report import Spread
 
 @dataclass(slots=True)
 class Samples:
-    """Measurements by side (who is measured) and metric, in the order in which they were taken."""
+    """Measurements by side (who is measured) and metric, in the order in which they were taken.
 
+    repeat: measurements of each that are asked for; 0: not known.
+    """
+
+    repeat: int = 0
     values: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     failures: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
@@ -23,6 +27,10 @@ class Samples:
     def fail(self, side: str, metric: str, why: str) -> None:
         """Note a run in which a metric could not be measured, and the reason."""
         self.failures.setdefault((side, metric), []).append(why)
+
+    def missing(self, side: str, metric: str) -> int:
+        """Give how many of the measurements that were asked for there are not, whatever failed before them."""
+        return max(0, self.repeat - len(self.values.get((side, metric), ())))
 
     def spread(self, side: str, metric: str) -> Spread | None:
         """Give the spread of what was measured; None when it never was."""

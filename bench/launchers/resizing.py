@@ -15,6 +15,7 @@ from bench.launchers.small_operator import SmallOperator
 from bench.launchers.steplog import Worker
 
 GROW, SHRINK = "grow 2->4", "shrink 4->2"
+COST = "cost of State in a step"
 STEP_S = 0.05  # as in train_sized.py
 FOLLOWED_S = 20e-6  # a call that finds nobody takes less
 PHASES = ("leave", "connect", "offers", "fill", "wrap", "compare")
@@ -68,7 +69,7 @@ class ResizeSession(Session):
             for worker in world
             for line in (self.folder / f"{worker.name}.costs").read_text().splitlines()[1:]
         ]
-        self._add("cost of a step", median(cost for cost, follow in lines if follow < FOLLOWED_S) / STEP_S)
+        self._add(COST, median(cost for cost, follow in lines if follow < FOLLOWED_S) / STEP_S)
         followed = [follow for _, follow in lines if follow >= FOLLOWED_S]
         self._add("steps that were followed", len(followed))
         if followed:

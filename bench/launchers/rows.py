@@ -154,9 +154,9 @@ LINES = (
                 event=name,
             ),
             Line(
-                f"{name}, lost",
+                f"{name}, wrong lines",
                 "lines",
-                "lines lost or torn; judged by the worst run",
+                "lines lost, torn, repeated or out of order; judged by the worst run",
                 reach=Reach.worst(0),
                 event=name,
             ),
@@ -195,10 +195,11 @@ def _row(samples: Samples, line: Line, peer: str | None, reach: Reach | None) ->
         theirs=None if peer is None else samples.spread(peer, line.metric),
         reach=reach or line.reach,
         how=f"{line.how}. {runs}",
+        missing=samples.missing(line.ours, line.metric),
     )
 
 
 def _runs(samples: Samples, side: str, metric: str, event: str) -> str:
-    failed = samples.failures.get((side, event), [])
+    failed = [why for name in dict.fromkeys((event, metric)) for why in samples.failures.get((side, name), [])]
     said = f"n={len(samples.values.get((side, metric), ()))}"
     return said + (f", {len(failed)} more failed, e.g.: {failed[0][:200]}" if failed else "")

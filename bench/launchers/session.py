@@ -154,9 +154,18 @@ class Session:
             loss = first_loss()
             self.job.new_world(4, operator.recover(agents))
             self._add("crash seen after SIGKILL", 1000 * (loss.seen_at - killed_at))
-            self._add("crash seen after the exit", 1000 * (loss.seen_at - exit_watch.exited_at(1.0)))
+            self._add_seen_after_exit(1000 * (loss.seen_at - exit_watch.exited_at(1.0)))
             self._add("crash back", steplog.first_step_everywhere(self.job.world) - killed_at)
             self.job.train()
+
+    def _add_seen_after_exit(self, seen_ms: float) -> None:
+        """Add a time that can be: the thread that takes the moment of the exit may have woken up after all others."""
+        metric = "crash seen after the exit"
+        if seen_ms >= 0:
+            self._add(metric, seen_ms)
+        else:
+            why = f"the machine was busy: the end of the worker was noticed {-seen_ms:.1f} ms after the agent had told of it"
+            self._samples.fail(self.launcher.name, metric, why)
 
     def _node_loss(self, operator: SmallOperator, nodes: list[Node]) -> None:
         with self._event("node loss"):

@@ -2,8 +2,8 @@
 
 Kinds are `ddp`, `fsdp2`, and `copies` for FSDP2 with a copy of every step. Each process writes `<log dir>/<pid>-<generation>.log` for
 each world, with the lines of train.py; `<pid>-<generation>.phases`, a JSON object of seconds and bytes: what this rank did between
-two worlds; and `<pid>-<generation>.costs`, a line for each step: seconds of the step beside the script's block and the optimizer's
-own step, and those of following among them, when somebody follows.
+two worlds; and `<pid>-<generation>.costs`, a line for each step: seconds from the end of the script's block in the step before to
+its block in this one, without the optimizer's own step, and those of following among them, when somebody follows.
 """
 
 import json
@@ -41,7 +41,8 @@ class Sized(nn.Module):
 
     def __init__(self, megabytes: float) -> None:
         super().__init__()
-        self.small = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+        # Its statistics change in every step, so State keeps what they were before it.
+        self.small = nn.Sequential(nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 10))
         left = max(1, int(megabytes * 1e6 / 4 / COPIES) - sum(each.numel() for each in self.small.parameters()))
         sizes = [LAYER] * (left // LAYER) + [left % LAYER] * bool(left % LAYER)
         self.large = nn.ParameterList(torch.randn(size) for size in sizes)
@@ -115,10 +116,10 @@ def main() -> None:
             log.write(f"begin {now:.6f} {int(IS_WARM)}\nimported {now:.6f}\n")
             log.write(f"grouped {now:.6f} {state.rank} {state.world_size}\n")
             costs = open(folder / f"{os.getpid()}-{generation}.costs", "a", buffering=1)  # noqa: SIM115 as long as its world
-        elif costs is not None:
-            cost = time.monotonic() - left - spent.pop("apply", 0.0)
-            costs.write(f"{cost:.6f} {spent.pop('follow', 0.0):.6f}\n")
         with step as batch:
+            if costs is not None and not is_new:
+                cost = time.monotonic() - left - spent.pop("apply", 0.0)
+                costs.write(f"{cost:.6f} {spent.pop('follow', 0.0):.6f}\n")
             time.sleep(STEP_S)
             logits = state.model(torch.randn(len(batch.indices), 64))
             nn.functional.cross_entropy(logits, torch.randint(10, (len(batch.indices),))).backward()  # type: ignore[no-untyped-call]

@@ -33,10 +33,8 @@ OBJECT_LIMIT_KIB, RECORD_LIMIT_KIB = 256.0, 16.0
 
 def rows(samples: Samples, sizes: Sizes, parts: list[str]) -> list[Row]:
     """Draw the rows of these parts from what was measured; a row stands there too when it failed, and says so."""
-    lines: list[Line] = []
-    for part in parts:
-        lines += {"starts": _starts, "creations": _creations, "fleet": _fleet}[part](sizes)
-    return [_row(samples, line) for line in lines]
+    lines = {"starts": _starts, "creations": _creations, "fleet": _fleet}
+    return [_row(samples, line, part) for part in parts for line in lines[part](sizes)]
 
 
 def _starts(sizes: Sizes) -> list[Line]:
@@ -147,11 +145,14 @@ def _writes() -> list[Line]:
     ]
 
 
-def _row(samples: Samples, line: Line) -> Row:
+def _row(samples: Samples, line: Line, part: str) -> Row:
+    """part: under its name stands why the rest of one of its runs was given up."""
     runs = f"n={len(samples.values.get((OURS, line.metric), ()))}"
-    failed = [why for side in (OURS, line.against) for why in samples.failures.get((side, line.metric), ())]
+    where = ((OURS, line.metric), (line.against, line.metric), (OURS, part))
+    failed = [why for place in where for why in samples.failures.get(place, ())]
     return Row(
         metric=line.metric, unit=line.unit, ours=samples.spread(OURS, line.metric), peer=line.against or None,
         theirs=samples.spread(line.against, line.metric) if line.against else None, better=line.better, reach=line.reach,
         how=f"{line.how}. {runs}" + (f"; {failed[0][:300]}" if failed else ""),
+        missing=samples.missing(OURS, line.metric),
     )  # fmt: skip

@@ -54,4 +54,5 @@ def _row(
         metric=f"{metric}, {side}", unit=unit, ours=samples.spread(side, metric), peer=peer,
         theirs=samples.spread(peer, metric) if peer else None, reach=reach,
         how=f"{how}. {counts}" + (f"; failed, e.g.: {failed[0][:200]}" if failed else ""),
+        missing=samples.missing(side, metric),
     )  # fmt: skip

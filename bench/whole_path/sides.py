@@ -39,6 +39,10 @@ JOIN = (
 )
 
 
+class TooLate(Failed):
+    """An event was not made to happen, because its moment had gone. The job is as it was."""
+
+
 def shared_folder(cluster: Cluster, job: str, script: Path) -> Path:
     """Make the folder that the job's pods see as /data/<job>, with the script in it."""
     claim = json.loads(cluster.kubectl("get", "pvc", "training-data", "-o", "json"))
@@ -83,11 +87,15 @@ class ElasticJob:
         self._add(f"{name}, whole", found.first_new - since)
 
     def crash(self) -> None:
-        """Kill a worker, and another one right after all of them train again."""
+        """Kill a worker."""
         self._kill(CRASH, 3)
+
+    def crash_early(self) -> None:
+        """Kill another one right after all of them train again. Raises TooLate when the chance has gone; the job trains then."""
         began = max(worker.began for worker in self.worlds.present)
         if (age_s := time.monotonic() - began) > EARLY_S:
-            raise Failed(f"the crash was to be within {EARLY_S:g} s of a start; after {age_s:.1f} s it is too late")
+            self.worlds.train()
+            raise TooLate(f"the crash was to be within {EARLY_S:g} s of a start; after {age_s:.1f} s it is too late")
         self._kill(EARLY_CRASH, 2)
         self.worlds.train()
 
@@ -148,17 +156,23 @@ class BatchJob:
         self._add(f"{name}, whole", found.first_new - since)
 
     def crash(self) -> None:
-        """Kill a worker; as soon as the Job has failed, it is restarted. Then once more, soon after the start."""
-        for name, rank in ((CRASH, 3), (EARLY_CRASH, 2)):
-            killed_at = self.worlds.kill(rank)
-            until(self._has_failed, f"{self._object} to fail", END_WITHIN_S, every_s=0.05)
-            self._restart(4)
-            new = self.worlds.wait_for(4, killed_at)
-            self._add(f"{name} back", steplog.first_step_everywhere(new) - killed_at)
+        """Kill a worker; as soon as the Job has failed, it is restarted."""
+        self._kill(CRASH, 3)
+
+    def crash_early(self) -> None:
+        """Kill another one soon after that start."""
+        self._kill(EARLY_CRASH, 2)
 
     def end(self) -> None:
         """Delete the Job and wait until its pods are gone."""
         self._delete()
+
+    def _kill(self, name: str, rank: int) -> None:
+        killed_at = self.worlds.kill(rank)
+        until(self._has_failed, f"{self._object} to fail", END_WITHIN_S, every_s=0.05)
+        self._restart(4)
+        new = self.worlds.wait_for(4, killed_at)
+        self._add(f"{name} back", steplog.first_step_everywhere(new) - killed_at)
 
     def _restart(self, size: int) -> None:
         self._delete()

@@ -40,7 +40,8 @@ def main() -> None:
     torch.manual_seed(0)  # the same weights on every rank
     model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-6)
-    scheduler = CosineAnnealingLR(optimizer, T_max=options.epochs * -(-options.samples // options.global_batch))
+    total_steps = options.epochs * -(-options.samples // options.global_batch)
+    scheduler = CosineAnnealingLR(optimizer, T_max=total_steps)
     model, optimizer = accelerator.prepare(model, optimizer)
     loader = DataLoader(Rows(options.samples, options.sample_time), batch_size=4)  # at most, in one pass
     for step in elastic_steps(
@@ -61,7 +62,7 @@ def main() -> None:
         optimizer.zero_grad()
         scheduler.step()
         accelerator.print(f"step {step.number} loss {step.loss:.6f}", flush=True)
-    accelerator.print(f"done: {step.number} steps")
+    accelerator.print(f"done: {total_steps} steps")
     accelerator.end_training()
 
 

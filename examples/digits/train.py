@@ -76,6 +76,8 @@ def train(options: argparse.Namespace, rank: int, world_size: int) -> None:
         if rank == 0 and step % options.print_every == 0:
             print(f"step {step}/{plan.total_steps} loss {loss:.4f} samples/s {samples_per_s:.1f}", flush=True)
 
+        if step == plan.total_steps:
+            break
         if elastic_event_detected():  # the same answer after the same step on every rank
             save()
             log.end(step, "drained")

@@ -34,6 +34,7 @@ from elastipod import (
 WORDS, PROMPT, ANSWER, GROUP = 12, 3, 6, 8  # words known, of a prompt, of an answer; answers to one prompt
 UPDATES, CLIP, ENTROPY = 2, 0.2, 0.2  # optimizer steps of one update phase; bound of the ratio; weight of the entropy
 LOST_AFTER_S = 2.0  # a rollout that somebody else began and did not finish
+TRAINERS_START_S = 60.0  # in which trainers that start beside a helper take away what an earlier run left
 
 Rollout = dict[str, torch.Tensor]
 
@@ -88,6 +89,12 @@ class Exchange:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def clear(self) -> None:
+        """Remove what an earlier start left: offers of a policy that nobody trains any more, and that it was done."""
+        (self.folder / "done").unlink(missing_ok=True)
+        for path in self.folder.glob("[0-9]*-[0-9]*"):
+            self.withdraw(path.name)
+
     def offer(self, name: str, step: int, indices: list[int], policy: Policy) -> None:
         (self.folder / name).mkdir(parents=True, exist_ok=True)
         write(self.folder / name / "policy", {"step": step, "indices": indices, "policy": policy.state_dict()})
@@ -140,7 +147,10 @@ def write(path: Path, content: object) -> None:
 def help_with_rollouts(options: argparse.Namespace) -> None:
     """Make rollouts until the trainers are done. It has no state: it may end at any point."""
     exchange, policy, made = Exchange(options.exchange_dir), Policy(), 0
-    while not (options.exchange_dir / "done").exists():
+    done = options.exchange_dir / "done"
+    may_be_old, until = done.exists(), time.monotonic() + TRAINERS_START_S
+    while not (is_done := done.exists()) or may_be_old:
+        may_be_old = is_done and may_be_old and time.monotonic() < until
         for name, offer in exchange.offers():
             policy.load_state_dict(offer["policy"])
             for index in offer["indices"]:
@@ -165,6 +175,9 @@ def train(options: argparse.Namespace) -> None:
     log = SampleLog(
         options.sample_log_dir, plan, generation=checkpoints.generation, rank=rank, world_size=world_size, resume=resume
     )
+    if rank == 0:
+        exchange.clear()
+    dist.barrier()
     for batch in plan.iterate(rank, world_size):
         name = f"{checkpoints.generation}-{batch.step}"
         if rank == 0:  # rollout phase
@@ -192,9 +205,10 @@ def train(options: argparse.Namespace) -> None:
 
         is_last = batch.step == plan.total_steps
         leaving = not is_last and elastic_event_detected()  # between phases, where no rollout is under way
-        if leaving or is_last:
+        if leaving or is_last or batch.step % options.checkpoint_every == 0:
             extra = {"data": plan.state_dict(batch.step)}
             checkpoints.save(batch.step, model=model, optimizer=optimizer, extra=extra, sample_log=log)
+        if leaving or is_last:
             log.end(batch.step, "drained" if leaving else "completed")
         if leaving:
             return
@@ -210,6 +224,7 @@ def main() -> None:
     parser.add_argument("--sample-log-dir", help="shared by all trainers; `elastipod audit` reads it")
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--checkpoint-every", type=int, default=20, help="steps")
     parser.add_argument("--rollout-time", type=float, default=0.0, help="seconds in which helpers alone make rollouts")
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

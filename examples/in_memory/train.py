@@ -11,6 +11,7 @@ import argparse
 import os
 
 import torch
+import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -47,12 +48,16 @@ def main() -> None:
     )
     for step in state.steps(plan):
         with step as batch:
+            total = torch.zeros((), dtype=torch.float64)
             for part in accumulate(state.model, batch, size=16):
                 chosen = list(part.indices)
-                loss = cross_entropy(state.model(images[chosen]), labels[chosen])
-                (loss * part.weight).backward()
+                loss = cross_entropy(state.model(images[chosen]), labels[chosen]) * part.weight
+                loss.backward()
+                total += loss.detach().double()
             nn.utils.clip_grad_norm_(state.model.parameters(), 1.0)
-            step.loss = loss.item()
+            if batch.world_size > 1:
+                dist.all_reduce(total)
+            step.loss = total.item() / batch.world_size
         # A step that lost a peer is not done; the loop goes on when the world is whole again.
         if step.is_done and state.rank == 0 and state.completed % options.print_every == 0:
             print(

@@ -86,6 +86,8 @@ def train(options: argparse.Namespace, device: torch.device, rank: int, world_si
                 flush=True,
             )
 
+        if step == plan.total_steps:
+            break
         if elastic_event_detected():  # the same answer after the same step on every rank
             checkpoints.save(step, **state())
             log.end(step, "drained")

@@ -74,9 +74,10 @@ def train(options: argparse.Namespace) -> None:
 
         is_last = batch.step == plan.total_steps
         leaving = not is_last and elastic_event_detected()
-        if leaving or is_last:
+        if leaving or is_last or batch.step % options.checkpoint_every == 0:
             place = {"data": plan.state_dict(batch.step)}
             checkpoints.save(batch.step, model=model, optimizer=optimizer, extra=place, sample_log=log)
+        if leaving or is_last:
             log.end(batch.step, "drained" if leaving else "completed")
             if rank == 0:
                 print(f"left after step {batch.step}, loss {total.item() / world_size:.4f}", flush=True)
@@ -93,6 +94,7 @@ def read_digits() -> tuple[torch.Tensor, torch.Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--config-path", default="/config", help="folder with the configurations of the recipe")
+    parser.add_argument("--checkpoint-every", type=int, default=20, help="steps")
     parser.add_argument("--min-step-time", type=float, default=0.1, help="seconds; slows down a demonstration")
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

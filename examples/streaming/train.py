@@ -119,16 +119,25 @@ def backward(model: nn.Module, batch: Batch, rows: list[Row]) -> float:
 
 
 def make_files(folder: Path) -> None:
-    """Write files of different lengths, each under its name only when it is whole."""
+    """Write files of different lengths, each under its name only when it is whole, where no others are.
+
+    Those that are there stay: an earlier start may have been killed between two of them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    names = [f"part-{file}.jsonl" for file in range(FILES)]
+    there = {path.name for path in folder.glob("*.jsonl")}
+    if not there <= set(names):
+        return
     numbers = torch.Generator().manual_seed(1)
-    for file in range(FILES):
+    for file, name in enumerate(names):
         rows = torch.randn(20 + file, 8, generator=numbers)
         targets = (rows @ torch.arange(8.0) / 8).tolist()
+        if name in there:
+            continue
         lines = [json.dumps({"row": row, "target": target}) for row, target in zip(rows.tolist(), targets, strict=True)]
         temporary = folder / f"part-{file}.tmp"
         temporary.write_text("\n".join(lines) + "\n")
-        temporary.rename(folder / f"part-{file}.jsonl")
+        temporary.rename(folder / name)
 
 
 def parse_options() -> argparse.Namespace:
@@ -136,7 +145,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--checkpoint-dir", required=True, help="shared by all workers; it resumes from what is there")
     parser.add_argument("--sample-log-dir", required=True, help="shared by all workers; `elastipod audit` reads it")
     parser.add_argument(
-        "--data-dir", type=Path, required=True, help="shared by all workers; files are made if it is empty"
+        "--data-dir", type=Path, required=True, help="shared by all workers; files are made unless it has others"
     )
     parser.add_argument("--count", action="store_true", help="count the samples once and train exact epochs")
     parser.add_argument("--epochs", type=int, default=20, help="with --count")
@@ -152,7 +161,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     try:
-        if rank == 0 and not any(options.data_dir.glob("part-*.jsonl")):
+        if rank == 0:
             make_files(options.data_dir)
         dist.barrier()
         train(options, rank, world_size)

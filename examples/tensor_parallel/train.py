@@ -132,9 +132,10 @@ def train(options: argparse.Namespace) -> None:
 
         is_last = batch.step == plan.total_steps
         leaving = not is_last and elastic_event_detected()
-        if leaving or is_last:
+        if leaving or is_last or batch.step % options.checkpoint_every == 0:
             extra = {"data": plan.state_dict(batch.step)}
             checkpoints.save(batch.step, model=model, optimizer=optimizer, extra=extra, sample_log=log)
+        if leaving or is_last:
             log.end(batch.step, "drained" if leaving else "completed")
             if dist.get_rank() == 0:
                 print(f"left after step {batch.step}, loss {mean:.4f}", flush=True)
@@ -156,6 +157,7 @@ def main() -> None:
     parser.add_argument("--checkpoint-dir", required=True, help="shared by all workers")
     parser.add_argument("--sample-log-dir", required=True, help="shared by all workers; `elastipod audit` reads it")
     parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--checkpoint-every", type=int, default=20, help="steps")
     parser.add_argument("--min-step-time", type=float, default=0.0, help="seconds; slows down a demonstration")
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

@@ -117,6 +117,7 @@ class Reports(BaseLogger):
 
     def __init__(self, loader: ElasticLoader, log: SampleLog, min_step_time: float) -> None:
         self._loader, self._log, self._min_step_time = loader, log, min_step_time
+        self.loss: float | None = None  # of the newest step; a job that is started again after its end makes none
 
     def log(self, metrics: dict[str, Any], step: int) -> None:
         time.sleep(self._min_step_time)
@@ -203,7 +204,8 @@ def main() -> None:
     trainer.train()
     log.end(trainer.step, "drained" if trainer.is_leaving else "completed")
     if loader.rank == 0 and not trainer.is_leaving:
-        print(f"done: {trainer.step} steps, loss {reports.loss:.6f}", flush=True)
+        loss = "" if reports.loss is None else f", loss {reports.loss:.6f}"
+        print(f"done: {trainer.step} steps{loss}", flush=True)
     trainer.close()
     dist.destroy_process_group()
 

@@ -52,7 +52,7 @@ while data := os.read(0, 1 << 20):
         expected[stream] = int(number) + 2
         count += 1
     time.sleep(float(sys.argv[1]))
-print("console: " + json.dumps({"lines": count, "wrong": wrong[:5], "rest": len(rest)}), flush=True)
+print("console: " + json.dumps({"lines": count, "wrong": wrong[:5], "num_wrong": len(wrong), "rest": len(rest)}), flush=True)
 """
 
 # One rule of each kind.
@@ -84,7 +84,8 @@ class OutputLoad:
     printed_mb_s: float
     num_lines: int
     num_expected: int
-    wrong: list[str]
+    num_wrong: int
+    wrong: list[str]  # the first of them
 
 
 def run_load(
@@ -136,6 +137,7 @@ def run_load(
         printed_mb_s=costs[2],
         num_lines=counted["lines"],
         num_expected=count * nproc,
+        num_wrong=counted["num_wrong"],
         wrong=counted["wrong"],
     )
 

@@ -152,12 +152,23 @@ def test_a_torn_checkpoint_is_not_resumed_from(make_run: MakeRun) -> None:
     assert report.steps_repeated[2] >= 4
 
 
+@VARIANT
+def test_a_trainer_that_is_started_again_after_an_end_within_an_epoch_makes_no_step(make_run: MakeRun) -> None:
+    run = make_run("examples/hf_trainer/train.py", *JOB, "--epochs=1.5")
+    for _ in range(2):
+        run.start(2)
+        run.finish()
+        assert f"done: {-(-3 * EPOCH_END // 2)} steps" in run.output(0)
+
+
 @pytest.mark.parametrize("example", [pytest.param("accelerate", marks=VARIANT), "lightning"])
 def test_a_loop_of_accelerate_or_lightning_resizes(make_run: MakeRun, example: str) -> None:
     script = f"examples/{example}/train.py"
     undisturbed = make_run(script, *JOB)
-    undisturbed.start(2)
-    undisturbed.finish()
+    for _ in range(2):  # once more after its end: it has no step to make, and ends well
+        undisturbed.start(2)
+        undisturbed.finish()
+        assert f"done: {STEPS} steps" in undisturbed.output(0)
     run = make_run(script, *JOB)
     grown_at, shrunk_at = resize_twice(run, PER_SAMPLE)
     assert f"done: {STEPS} steps" in run.output(0)

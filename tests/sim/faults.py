@@ -176,6 +176,7 @@ FAULTS: dict[str, tuple[float, Fault]] = {
     "label_node": (0, node_faults.label_node),
     "sicken_gpu": (0, node_faults.sicken_gpu),
     "edit_worker_count": (0, user_edits.edit_worker_count),
+    "set_spares": (0, user_edits.set_spares),
     "replay_calls": (0, network_faults.replay_calls),  # these are drawn for jobs with keys
     "impostor": (0, network_faults.impostor),
     "rotate_key": (0, network_faults.rotate_key),

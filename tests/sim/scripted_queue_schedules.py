@@ -57,6 +57,9 @@ QUEUE_SCHEDULES: dict[str, Schedule] = {
     "a node of an increment is lost for good": _schedule(Event(100.0, "delete_node", 2)),
     "somebody deactivates the base": _schedule(Event(100.0, "deactivate", 0, 60.0)),
     "a gang comes first": _schedule(plain_gangs=(PlainGang(0.0, 3, 0, runs_s=100.0),)),
+    "its template is edited while it waits for quota": _schedule(
+        Event(50.0, "edit_template", 7), plain_gangs=(PlainGang(0.0, 3, 0, runs_s=200.0),)
+    ),
     "a gang gives way to a stronger job": _schedule(priority=1000, plain_gangs=(PlainGang(0.0, 3, 0, runs_s=100.0),)),
     "Kueue goes away while it waits for quota": _schedule(Event(101.0, "kueue_away", 0, 60.0), plain_gangs=(SMALL,)),
     "calls to Kueue hang while it waits for the base's quota": _schedule(
@@ -114,6 +117,17 @@ QUEUE_SCHEDULES: dict[str, Schedule] = {
     ),
     "the minimum is lowered, and the job suspended": _schedule(
         Event(100.0, "set_bounds", 9), Event(150.0, "suspend", 0, 40.0)
+    ),
+    "minimum and maximum are lowered below the base": _schedule(Event(100.0, "set_bounds", 0)),
+    "a spare is added while the job trains": _schedule(Event(100.0, "set_spares", 1), quota=(5,), nodes=5),
+    "a spare is added, and the quota taken back": _schedule(
+        Event(100.0, "set_spares", 1), quota=(5,), nodes=5, plain_gangs=(PlainGang(150.0, 4, 1000),)
+    ),
+    "a spare is added, and the job suspended": _schedule(
+        Event(100.0, "set_spares", 1), Event(150.0, "suspend", 0, 40.0), quota=(5,), nodes=5
+    ),
+    "a spare is taken away while the job trains": _schedule(
+        Event(100.0, "set_spares", 0), quota=(5,), nodes=5, specs=[{"name": "workers", "replicas": 2, "maxReplicas": 4, "spares": 1}],
     ),
     "pods are not ready in time": _schedule(
         Event(150.0, "add_node"), Event(150.0, "add_node"), Event(150.0, "add_node"), nodes=1, pods_ready_s=60

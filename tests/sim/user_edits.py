@@ -149,6 +149,13 @@ def set_bounds(sim: Simulation, event: Event) -> str:
     return f"{low} to {high}"
 
 
+def set_spares(sim: Simulation, event: Event) -> str:
+    """Another number of spares of the first spec: with a queue it acts with the next request for the base."""
+    spares = event.number % 3
+    sim.cluster.edit_job(lambda spec: spec["replicaSpecs"][0].update(spares=spares))
+    return str(spares)
+
+
 def suspend(sim: Simulation, event: Event) -> str:
     sim.cluster.edit_job(lambda spec: spec["runPolicy"].update(suspend=True))
     sim.kernel.after(event.seconds, partial(resume, sim, event))
@@ -201,11 +208,14 @@ def wipe_state(sim: Simulation, event: Event) -> str:
 
 
 def edit_template(sim: Simulation, event: Event) -> str:
-    """Another image: it acts when the job is resumed, or at once where it never trained."""
+    """Another image: it acts when the job is resumed, or at once where it never trained. In a queue it needs other quota, too."""
 
     def edit(spec: Body) -> None:
         for one in spec["replicaSpecs"]:
-            one["template"]["spec"]["containers"][0]["image"] = f"train:{event.number}"
+            pod = one["template"]["spec"]
+            pod["containers"][0]["image"] = f"train:{event.number}"
+            if sim.cluster.tenant is not None:
+                pod["tolerations"] = [{"key": f"nobody-has-{event.number}", "operator": "Exists"}]
 
     sim.cluster.edit_job(edit)
     return f"train:{event.number}"

@@ -116,7 +116,8 @@ def elastic_steps(
     sample logs (`elastipod audit`).
 
     Every rank iterates. At an elastic event it saves a checkpoint and the process ends with exit code 0 (SystemExit), so
-    what follows the loop is for a finished training only. Raises BatchSizeError for a world size that the global batch cannot
+    what follows the loop is for a finished training only. An event in the last step changes nothing: the training is finished.
+    A training that is started again after its end gives no step. Raises BatchSizeError for a world size that the global batch cannot
     be divided by, FrameworkError for settings with which a resize would not be exact, DataError for a checkpoint of other data.
     """
     _check(accelerator, loader, model, scheduler)
@@ -129,7 +130,7 @@ def elastic_steps(
             step = AccelerateStep(accelerator, model, batch, passes)
             yield step
             job.step_done(batch, step.known_loss)
-            if elastic_event_detected():
+            if batch.step < job.plan.total_steps and elastic_event_detected():
                 job.save(batch.step)
                 job.end(batch.step, is_drained=True)
                 raise SystemExit(0)

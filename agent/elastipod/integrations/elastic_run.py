@@ -92,10 +92,11 @@ class ElasticRun:
         full, rest = divmod(self.plan.dataset_size, self.plan.global_batch)
         return full * self.cut.passes + (len(self.passes(full + 1)) if rest else 0)
 
-    def step_done(self, step: int, loss: float | None = None) -> bool:
+    def step_done(self, step: int, loss: float | None = None, *, is_last: bool = False) -> bool:
         """Record that the job has made an optimizer step; give True, on every rank, when it must save and leave now.
 
-        loss: of the global batch, where known. Call it once per step on every rank, after the optimizer step.
+        loss: of the global batch, where known. is_last: the framework ends here, also where the plan goes on; a training that
+        ends does not leave. Call it once per step on every rank, after the optimizer step.
         """
         batch = self.batch(step)
         self._saving.close()
@@ -106,7 +107,8 @@ class ElasticRun:
         rate = batch.global_size / max(now - self._before, 1e-9)
         report(step, batch.samples_seen, self._loss, rate, self.plan.total_steps)
         self._before = now
-        self.is_leaving = elastic_event_detected()
+        is_last = is_last or step >= self.plan.total_steps
+        self.is_leaving = not is_last and elastic_event_detected()
         return self.is_leaving
 
     def note_loss(self, loss: float) -> None:

@@ -226,9 +226,10 @@ class ElasticCallback(Callback):  # type: ignore[misc]  # the package is not ins
         loss = None
         if self._step % trainer.log_every_n_steps == 0:
             loss = sum_over_ranks(self._sum) / self._run.place.world_size
-        is_leaving = self._run.step_done(self._step, loss)
+        is_last = self._step in (self._run.plan.total_steps, trainer.max_steps)
+        is_leaving = self._run.step_done(self._step, loss, is_last=is_last)
         is_due = self._checkpoint_every and self._step % self._checkpoint_every == 0
-        if is_leaving or is_due or self._step == self._run.plan.total_steps:
+        if is_leaving or is_due or is_last:
             self._save(trainer)
         if is_leaving:
             self._stop(trainer)

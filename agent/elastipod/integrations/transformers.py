@@ -151,13 +151,16 @@ def check_trainer(trainer: Any) -> None:
 class EpochSampler(Sampler[list[int]]):
     """A batch sampler for one rank: the passes of the epoch in which the run stands, from the epoch's first step on.
 
-    The Trainer itself skips the passes of the steps that were made.
+    The Trainer itself skips the passes of the steps that were made. It would make one more step when it is started again
+    after an end within an epoch, so there is no pass then.
     """
 
-    def __init__(self, run: ElasticRun) -> None:
-        self._run = run
+    def __init__(self, trainer: Any, run: ElasticRun) -> None:
+        self._trainer, self._run = trainer, run
 
     def __iter__(self) -> Iterator[list[int]]:
+        if self._run.step >= self._trainer.state.max_steps:
+            return iter(())
         return self._run.epoch_passes(self._run.step // self._run.plan.steps_per_epoch)
 
     def __len__(self) -> int:
@@ -185,7 +188,7 @@ class Feed:
         own = self._own_loader()
         return DataLoader(
             own.dataset,
-            batch_sampler=EpochSampler(self._run),
+            batch_sampler=EpochSampler(self._trainer, self._run),
             collate_fn=own.collate_fn,
             num_workers=own.num_workers,
             pin_memory=own.pin_memory,
@@ -248,7 +251,7 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # the pack
             self._seed_new_rank(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        if self._run.step_done(state.global_step):
+        if self._run.step_done(state.global_step, is_last=state.global_step >= state.max_steps):
             control.should_save, control.should_training_stop = True, True
             control.should_evaluate = False  # it may take longer than the drain has
             args.load_best_model_at_end = False

@@ -141,6 +141,8 @@ def _update_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     master_addr = _text(fields, "master_addr")
     if not master_addr:
         raise BadBody("master_addr", "must be a non-empty string")
+    if not master_addr.isprintable():
+        raise BadBody("master_addr", "must be a host name or an address, without control characters")
     return {
         "rank": rank,
         "nnodes": nnodes,

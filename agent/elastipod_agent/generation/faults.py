@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from elastipod.ipc.protocol import RestartMode
 from elastipod_agent.clock import utc_now
 from elastipod_agent.core.exits import Outcome, describe_status
+from elastipod_agent.waiting import in_thread
 from elastipod_agent.workers.failure import Failure, describe, shorten
 from elastipod_agent.workers.group import WorkerGroup, WorkerProcess
 
@@ -44,14 +46,28 @@ async def describe_worker_failure(group: WorkerGroup, worker: WorkerProcess) -> 
     """Describe how a worker that has ended failed."""
     await group.catch_up(worker)
     assert worker.child.status is not None
-    return describe(
+    tell = partial(
+        describe,
         global_rank=group.global_rank(worker),
         local_rank=worker.local_rank,
         status=worker.child.status,
-        error_file=worker.error_file,
-        stderr_tail=worker.stderr_tail(),
+        stderr_tail=await stderr_tail(worker),
         time=utc_now(),
     )
+    try:
+        return await in_thread(lambda: tell(error_file=worker.error_file))
+    except TimeoutError:
+        return tell(error_file=None)
+
+
+async def stderr_tail(worker: WorkerProcess) -> str:
+    """Give the end of a worker's standard error; "" if it is in a file whose storage hangs."""
+    if worker.stderr_file is None:
+        return worker.stderr_tail()
+    try:
+        return await in_thread(worker.stderr_tail)
+    except TimeoutError:
+        return ""
 
 
 async def describe_early_end(group: WorkerGroup, worker: WorkerProcess) -> Failure:

@@ -14,7 +14,7 @@ from elastipod_agent.core.exits import StopMode, is_port_taken
 from elastipod_agent.core.inprocess_restart import kept_after_drain
 from elastipod_agent.core.requests import StartRequest
 from elastipod_agent.core.worker_env import pod_env
-from elastipod_agent.generation.faults import Fault, describe_worker_failure, failure_without_worker
+from elastipod_agent.generation.faults import Fault, describe_worker_failure, failure_without_worker, stderr_tail
 from elastipod_agent.runtime import AgentRuntime
 from elastipod_agent.scripts import ScriptRunner, failed_script
 from elastipod_agent.settings import Script
@@ -137,6 +137,9 @@ class GenerationRun:
         """Tell whether the time of a drain has run out."""
         return self._deadline is not None and time.monotonic() >= self._deadline
 
+    def _time_left_s(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
     def drop_deadline(self) -> None:
         """Wait for changes without the limit of the drain, which is over."""
         self._deadline = None
@@ -151,8 +154,8 @@ class GenerationRun:
 
     async def wait_for_change(self, *others: asyncio.Future[Any], limit_s: float | None = None) -> None:
         """Wait for an exit, a stop, one of the other futures, the end of the drain's time, or at most this long."""
-        if limit_s is None and self._deadline is not None:
-            limit_s = max(0.0, self._deadline - time.monotonic())
+        if limit_s is None:
+            limit_s = self._time_left_s()
         if self.is_draining and not self._is_saving:
             limit_s = POLL_S if limit_s is None else min(limit_s, POLL_S)
         wait: asyncio.Future[Any] = asyncio.ensure_future(self.wake.wait())
@@ -188,7 +191,7 @@ class GenerationRun:
         """Record the failure of a worker that has ended."""
         failure = await describe_worker_failure(group, worker)
         reason = "WorkerCrash"
-        if is_port_taken(failure.global_rank, worker.stderr_tail(), self.start.master_port):
+        if is_port_taken(failure.global_rank, await stderr_tail(worker), self.start.master_port):
             reason = "WorkerFault"
             failure = replace(failure, message=shorten(f"{self.port_taken_message()}\n{failure.message}"))
         self.set_fault(Fault(reason, failure))
@@ -229,23 +232,30 @@ class GenerationRun:
 
     # -- scripts ---------------------------------------------------------------------------------------------------
 
-    async def run_script(self, script: Script, name: str) -> tuple[int, str]:
-        """Run a script until it ends or a stop is requested; gives its status and the end of its output."""
+    async def run_pre_script(self, script: Script) -> tuple[int, str]:
+        """Run the pre-train script until it ends or a stop is requested; gives its status and the end of its output."""
+        return await self._run_script(script, "pre-train", lambda: self.is_ending)
+
+    async def _run_script(self, script: Script, name: str, is_over: Callable[[], bool]) -> tuple[int, str]:
         runtime = self._runtime
         runner = ScriptRunner(
             runtime.reaper,
             runtime.pump,
-            is_over=lambda: self.is_ending,
+            is_over=is_over,
             wake=self.wake,
             patience_s=runtime.settings.shutdown_timeout_s,
+            time_left_s=self._time_left_s,
         )
         return await runner.run(script, name, pod_env(runtime.environ, self.start, runtime.settings.layout))
 
+    def _must_end(self) -> bool:
+        return self.stop_mode is StopMode.HARD or self.is_late()
+
     async def run_post_script(self) -> str:
-        """Run the post-train script, if there is one; gives a sentence if it failed, else ""."""
+        """Run the post-train script, if there is one; gives a sentence if it failed, else "". A drain lets it end in time."""
         script = self._runtime.settings.post_script
         if script is None:
             return ""
         await self._runtime.pump.caught_up()  # the output of the workers comes before that of the script
-        status, tail = await self.run_script(script, "post-train")
+        status, tail = await self._run_script(script, "post-train", self._must_end)
         return "" if status == 0 else shorten(f"training completed, but {failed_script(script, status, tail)}")

@@ -17,7 +17,7 @@ from elastipod_agent.generation.generation_run import GenerationRun
 from elastipod_agent.metrics import METRICS
 from elastipod_agent.runtime import AgentRuntime
 from elastipod_agent.scripts import failed_script
-from elastipod_agent.settings import missing_script
+from elastipod_agent.settings import find_missing_script
 from elastipod_agent.workers.failure import describe_error
 from elastipod_agent.workers.group import KILL_AGAIN_S, WorkerGroup
 from elastipod_agent.workers.output_tap import OutputTap
@@ -90,13 +90,15 @@ class ProcessWorkers:
         if run.is_ending:
             return False
         if script is not None:
-            status, tail = await run.run_script(script, "pre-train")
+            status, tail = await run.run_pre_script(script)
             if run.is_ending:
                 return False
             if status != 0:
                 run.fail("PreScriptFailed", failed_script(script, status, tail))
                 return False
-        missing = missing_script(self._settings)
+        missing = await self._find_missing_script()
+        if run.is_ending:
+            return False
         if missing:
             run.fail("StartFailed", missing)
             return False
@@ -109,6 +111,14 @@ class ProcessWorkers:
         METRICS.set("last_start_seconds", time.monotonic() - began)
         run.begin_monitors(run.group)
         return True
+
+    async def _find_missing_script(self) -> str | None:
+        """Say that the training script is missing. A stop does not wait for slow storage."""
+        searching = asyncio.ensure_future(find_missing_script(self._settings))
+        while not searching.done() and not self._run.is_ending:
+            await self._run.wait_for_change(searching)
+        searching.cancel()
+        return searching.result() if searching.done() else None
 
     async def _spawn(self, group: WorkerGroup) -> None:
         """Start the processes. An exec can hang on slow storage, so a stop does not wait for it. Raises OSError."""

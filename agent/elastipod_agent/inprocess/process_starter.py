@@ -11,7 +11,7 @@ from elastipod_agent.core.worker_env import pod_env
 from elastipod_agent.generation.faults import Fault, failure_without_worker
 from elastipod_agent.runtime import AgentRuntime
 from elastipod_agent.scripts import ScriptRunner, failed_script
-from elastipod_agent.settings import missing_script
+from elastipod_agent.settings import find_missing_script
 from elastipod_agent.workers.failure import describe_error
 from elastipod_agent.workers.group import KILL_AGAIN_S, WorkerGroup
 
@@ -47,7 +47,7 @@ class ProcessStarter:
         is_whole_set = not self._group.living
         await self._group.end(signal.SIGKILL, 0, local_ranks)
         try:
-            why_not, reason = missing_script(self._runtime.settings), "StartFailed"
+            why_not, reason = await find_missing_script(self._runtime.settings), "StartFailed"
             if why_not is None and is_whole_set:
                 why_not, reason = await self._pre_train(start), "PreScriptFailed"
             if why_not is None:

@@ -46,9 +46,9 @@ class Failure:
 
 
 def describe(
-    *, global_rank: int, local_rank: int, status: int, error_file: Path, stderr_tail: str, time: str
+    *, global_rank: int, local_rank: int, status: int, error_file: Path | None, stderr_tail: str, time: str
 ) -> Failure:
-    """Describe a worker that failed. stderr_tail: the end of its standard error."""
+    """Describe a worker that failed. error_file: None if it cannot be read. stderr_tail: the end of its standard error."""
     stderr_tail = printable(stderr_tail)
     if status < 0:
         sentence = f"rank {global_rank} was killed by {signal_name(-status)}"
@@ -58,12 +58,13 @@ def describe(
         printed = last_traceback(stderr_tail) or last_lines(stderr_tail)
     if status == -9:
         sentence += "; if nobody sent it, the kernel's out-of-memory killer did"
-    details = printable(reported_error(error_file)) or printed
+    reported = "" if error_file is None else reported_error(error_file)
+    details = printable(reported) or printed
     why = last_error(details)
     if status > 0 and 0 < len(why) <= _MAX_WHY:
         sentence += f": {why}"
         details = "" if details.strip() == why else details
-    elif not details and is_full(error_file.parent):
+    elif not details and error_file is not None and is_full(error_file.parent):
         sentence += f"; the disk that holds {error_file.parent} is full"
     return Failure(
         global_rank=global_rank,

@@ -12,16 +12,19 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 from elastipod.worker_file import WORKER_FILE_ENV, EventLevel, Progress, WorkerFile
 from elastipod_agent.core.exits import WorkerExit
 from elastipod_agent.core.requests import StartRequest
 from elastipod_agent.core.worker_env import global_rank, worker_env
+from elastipod_agent.log_settings import LogSettings
 from elastipod_agent.metrics import METRICS
 from elastipod_agent.settings import Settings
 from elastipod_agent.topology import bind
+from elastipod_agent.waiting import in_thread
 from elastipod_agent.workers import process_tree
 from elastipod_agent.workers.output_pump import OutputPump
 from elastipod_agent.workers.process_table import catches
@@ -30,6 +33,7 @@ from elastipod_agent.workers.worker_output import WorkerOutput, open_worker_outp
 from elastipod_agent.workers.worker_process import WorkerProcess as WorkerProcess
 
 KILL_AGAIN_S = 0.2  # between two attempts to end a worker that hangs in its start
+_LAST_WORDS_S = 2.0  # how long the output of a worker that failed is waited for
 _ENDS_TO_WAIT_S = 30.0
 
 
@@ -60,6 +64,7 @@ class WorkerGroup:
         self._given_up = asyncio.Event()
         self._wake_signal: int | None = None  # of the event that was raised
         self._num_replacements = 0
+        self._lacks_files = False  # of the workers that are being started
         self._on_exit: Callable[[], None] = lambda: None
         self._file = WorkerFile.create(directory / "workers", settings.layout.nproc)
 
@@ -153,8 +158,8 @@ class WorkerGroup:
         return self._file.progress(0)
 
     async def catch_up(self, worker: WorkerProcess) -> None:
-        """Wait until all output of a worker that has ended was read."""
-        await self._pump.caught_up(worker.streams)
+        """Wait until all output of a worker that has ended was read, also if the console is slow: it says why the worker failed."""
+        await self._pump.caught_up(worker.streams, _LAST_WORDS_S)
 
     async def end(self, number: int, patience_s: float, only: Collection[int] | None = None) -> list[int]:
         """End workers: send the signal to each process group, and SIGKILL to all descendants after ``patience_s``.
@@ -167,18 +172,16 @@ class WorkerGroup:
             worker.is_killed = True
             if number != signal.SIGKILL:  # `end_all` kills too, but not what frees the resources of the others
                 worker.child.send_group(number)
-        if living and patience_s > 0:
-            waits = [asyncio.ensure_future(worker.child.ended.wait()) for worker in living]
-            await asyncio.wait(waits, timeout=patience_s)
-            for wait in waits:
-                wait.cancel()
+        await _all_reaped(living, patience_s)
+        deadline = time.monotonic() + _ENDS_TO_WAIT_S
         cookies = [self._cookie] if only is None else [f"TORCHELASTIC_ERROR_FILE={w.error_file}" for w in workers]
         sessions = {worker.child.pid for worker in workers}
         stuck: list[int] = []
         for cookie in cookies:
             stuck += await process_tree.end_all(self._reaper, sessions, cookie, _ENDS_TO_WAIT_S)
         self._reaper.collect()
-        return stuck
+        await _all_reaped(workers, deadline - time.monotonic())
+        return sorted({*stuck, *(worker.child.pid for worker in workers if worker.child.status is None)})
 
     def global_rank(self, worker: WorkerProcess) -> int:
         """Give the worker's rank in the whole job."""
@@ -195,6 +198,7 @@ class WorkerGroup:
     async def _spawn_all(
         self, base: Mapping[str, str], local_ranks: Collection[int], *, is_replacement: bool = False
     ) -> None:
+        self._lacks_files = False
         forker = self._reaper.forker
         forked = None if forker is None else await forker.fork(len(local_ranks), self._given_up)
         waiting = list(forked or ())
@@ -215,10 +219,7 @@ class WorkerGroup:
                 pending.discard()
 
     async def _spawn_one(self, base: Mapping[str, str], local_rank: int, pending: PendingChild | None) -> WorkerProcess:
-        logs = self._log_directory(local_rank)
-        logs.mkdir(parents=True, exist_ok=True)
-        error_file = logs / "error.json"
-        error_file.unlink(missing_ok=True)
+        error_file, opened = await self._open_output(local_rank)
         self._file.set_checks_events(local_rank, checks=False)  # the previous process did
         env = worker_env(
             base,
@@ -228,8 +229,7 @@ class WorkerGroup:
             worker_file=self._file.path,
             error_file=str(error_file),
         )
-        tap = self._tap if local_rank == 0 else None
-        with open_worker_output(self._settings.logs, self._prefix(local_rank), local_rank, logs, tap=tap) as outputs:
+        with closing(opened) as outputs:
             command = self._settings.worker_command(local_rank)
             if pending is not None:
                 self._bind(pending.child, local_rank)
@@ -238,6 +238,29 @@ class WorkerGroup:
             streams = outputs.hand_over(self._pump)
         is_killed = self._given_up.is_set()
         return WorkerProcess(local_rank, child, error_file, streams, outputs.stderr, outputs.stderr_file, is_killed)
+
+    async def _open_output(self, local_rank: int) -> tuple[Path, WorkerOutput]:
+        """Open a worker's output; gives its error file too. Without files of --log-dir if its storage is full or hangs. Raises OSError."""
+        if self._settings.logs.directory is not None and not self._lacks_files:
+            directory = self._log_directory(self._settings.logs.directory, local_rank)
+            work = partial(self._open_files, self._settings.logs, directory, local_rank)
+            try:
+                return await in_thread(work, discard=lambda late: late[1].close())
+            except OSError as error:
+                self._lacks_files = True
+                self._pump.print_line(
+                    f"hyperpodrun: the output of workers goes to the console only, because files in {directory} cannot be "
+                    f"opened: {error.strerror}"
+                )
+        logs = self._settings.logs.without_files()
+        return self._open_files(logs, self._directory / str(local_rank), local_rank)
+
+    def _open_files(self, logs: LogSettings, directory: Path, local_rank: int) -> tuple[Path, WorkerOutput]:
+        directory.mkdir(parents=True, exist_ok=True)
+        error_file = directory / "error.json"
+        error_file.unlink(missing_ok=True)
+        tap = self._tap if local_rank == 0 else None
+        return error_file, open_worker_output(logs, self._prefix(local_rank), local_rank, directory, tap=tap)
 
     def _bind(self, child: ChildProcess, local_rank: int) -> None:
         if self._settings.cpus:
@@ -262,9 +285,17 @@ class WorkerGroup:
             role_name=self._settings.layout.role, rank=rank, local_rank=local_rank
         )
 
-    def _log_directory(self, local_rank: int) -> Path:
-        root = self._settings.logs.directory
-        if root is None:
-            return self._directory / str(local_rank)
+    def _log_directory(self, root: Path, local_rank: int) -> Path:
         renewed = f".{self._num_replacements}" if self._num_replacements else ""
         return root / f"attempt_{self._start.fault_count}{renewed}" / str(local_rank)
+
+
+async def _all_reaped(workers: Collection[WorkerProcess], limit_s: float) -> None:
+    """Wait until the exit of each is known, at most this long."""
+    living = [worker for worker in workers if worker.child.status is None]
+    if not living or limit_s <= 0:
+        return
+    waits = [asyncio.ensure_future(worker.child.ended.wait()) for worker in living]
+    await asyncio.wait(waits, timeout=limit_s)
+    for wait in waits:
+        wait.cancel()

@@ -30,9 +30,13 @@ class LogFile:
                 return f"{self._path} lacks lines from now on: {error.strerror}"
         return ""
 
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
+    def close(self) -> str:
+        """Close the file; gives a sentence if data that seemed to be written is lost, as NFS tells only now, else ""."""
+        try:
+            os.close(self._fd)
+        except OSError as error:
+            return f"{self._path} lacks lines: {error.strerror}"
+        return ""
 
 
 class FilteredCopy:
@@ -49,6 +53,6 @@ class FilteredCopy:
         kept = [line for line in lines.splitlines(keepends=True) if any(text in line for text in self._filters)]
         return self._file.write(b"".join(kept))
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+    def close(self) -> str:
+        """Close the file; gives a sentence as `LogFile.close` does."""
+        return self._file.close()

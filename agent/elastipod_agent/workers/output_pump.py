@@ -17,7 +17,7 @@ import termios
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,6 +27,8 @@ from elastipod_agent.workers.log_file import FilteredCopy, LogFile
 
 TAIL_BYTES = 32 * 1024
 _PIPE_BYTES = 1 << 20  # the kernel's limit without privileges
+_SMALLEST_PIPE = 64 * 1024  # the kernel's default
+_ALL_PIPES_BYTES = 8 << 20  # of one agent's workers; a user without privileges may have 64 MiB on a node, in all pods
 _CHUNK = 64 * 1024
 _KEPT_BYTES = 4 << 20  # the buffers of a chunk, which otherwise come from the kernel each time
 _LONGEST_PARTIAL = 8 * 1024  # a progress bar without line ends is shown at least this often
@@ -57,6 +59,7 @@ class OutputStream:
     filtered: FilteredCopy | None = None
     capacity: int = 64 * 1024  # of its pipe
     errors: list[str] = field(default_factory=list)  # sentences for the log
+    has_failed: bool = False  # and goes on without copies
     _partial: bytes = b""
 
     def take(self, data: bytes) -> bytes:
@@ -84,11 +87,19 @@ class OutputStream:
             self.tap(b"\n")
         rest, self._partial = self._partial, b""
         shown = self._prefixed(b"", rest.removesuffix(b"\r")) if rest else b""
+        self._close_files()
+        return shown
+
+    def drop_copies(self) -> None:
+        """Go on without files, filter and tap."""
+        self.tap = None
+        self._close_files()
+
+    def _close_files(self) -> None:
         for file in (self.file, self.filtered):
             if file is not None:
-                file.close()
+                self._note(file.close())
         self.file = self.filtered = None
-        return shown
 
     def _prefixed(self, begun: bytes, lines: bytes) -> bytes:
         """Give lines for the console. begun: the begin of the first line; the last line has no line end."""
@@ -103,9 +114,12 @@ class OutputStream:
 
 
 class OutputPump:
-    """The output thread. `add` streams, `print_line` for the agent's own lines, `catch_up` before reading tails; call `close` last."""
+    """The output thread. `add` streams, `print_line` for the agent's own lines, `catch_up` before reading tails; call `close` last.
 
-    def __init__(self) -> None:
+    num_workers: of the agent; where there are many, each one's pipes are smaller.
+    """
+
+    def __init__(self, num_workers: int = 1) -> None:
         self.bytes_read = 0  # of all streams so far, for the metrics
         self._selector = selectors.DefaultSelector()
         self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -115,6 +129,7 @@ class OutputPump:
         self._agent_lines: deque[bytes] = deque(maxlen=_MAX_AGENT_LINES)
         self._catch_up_requests: list[tuple[list[OutputStream] | None, Future[None]]] = []
         self._is_closing = False
+        self._pipe_bytes = pipe_bytes(num_workers)
         self._dead_consoles: set[int] = set()
         self._fullest = 0.0  # fill level of the fullest pipe of a round
         self._round_began_at = 0.0  # when the last round began
@@ -123,14 +138,14 @@ class OutputPump:
     def start(self) -> None:
         """Start the thread."""
         for console in (1, 2):
-            _widen(console)
+            _widen(console, _PIPE_BYTES)
         keep_freed_memory(_KEPT_BYTES)
         self._thread.start()
 
     def add(self, stream: OutputStream) -> None:
         """Copy this stream until its end; the pump owns and closes its descriptor."""
         os.set_blocking(stream.source, False)
-        stream.capacity = _widen(stream.source)
+        stream.capacity = _widen(stream.source, self._pipe_bytes)
         with self._lock:
             self._arriving.append(stream)
         self._wake()
@@ -142,16 +157,19 @@ class OutputPump:
         self._wake()
 
     def catch_up(self, streams: list[OutputStream] | None = None) -> Future[None]:
-        """Give a future that is done once all data written to these streams so far (None: to all) was read."""
+        """Give a future that is done once all data written to these streams so far (None: to all) was read and shown.
+
+        All of it is read before any of it is shown: the tails are whole even if the console is stuck.
+        """
         done: Future[None] = Future()
         with self._lock:
             self._catch_up_requests.append((streams, done))
         self._wake()
         return done
 
-    async def caught_up(self, streams: list[OutputStream] | None = None) -> None:
-        """Wait for `catch_up`; only briefly if the console is stuck."""
-        await asyncio.wait([asyncio.wrap_future(self.catch_up(streams))], timeout=_CATCH_UP_S)
+    async def caught_up(self, streams: list[OutputStream] | None = None, limit_s: float = _CATCH_UP_S) -> None:
+        """Wait for `catch_up`; at most this long if the console is stuck."""
+        await asyncio.wait([asyncio.wrap_future(self.catch_up(streams))], timeout=limit_s)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Copy what is left, then end the thread; a console that is stuck is given up after the time-out."""
@@ -179,7 +197,8 @@ class OutputPump:
                     break
         self._read_all_of(self._carried())
         for stream in self._carried():
-            self._end(stream)
+            with suppress(Exception):  # nothing is left to be done for it
+                self._show(stream, self._end(stream))
 
     def _pause(self) -> None:
         """Let the pipes fill by half, at their last speed. A request ends the pause. No pause after silence."""
@@ -205,22 +224,46 @@ class OutputPump:
         if agent_lines:
             self._read_all_of(self._carried())
             self._write(2, agent_lines)
-        for streams, done in requests:
-            self._read_all_of(self._carried() if streams is None else streams)
+        wanted = [self._carried() if streams is None else streams for streams, _ in requests]
+        self._read_all_of([stream for streams in wanted for stream in streams])
+        for _, done in requests:
             if done.set_running_or_notify_cancel():
                 done.set_result(None)
 
     def _read_all_of(self, streams: list[OutputStream]) -> None:
-        for stream in streams:
-            self._read_all(stream)
+        """Read what is there now of all these streams, then show it."""
+        read = [(stream, lines) for stream in streams for lines in self._chunks(stream)]
+        for stream, lines in read:
+            self._show(stream, lines)
 
     def _read_all(self, stream: OutputStream) -> None:
-        """Read what is there now, or detect the end. A process that keeps writing must not hold up the thread."""
+        """Read what is there now, and show each chunk at once."""
+        for lines in self._chunks(stream):
+            self._show(stream, lines)
+
+    def _chunks(self, stream: OutputStream) -> Iterator[bytes]:
+        """Read what is there now, or detect the end; gives the lines to show. A process that keeps writing must not hold up the thread.
+
+        An error costs the copies of this stream, and the stream itself if it comes again: the thread must go on for the others.
+        """
+        try:
+            yield from self._read_available(stream)
+        except Exception as error:  # of a file, a filter or a tap: without this thread all workers would block in print
+            stream.drop_copies()
+            is_lost = stream.has_failed and self._is_carried(stream)
+            stream.has_failed = True
+            what = "read" if is_lost else "copied or monitored"
+            stream.errors.append(f"an output stream of a process is not {what} any more: {error!r}")
+            yield self._end(stream) if is_lost else b""
+
+    def _read_available(self, stream: OutputStream) -> Iterator[bytes]:
         if not self._is_carried(stream):
             return
         size = left = max(1, _readable(stream.source))
         while left > 0 and self._is_carried(stream):
-            left -= self._read(stream) or left
+            num_read, lines = self._read(stream)
+            yield lines
+            left -= num_read or left
         self._fullest = max(self._fullest, size / stream.capacity)
 
     def _carried(self) -> list[OutputStream]:
@@ -230,23 +273,21 @@ class OutputPump:
         key = self._selector.get_map().get(stream.source)
         return key is not None and key.data is stream
 
-    def _read(self, stream: OutputStream) -> int:
-        """Read one chunk and give its size; 0 if there is no data or the stream has ended."""
+    def _read(self, stream: OutputStream) -> tuple[int, bytes]:
+        """Read one chunk; gives its size (0 if there is no data or the stream has ended) and the lines to show."""
         try:
             data = os.read(stream.source, _CHUNK)
         except BlockingIOError:
-            return 0
+            return 0, b""
         if not data:
-            self._end(stream)
-            return 0
+            return 0, self._end(stream)
         self.bytes_read += len(data)
-        self._show(stream, stream.take(data))
-        return len(data)
+        return len(data), stream.take(data)
 
-    def _end(self, stream: OutputStream) -> None:
+    def _end(self, stream: OutputStream) -> bytes:
         self._selector.unregister(stream.source)
         os.close(stream.source)
-        self._show(stream, stream.finish())
+        return stream.finish()
 
     def _show(self, stream: OutputStream, lines: bytes) -> None:
         self._write(stream.console, lines)
@@ -267,10 +308,16 @@ class OutputPump:
                 return
 
 
-def _widen(pipe: int) -> int:
-    """Make a pipe as large as the kernel allows; gives its size, or the default for anything but a pipe."""
+def pipe_bytes(num_workers: int) -> int:
+    """Give the size of each pipe of an agent's workers, two of each: a power of two, as the kernel wants it."""
+    share = max(1, _ALL_PIPES_BYTES // (2 * num_workers))
+    return min(_PIPE_BYTES, max(_SMALLEST_PIPE, 1 << (share.bit_length() - 1)))
+
+
+def _widen(pipe: int, size: int) -> int:
+    """Make a pipe as large as this; gives the size that it has then, or the default for anything but a pipe."""
     with suppress(OSError):  # not a pipe, or the user's limit for pipes is reached
-        fcntl.fcntl(pipe, _F_SETPIPE_SZ, _PIPE_BYTES)
+        fcntl.fcntl(pipe, _F_SETPIPE_SZ, size)
     try:
         return fcntl.fcntl(pipe, _F_GETPIPE_SZ)
     except OSError:

@@ -18,7 +18,10 @@ class Process:
     pid: int
     parent: int
     session: int
-    is_dead: bool  # a zombie
+    is_dead: bool  # only its exit status is left
+
+
+_NUM_THREADS = 17  # its place among the fields of /proc/PID/stat behind the name
 
 
 def snapshot(proc: Path = PROC) -> dict[int, Process]:
@@ -29,7 +32,8 @@ def snapshot(proc: Path = PROC) -> dict[int, Process]:
             continue
         with suppress(OSError):  # it has ended meanwhile
             fields = (proc / entry / "stat").read_bytes().rpartition(b")")[2].split()
-            is_dead = fields[0] in (b"Z", b"X")
+            # A main thread that has ended is a zombie too, while other threads live and hold what the process holds.
+            is_dead = fields[0] in (b"Z", b"X") and int(fields[_NUM_THREADS]) <= 1
             found[int(entry)] = Process(int(entry), int(fields[1]), int(fields[3]), is_dead)
     return found
 
@@ -53,6 +57,11 @@ def living_below(ancestor: int, pids: Collection[int]) -> tuple[int, ...]:
     if not pids:
         return ()
     return tuple(one.pid for one in descendants(snapshot(), ancestor) if one.pid in pids and not one.is_dead)
+
+
+def name_of(pid: int, proc: Path = PROC) -> bytes:
+    """Give a process's name, at most 15 bytes; b"" if it is gone. Unlike its arguments it is not in its memory: reading never blocks."""
+    return _read(proc / str(pid) / "comm").removesuffix(b"\n")
 
 
 def command_line(pid: int, proc: Path = PROC) -> bytes:

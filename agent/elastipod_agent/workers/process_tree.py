@@ -1,8 +1,8 @@
 """Finds and ends all descendants of workers, also those that left the process group or lost their parent.
 
 A process belongs to the workers if it descends from the agent (orphans do too, see `linux.adopt_orphans`) and is in a worker's session or
-has the generation's worker file in its environment. Processes that a pre-train script left running on purpose, or that the container
-started before the agent, do not belong to them.
+has the generation's worker file in its environment. What descends from a worker when that is ended belongs to it in any case. Processes
+that a pre-train script left running on purpose, or that the container started before the agent, do not belong to them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from elastipod_agent.workers.process_table import (
     command_line,
     descendants,
     has_in_environment,
+    name_of,
     snapshot,
 )
 from elastipod_agent.workers.reaper import Reaper
 
 _POLL_S = 0.05
+_SHM_MANAGER = b"torch_shm_manager"
 _FREEING_S = 2.0  # how long processes that free what workers have left may take, once the workers are gone
 
 
@@ -38,9 +40,28 @@ def members(sessions: Collection[int], cookie: str, proc: Path = PROC) -> list[i
 
 
 def _belongs(process: Process, sessions: Collection[int], cookie: str, proc: Path) -> bool:
-    """Tell whether it is a worker, perhaps just forked and without its own session, or descends from one."""
+    """Tell whether it is a worker, perhaps just forked and without its own session, or shows that it came from one."""
     is_inside = process.pid in sessions or process.session in sessions
     return is_inside or has_in_environment(process.pid, cookie, proc)
+
+
+def family(workers: Collection[int], proc: Path = PROC) -> set[int]:
+    """Give the pids of workers and their descendants, and the sessions that these have made.
+
+    A descendant may have left the worker's session and environment (`env -i setsid ...`): only while its ancestors live is it known
+    whose it is. A session that another process leads, such as the agent's own, is left out.
+    """
+    processes = snapshot(proc)
+    found = [one for worker in workers for one in descendants(processes, worker)]
+    pids = {*workers, *(one.pid for one in found)}
+    others = {os.getsid(0), *(processes.keys() - pids)}
+    return pids | ({one.session for one in found} - others)
+
+
+def may_free_resources(pid: int, proc: Path = PROC) -> bool:
+    """Tell by its name whether it is worth to ask `frees_resources` of a process."""
+    name = name_of(pid, proc)
+    return b"python" in name or name == _SHM_MANAGER[:15]
 
 
 def frees_resources(command: bytes) -> bool:
@@ -50,7 +71,7 @@ def frees_resources(command: bytes) -> bool:
     the last process that holds its pipe or socket is gone; if it is killed with the workers, their segments stay in /dev/shm.
     """
     program = command.partition(b"\0")[0]
-    return os.path.basename(program) == b"torch_shm_manager" or b".resource_tracker import main" in command
+    return os.path.basename(program) == _SHM_MANAGER or b".resource_tracker import main" in command
 
 
 async def end_all(reaper: Reaper, sessions: Collection[int], cookie: str, timeout_s: float) -> list[int]:
@@ -64,7 +85,8 @@ async def end_all(reaper: Reaper, sessions: Collection[int], cookie: str, timeou
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     spared_until = deadline - timeout_s / 4  # time that SIGKILL may take afterwards
-    while found := members(sessions, cookie) or members(sessions, cookie):
+    kin = family(sessions)
+    while found := members(kin, cookie) or members(kin, cookie):
         now = loop.time()
         if now >= deadline:
             return found
@@ -73,9 +95,13 @@ async def end_all(reaper: Reaper, sessions: Collection[int], cookie: str, timeou
         others = [pid for pid in found if pid not in sessions]
         if not workers:
             spared_until = min(spared_until, now + _FREEING_S)
-        _kill(pid for pid in others if now >= spared_until or not frees_resources(command_line(pid)))
+        _kill(pid for pid in others if now >= spared_until or not _is_spared(pid))
         await reaper.next_exit(_POLL_S)
     return []
+
+
+def _is_spared(pid: int) -> bool:
+    return may_free_resources(pid) and frees_resources(command_line(pid))
 
 
 def _kill(pids: Iterable[int]) -> None:

@@ -61,7 +61,7 @@ class Spawner:
         while (request := self._requests.get()) is not None:
             try:
                 process = self._start(request)
-            except (OSError, subprocess.SubprocessError) as error:
+            except Exception as error:  # the end of this thread would end all of its children
                 _deliver(request.started, error=error if isinstance(error, OSError) else OSError(str(error)))
             else:
                 _deliver(request.started, process=process)

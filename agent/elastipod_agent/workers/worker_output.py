@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,7 +52,8 @@ class WorkerOutput:
     def close(self) -> None:
         """Close the worker's ends, which it has inherited, and streams that were not handed over."""
         for sink in self.sinks.values():
-            os.close(sink)
+            with suppress(OSError):  # of a file: what the worker writes to it is written by the worker
+                os.close(sink)
         if not self._is_handed_over:
             for stream in self.streams.values():
                 os.close(stream.source)
@@ -82,11 +83,10 @@ class LineSplitter:
         self._give(b"".join((begun, memoryview(chunk)[:cut])))
 
 
-@contextmanager
 def open_worker_output(
     logs: LogSettings, prefix: str, local_rank: int, directory: Path, *, tap: Callable[[bytes], None] | None = None
-) -> Iterator[WorkerOutput]:
-    """Open the output of one worker, with its files in ``directory``. Raises OSError.
+) -> WorkerOutput:
+    """Open the output of one worker, with its files in ``directory``. Raises OSError. The caller closes it.
 
     All workers of a generation share one filtered copy per stream, next to their directories. tap: called with all output of the worker,
     wherever else it goes: complete lines of one stream at a time, in the output thread.
@@ -95,9 +95,10 @@ def open_worker_output(
     try:
         for stream in (STDOUT, STDERR):
             _open(outputs, stream, logs, prefix, local_rank, directory / _FILES[stream], tap)
-        yield outputs
-    finally:
+    except OSError:
         outputs.close()
+        raise
+    return outputs
 
 
 def _open(

@@ -134,10 +134,14 @@ def parse_status(body: Any, before: ObservedAgent, now: datetime) -> AgentStatus
     ours = answer.protocol is not None and answer.protocol >= PROTOCOL
     step = answer.worker.step if answer.worker else None
     moved = step is not None and step != before.step
-    is_back = before.last_answer is not None and now - before.last_answer >= SILENCE_LIMIT
+    generation = (answer.generation or 0) if ours else None
+    was_silent = before.last_answer is not None and now - before.last_answer >= SILENCE_LIMIT
+    # One that was told to stop before its silence gets no more time for it.
+    is_stopping_still = AgentState.STOPPING is before.state is answer.status and before.generation == generation
+    is_back = was_silent and not is_stopping_still
     fact = ObservedAgent(
         state=answer.status,
-        generation=(answer.generation or 0) if ours else None,
+        generation=generation,
         reason=(answer.reason or "")[:MAX_REASON],
         message=(answer.message or "")[:MAX_MESSAGE],
         drained=answer.drained,

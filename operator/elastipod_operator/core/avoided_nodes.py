@@ -15,8 +15,9 @@ from .snapshot import Policy
 REPEATED = 2
 # Only the faults of this many nodes are recorded; the record has no room for more.
 MAX_KEPT = 32
-# How long pods that are needed for the minimum size wait for other nodes than those of repeat offenders.
-AVOIDED_IN_VAIN = timedelta(seconds=60)
+# How long pods that are needed for the minimum size wait for other nodes than those of repeat offenders: an autoscaler needs
+# minutes to bring one.
+AVOIDED_IN_VAIN = timedelta(minutes=5)
 # So many nodes are avoided for what they announce; each is a requirement in the affinity of a pod.
 MAX_CLOSED = 100
 
@@ -63,9 +64,9 @@ def nodes_to_avoid(record: Record, context: Context) -> tuple[str, ...]:
 
 
 def use_again(record: Record, context: Context) -> tuple[Record, tuple[JobEvent, ...], datetime | None]:
-    """Forgive repeat offenders where too few other nodes have room for the minimum size: to wait would be worse than another fault.
+    """Use repeat offenders until their next fault where too few other nodes have room for the minimum size.
 
-    Gives the record, what is told, and when that is due.
+    To wait longer would be worse than another fault. Gives the record, what is told, and when that is due.
     """
     offenders = avoided(record, context.policy, context.now)
     waiting = [r.pod.created_at for r in context.replicas.newest.values() if r.may_train and not r.pod.node]
@@ -74,8 +75,10 @@ def use_again(record: Record, context: Context) -> tuple[Record, tuple[JobEvent,
     due = min(waiting) + AVOIDED_IN_VAIN
     if context.now < due:
         return record, (), due
-    text = f"too few nodes but {', '.join(offenders)} had room for the minimum size: repeated faults are no longer held against nodes"
-    return replace(record, node_faults=()), (JobEvent(Reason.NODE_USED_AGAIN, text),), None
+    what = "nodes with repeated faults are used until their next fault"
+    text = f"too few nodes but {', '.join(offenders)} had room for the minimum size: {what}"
+    on_probation = tuple(replace(one, times=min(one.times, REPEATED - 1)) for one in record.node_faults)
+    return replace(record, node_faults=on_probation), (JobEvent(Reason.NODE_USED_AGAIN, text),), None
 
 
 def drop_expired_faults(record: Record, policy: Policy, now: datetime) -> Record:

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from .actions import Action, JobEvent
 from .avoided_nodes import avoided, count_node_fault
+from .depth import LADDER
 from .incarnations import record_incarnations
 from .pod_removal import remove
 from .reasons import NO_REASON, AnyReason, Reason, ReasonAndMessage
@@ -96,7 +97,8 @@ def _why_it_ends(record: Record, policy: Policy) -> ReasonAndMessage | None:
     assert transition is not None
     if policy.max_retries is not None and record.retries > policy.max_retries:
         return transition.cause, f"spec.runPolicy.jobMaxRetryCount {policy.max_retries} is used up"
-    if policy.max_retries is None and record.best_step >= 0 and does_not_progress(record):
+    is_stuck = record.best_step >= 0 and does_not_progress(record) and not _tries_new_pods(record, transition)
+    if policy.max_retries is None and is_stuck:
         text = f"the last {record.stalled_recoveries} recoveries reached no step after {record.best_step}"
         return Reason.NO_PROGRESS, f"{text}; set spec.runPolicy.jobMaxRetryCount to allow more attempts"
     limit = policy.max_full_restarts
@@ -104,6 +106,13 @@ def _why_it_ends(record: Record, policy: Policy) -> ReasonAndMessage | None:
     if is_full and limit is not None and window.full_restarts >= limit:
         return transition.cause, f"spec.runPolicy.restartPolicy.maxFullJobRestarts {limit} is used up"
     return None
+
+
+def _tries_new_pods(record: Record, transition: Transition) -> bool:
+    """Whether repeated faults of one replica bring new pods to a depth that was not tried yet, which may be what helps."""
+    times = record.failures_in_place
+    is_untried = 0 < times <= len(LADDER) and transition.depth is LADDER[times - 1]
+    return is_untried and transition.depth in (Depth.POD, Depth.JOB)
 
 
 def _restart_everything(record: Record, replicas: Replicas, why: str, events: tuple[JobEvent, ...]) -> BudgetCheck:

@@ -97,8 +97,9 @@ def _train(record: Record, context: Context, is_new: bool) -> PlanDraft:
     draft = with_preparation(draft, context)
     requests_again = context.quota is not None and must_request_again(snapshot, record)
     adopts_spec = draft.adopts_spec or requests_again or (is_new and not replicas.by_id)
-    # A replica that was given up just now was assessed before that: the next reconcile pass replaces it.
-    again_at = snapshot.now if _gives_up(record, draft.record, replicas) else None
+    # The next reconcile pass replaces a replica that was given up just now, which was assessed before that, and compares the
+    # Workloads with a template that was adopted just now.
+    again_at = snapshot.now if requests_again or _gives_up(record, draft.record, replicas) else None
     wake_at = earliest(draft.wake_at, again_at, next_deadline(snapshot, draft.record, context.grant))
     draft = replace(draft, wake_at=wake_at, adopts_spec=adopts_spec)
 

@@ -68,28 +68,52 @@ def quota_requests_of(policy: Policy) -> tuple[QuotaRequest, ...]:
 
 
 def effective_quota_requests(policy: Policy, base: ObservedWorkload | None) -> tuple[QuotaRequest, ...]:
-    """Give the quota requests of a job with this base, which stays as it is if it was granted for a larger minimum size.
+    """Give the quota requests of a job with this base, which stays as it is while its pods cover the minimum size.
 
-    A Workload cannot be changed, and returning the base would stop a job whose minimum size was only lowered.
+    A Workload cannot be changed, and returning the base would stop a job of which only the sizes or spares were edited.
     """
-    kept = retained_base(policy, base)
-    if not kept:
+    kept = _as_granted(policy, base)
+    if kept is None:
         return quota_requests_of(policy)
     allowed = policy.sizes.allowed
-    if kept in allowed:
-        return quota_requests_for(allowed[allowed.index(kept) :], policy.specs)
-    return quota_requests_for((kept, *allowed[bisect_right(allowed, kept) :]), policy.specs)
+    if kept.size in allowed:
+        return quota_requests_for(allowed[allowed.index(kept.size) :], kept.specs)
+    return quota_requests_for((kept.size, *allowed[bisect_right(allowed, kept.size) :]), kept.specs)
 
 
 def retained_base(policy: Policy, base: ObservedWorkload | None) -> int:
     """Give the size of a granted base that is larger than the minimum size is now; else 0."""
+    kept = _as_granted(policy, base)
+    return kept.size if kept is not None and kept.size > policy.sizes.minimum else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _GrantedBase:
+    """The size that a granted base stands for, and the specs with the spares for which it has room."""
+
+    size: int
+    specs: tuple[SpecLimits, ...]
+
+
+def _as_granted(policy: Policy, base: ObservedWorkload | None) -> _GrantedBase | None:
+    """Say what a granted base stands for; None if its pods do not cover the minimum size. Spares are what is left beyond it."""
     if base is None or not base.is_granted:
-        return 0
+        return None
     pods = dict(base.counts)
-    size = sum(pods.values()) - sum(spec.spares for spec in policy.specs if spec.name in pods)
-    if size <= policy.sizes.minimum or not fits(base, quota_requests_for((size,), policy.specs)[0]):
-        return 0
-    return size
+    needed = filled(policy.specs, policy.sizes.minimum)
+    if any(pods.get(name, 0) < number for name, number in needed.items()):
+        return None
+    specs = tuple(
+        replace(spec, spares=_spares_within(pods[spec.name], needed[spec.name], spec)) if spec.name in pods else spec
+        for spec in policy.specs
+    )
+    size = sum(pods.values()) - sum(spec.spares for spec in specs if spec.name in pods)
+    return _GrantedBase(size, specs) if fits(base, quota_requests_for((size,), specs)[0]) else None
+
+
+def _spares_within(pods: int, needed: int, spec: SpecLimits) -> int:
+    """Give how many of a base's pods of a spec train never: those beyond its limit, and its spares as far as there is room."""
+    return max(pods - spec.limit, min(spec.spares, pods - max(1, needed)), 0)
 
 
 def _pods_in(requests: tuple[QuotaRequest, ...], *_: object) -> int:
@@ -158,7 +182,7 @@ def apply_quota(snapshot: Snapshot, record: Record) -> tuple[Grant | None, Quota
 
 def must_request_again(snapshot: Snapshot, record: Record) -> bool:
     """Whether the template was edited while nothing runs: pods of the new template need new quota."""
-    return bool(snapshot.job.pending_edits) and not record.members and not snapshot.pods
+    return bool(snapshot.job.pending_edits) and not record.members and all(pod.ended for pod in snapshot.pods)
 
 
 def is_on(pod: ObservedPod, workload: ObservedWorkload, requests: Sequence[QuotaRequest]) -> bool:
@@ -249,7 +273,9 @@ def _granted(snapshot: Snapshot, policy: Policy, quota: Quota) -> Grant:
         slots.update(dict.fromkeys(request.slots, workload.name))
     return Grant(
         sizes=replace(policy.sizes, allowed=policy.sizes.up_to(trains.total())),
-        specs=tuple(SpecLimits(s.name, trains[s.name], pods[s.name] - trains[s.name]) for s in policy.specs),
+        specs=tuple(
+            SpecLimits(s.name, trains[s.name], min(s.spares, pods[s.name] - trains[s.name])) for s in policy.specs
+        ),
         workloads=slots,
         quota_lost=_lost_quota({slot for pod in snapshot.pods if (slot := pod.id.slot) not in slots}, quota),
         is_suspended=policy.suspend,
@@ -260,11 +286,17 @@ def _why_suspended(snapshot: Snapshot, base: ObservedWorkload | None, request: Q
     if snapshot.queue_problem is not None and base is None:
         return SuspendedBy(*snapshot.queue_problem)
     if base is None:
-        return SuspendedBy(
-            Reason.QUEUED, f"requesting quota for {counted(sum(request.trains.values()), 'replica')} from queue {queue}"
-        )
+        return SuspendedBy(Reason.QUEUED, _why_not_requested(snapshot, request, queue))
+    deleted = (
+        f"Workload {base.name} is being deleted; quota is requested again when it is gone; if it stays, see its metadata.finalizers"
+        if base.is_deleting
+        else ""
+    )
     if base.eviction_reason:
-        return SuspendedBy(base.eviction_reason, f"Kueue evicts the job: {base.eviction_message}")
+        evicts = f"Kueue evicts the job: {base.eviction_message}"
+        return SuspendedBy(base.eviction_reason, "; ".join(filter(None, (evicts, deleted))))
+    if deleted:
+        return SuspendedBy(Reason.QUEUED, deleted)
     if base.finished:
         return SuspendedBy(
             Reason.QUOTA_ENDED,
@@ -280,6 +312,15 @@ def _why_suspended(snapshot: Snapshot, base: ObservedWorkload | None, request: Q
     return SuspendedBy(
         Reason.QUEUED, f"waits in queue {queue}: {base.pending_message or 'Kueue has not considered it yet'}"
     )
+
+
+def _why_not_requested(snapshot: Snapshot, request: QuotaRequest, queue: str) -> str:
+    """Say what a job without a base waits for: Kueue may place a new base elsewhere, so all pods must have ended."""
+    left = sorted(pod.name for pod in snapshot.pods if not pod.ended)
+    if not left:
+        return f"requesting quota for {counted(sum(request.trains.values()), 'replica')} from queue {queue}"
+    more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
+    return f"there is no base Workload; quota is requested when pod {left[0]}{more} has ended"
 
 
 def _lost_quota(slots: set[Slot], quota: Quota) -> dict[Slot, ReasonAndMessage]:

@@ -273,7 +273,7 @@ class ObservedAgent:
     state and most other fields come from its last answer. generation: None for agents that do not report it. last_answer: None
     until it has answered. trying_since: when the first call was made. step_at: when its newest step was first seen here.
     total_steps: of the whole job, if the workers report it. step_pace: time of one step. answering_since: the first answer after
-    the last silence.
+    the last silence; an agent that stopped its workers before a silence, and still does, has answered since before it.
     """
 
     state: AgentState | None = None

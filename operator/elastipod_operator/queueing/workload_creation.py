@@ -13,12 +13,13 @@ from ..kube.api import CALL_ERRORS, ApiError
 from ..kube.applied import effective_spec
 from ..kube.placement import PlacementError, flavors_of
 from ..kube.queue_lookups import BaseNotPlaced, QuotaError
+from ..kube.reading import mapping, mappings, text
 from ..kube.store import Job
 from ..kube.workloads import workload_manifest
 from ..kube.writes import log_fields, timed_write
 from .pod_placement import read_if_granted
 from .queue_snapshot import LISTING
-from .workload_control import FIRST_RETRY_S, WorkloadControl, quota_error
+from .workload_control import WorkloadControl, quota_error
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ async def request_quota(control: WorkloadControl, job: Job, todo: Plan) -> None:
     try:
         await _request_all(control, job, spec, orders)
     except BaseNotPlaced:
-        control.wake_later(job, FIRST_RETRY_S)
+        control.wake_later(job, retry.note_failure())
     except (*CALL_ERRORS, QuotaError, PlacementError) as error:
         control.retry_later(job, retry, "quota could not be requested", error)
         control.report_problem(job, REQUESTING, quota_error(error))
@@ -85,7 +86,14 @@ async def _create(control: WorkloadControl, job: Job, manifest: dict[str, Any]) 
         body = await control.api.read_workload(job.fact.namespace, name)
     control.put(job, body)
     if control.workload(job, name) is None:
-        raise QuotaError(
-            Reason.WORKLOAD_REFUSED,
-            f"Workload {name} exists and does not belong to this job; delete it or rename the job",
-        )
+        raise QuotaError(Reason.WORKLOAD_REFUSED, f"Workload {name} exists and {_whose(body)}")
+
+
+def _whose(body: Body) -> str:
+    """Say whose a Workload is that has the name of one of this job's, and what to do."""
+    owner = next(
+        (o for o in mappings(mapping(body.get("metadata")).get("ownerReferences")) if o.get("controller")), None
+    )
+    if owner is None:
+        return "does not belong to this job; delete it or rename the job"
+    return f"belongs to {text(owner.get('kind'))} {text(owner.get('name'))}; create this job with another name"

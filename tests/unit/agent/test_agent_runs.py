@@ -6,10 +6,12 @@ import os
 import re
 import signal
 import socket
+import threading
 from functools import partial
 
 import pytest
 from tests.agent_scenarios import check_fences, check_plain_protocol
+from tests.patience import PATIENCE_S
 from tests.unit.agent.agent_in_process import AgentInProcess
 from tests.unit.agent.worker_scripts import DRAINS, SAYS, pids
 
@@ -219,3 +221,73 @@ def test_the_details_of_a_status_command(agent: AgentInProcess) -> None:
         assert (shown["job"], shown["pid"], shown["nproc"], shown["is_warm"]) == ("tests/agent", os.getpid(), 2, False)
 
     agent.run(SAYS, scenario, "--nproc-per-node=2")
+
+
+def test_a_log_directory_that_cannot_be_written_costs_the_files_and_not_the_run(agent: AgentInProcess) -> None:
+    logs = agent.folder / "logs"
+
+    def scenario() -> None:
+        (own,) = logs.iterdir()
+        own.rmdir()
+        own.touch()  # as on a full disk, no folder can be made in it
+        agent.start(1)
+        agent.until("completed")
+
+    agent.run(SAYS, scenario, "--nproc-per-node=2", f"--log-dir={logs}", "--redirects=3")
+    assert "rank 1 of 2\n" in agent.printed()
+    assert agent.printed().count("the output of workers goes to the console only, because files in") == 1
+
+
+def test_the_agent_answers_while_a_log_file_cannot_be_opened(agent: AgentInProcess) -> None:
+    """The storage of --log-dir hangs; here a pipe that nobody reads takes the place of a file."""
+    logs = agent.folder / "logs"
+
+    def scenario() -> None:
+        (own,) = logs.iterdir()
+        file = own / "attempt_0/0/stdout.log"
+        file.parent.mkdir(parents=True)
+        os.mkfifo(file)
+        agent.start(1)
+        assert agent.status()["status"] == "running"
+        with open(file, "rb") as opened:  # the storage is back
+            agent.until("completed")
+            assert opened.read() == b"rank 0 of 1\n"
+
+    agent.run(SAYS, scenario, f"--log-dir={logs}", "--tee=1")
+
+
+def test_the_agent_answers_while_an_error_report_cannot_be_read(agent: AgentInProcess) -> None:
+    script = (
+        "import os\nos.mkfifo(os.environ['TORCHELASTIC_ERROR_FILE'])\nprint('made', flush=True)\nraise SystemExit(3)\n"
+    )
+
+    def scenario() -> None:
+        agent.start(1)
+        agent.until_printed("made")
+        (file,) = (agent.folder / "logs").glob("*/attempt_0/0/error.json")
+        with open(file, "wb"):  # waits for the agent to read it
+            assert agent.status()["status"] == "running"
+        assert "exit code 3" in agent.until("faulted")["message"]
+
+    agent.run(script, scenario, f"--log-dir={agent.folder / 'logs'}")
+
+
+def test_a_stop_does_not_wait_for_the_storage_of_the_script(
+    agent: AgentInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage_is_back, isfile = threading.Event(), os.path.isfile
+
+    def hang(path: str) -> bool:
+        if path == str(agent.folder / "train.py"):
+            storage_is_back.wait(PATIENCE_S)
+        return isfile(path)
+
+    def scenario() -> None:
+        monkeypatch.setattr(os.path, "isfile", hang)
+        agent.start(1)
+        agent.stop(1)
+        agent.until("ready")
+        storage_is_back.set()
+
+    agent.run(SAYS, scenario)
+    assert "rank 0" not in agent.printed()

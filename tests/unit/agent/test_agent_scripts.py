@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
+import pytest
 from tests.unit.agent.agent_in_process import AgentInProcess
 from tests.unit.agent.worker_scripts import SAYS
 
@@ -70,6 +72,47 @@ def test_a_stop_during_a_long_pre_script_ends_it(agent: AgentInProcess) -> None:
     (pid,) = re.findall(r"waiting as (\d+)", agent.printed())
     assert not Path(f"/proc/{pid}").exists()
     assert "rank 0" not in agent.printed()
+
+
+POST = """trap 'echo bye; exit 0' TERM
+echo tidying
+while [ ! -e "$1" ]; do sleep 0.02; done
+echo tidied
+"""
+
+
+def test_a_drain_lets_the_post_script_end(agent: AgentInProcess) -> None:
+    """It runs once, when training has completed: nobody would do the rest of its work."""
+    post, go = agent.folder / "post.sh", agent.folder / "go"
+    post.write_text(POST)
+
+    def scenario() -> None:
+        agent.start(1)
+        agent.until_printed("tidying")
+        agent.drain(1)
+        assert agent.status()["status"] == "stopping"
+        go.touch()
+        agent.until("ready")
+
+    agent.run(SAYS, scenario, f"--post-train-script={post}", f"--post-train-args={go}")
+    assert "[post-train]:tidied" in agent.printed()
+    assert "bye" not in agent.printed()
+
+
+@pytest.mark.parametrize("fields", [{}, {"is_graceful": True, "timeout": 0.1}], ids=["a hard stop", "a drain too late"])
+def test_a_stop_asks_the_post_script_to_end_before_it_is_killed(agent: AgentInProcess, fields: dict[str, Any]) -> None:
+    post = agent.folder / "post.sh"
+    post.write_text(POST)
+
+    def scenario() -> None:
+        agent.start(1)
+        agent.until_printed("tidying")
+        agent.stop(1, **fields)
+        agent.until("ready")
+
+    agent.run(SAYS, scenario, f"--post-train-script={post}", "--post-train-args=/nowhere/go")
+    assert "[post-train]:bye" in agent.printed()
+    assert "tidied" not in agent.printed()
 
 
 def test_a_missing_training_script_is_a_fault(agent: AgentInProcess) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -45,6 +46,26 @@ def test_sigterm_ends_an_idle_agent_at_once(agent: AgentInProcess, script: str |
 
     assert agent.run(script or SAYS, scenario) == code
     assert "SIGTERM: " in agent.printed()
+
+
+def test_sigterm_before_anything_runs_ends_the_agent(agent: AgentInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first process of a container would ignore it, and be killed at the end of the pod's grace period."""
+    monkeypatch.setattr("elastipod_agent.main.take_credentials", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit) as ended:
+        agent.run_alone("train.py")
+    assert ended.value.code == 143
+
+
+def test_without_any_place_for_its_files_the_agent_ends_with_a_sentence(
+    agent: AgentInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr("elastipod_agent.endpoint_file.fast_directory", lambda: None)
+    monkeypatch.setattr("elastipod_agent.main.gettempdir", fail)
+    assert agent.run_alone("train.py") == 1
+    assert "No usable temporary directory found" in agent.termination_message
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])

@@ -133,6 +133,17 @@ def test_torchruns_environment_gives_defaults() -> None:
     assert parse(["--max-restarts=5", "t.py"], {"PET_MAX_RESTARTS": "2"}).values.max_restarts == 5
 
 
+def test_a_wrong_variable_ends_with_code_2_and_names_the_values(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse(["t.py"], {"PET_NUMA_BINDING": ""}).values.numa_binding is None
+    assert parse(["t.py"], {"PET_NUMA_BINDING": "socket"}).values.numa_binding == "socket"
+    assert parse(["--numa-binding=node", "t.py"], {"PET_NUMA_BINDING": "x"}).values.numa_binding == "node"
+    with pytest.raises(SystemExit) as ended:
+        parse(["t.py"], {"PET_NUMA_BINDING": "all"})
+    assert ended.value.code == 2
+    said = "PET_NUMA_BINDING is 'all'; it must be one of node, socket, exclusive, core-complex"
+    assert said in capsys.readouterr().err
+
+
 def test_an_option_of_a_newer_torch_is_learned_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnknownOption):
         parse(["--brand-new", "5", "t.py"], {})

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.agent_client import until
 from tests.nonempty import every
+from tests.patience import PATIENCE_S
 
 from elastipod_agent.log_settings import parse_filters
 from elastipod_agent.workers.log_file import FilteredCopy, LogFile
-from elastipod_agent.workers.output_pump import TAIL_BYTES, OutputPump, OutputStream
+from elastipod_agent.workers.output_pump import TAIL_BYTES, OutputPump, OutputStream, pipe_bytes
 from elastipod_agent.workers.worker_output import LineSplitter
 
 
@@ -134,6 +139,102 @@ def test_a_full_disk_is_told_once_and_costs_the_console_nothing() -> None:
     stream = OutputStream(-1, b">", 1, LogFile(Path("/dev/full")))
     assert stream.take(b"one\n") + stream.take(b"two\n") + stream.finish() == b">one\n>two\n"
     assert stream.errors == ["/dev/full lacks lines from now on: No space left on device"]
+
+
+def _of_a_stream(pump: OutputPump, text: bytes, **parts: Any) -> OutputStream:
+    """Give a stream with these parts that carries a text and is not shown."""
+    source, sink = os.pipe()
+    stream = OutputStream(source, b"", None, **parts)
+    pump.add(stream)
+    os.write(sink, text)
+    os.close(sink)
+    pump.catch_up([stream]).result(PATIENCE_S)
+    return stream
+
+
+def test_a_file_that_cannot_be_closed_is_told_and_stops_nothing(
+    pump: OutputPump, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """NFS tells of a full disk when the file is closed."""
+    file = LogFile(tmp_path / "log")
+    close = os.close
+
+    def refuse(number: int) -> None:
+        close(number)
+        if number == file._fd:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(os, "close", refuse)
+    _of_a_stream(pump, b"text", file=file)
+    assert _of_a_stream(pump, b"of the next worker").tail == b"of the next worker"
+    pump.catch_up().result(PATIENCE_S)
+    assert f"{tmp_path / 'log'} lacks lines: Disk quota exceeded" in capfd.readouterr().err
+
+
+def test_an_error_in_one_stream_costs_its_copies_and_no_other_stream(
+    pump: OutputPump, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: bytes) -> None:
+        raise ValueError("of the tap")
+
+    source, sink = os.pipe()
+    stream = OutputStream(source, b"", None, LogFile(tmp_path / "log"), tap=fail)
+    pump.add(stream)
+    for text in (b"one ", b"two"):
+        os.write(sink, text)
+        pump.catch_up([stream]).result(PATIENCE_S)
+    assert stream.tail == b"one two"
+    os.close(sink)
+    assert _of_a_stream(pump, b"of another").tail == b"of another"
+    pump.catch_up().result(PATIENCE_S)
+    assert capfd.readouterr().err.count("of the tap") == 1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(source)
+
+
+def test_a_stream_that_cannot_be_read_is_given_up(capfd: pytest.CaptureFixture[str]) -> None:
+    pump = OutputPump()
+    source = os.eventfd(0)  # its size cannot be asked
+    pump.add(OutputStream(source, b"", None))
+    pump._handle_requests()
+    (stream,) = pump._carried()
+    pump._read_all(stream)
+    assert pump._carried() == [stream]
+    pump._read_all(stream)
+    assert pump._carried() == []
+    assert "an output stream of a process is not read any more: OSError" in capfd.readouterr().err
+
+
+def test_tails_are_read_before_a_slow_console_gets_anything() -> None:
+    pump = OutputPump()
+    shown_r, shown_w = os.pipe()
+    os.set_blocking(shown_w, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(shown_w, bytes(4096))  # nobody reads it
+    streams = []
+    for text in (b"first\n", b"Traceback\n"):
+        source, sink = os.pipe()
+        streams.append(OutputStream(source, b"", shown_w))
+        pump.add(streams[-1])
+        os.write(sink, text)
+        os.close(sink)
+    done = pump.catch_up(streams)
+    pump.start()
+    until(lambda: streams[-1].tail == b"Traceback\n", "the tail")
+    assert not done.done(), "the console has not taken anything"
+    os.close(shown_r)
+    done.result(PATIENCE_S)
+    pump.close()
+    os.close(shown_w)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "kib"), [(1, 1024), (4, 1024), (5, 512), (8, 512), (16, 256), (64, 64), (1000, 64)]
+)
+def test_the_pipes_of_many_workers_are_smaller(num_workers: int, kib: int) -> None:
+    """A user without privileges may have 64 MiB of pipes on a node, over all of its pods."""
+    assert pipe_bytes(num_workers) == kib * 1024
 
 
 def test_filtered_copies_of_several_streams_share_a_file(tmp_path: Path) -> None:

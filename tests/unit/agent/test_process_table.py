@@ -21,18 +21,31 @@ def write(proc: Path, pid: int, **files: bytes) -> None:
         (proc / str(pid) / name).write_bytes(content)
 
 
+def stat(pid: int, state: bytes, *, num_threads: int = 1) -> bytes:
+    """Give the begin of /proc/PID/stat, for a process with an awkward name."""
+    return b"%d (T) T) %b 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 %d 0 22 23" % (pid, state, num_threads)
+
+
 @pytest.mark.parametrize(
-    ("state", "is_dead"), [(b"R", False), (b"S", False), (b"T", False), (b"Z", True), (b"X", True)]
+    ("state", "num_threads", "is_dead"),
+    [
+        (b"R", 1, False),
+        (b"S", 9, False),
+        (b"T", 1, False),
+        pytest.param(b"Z", 1, True, id="waits for its parent"),
+        pytest.param(b"X", 0, True, id="is being removed"),
+        pytest.param(b"Z", 3, False, id="threads live on after the main one"),
+    ],
 )
-def test_a_process_as_the_kernel_shows_it(tmp_path: Path, state: bytes, is_dead: bool) -> None:
-    write(tmp_path, 12, stat=b"12 (a) b) " + state + b" 3 4 5 6")
+def test_a_process_as_the_kernel_shows_it(tmp_path: Path, state: bytes, num_threads: int, is_dead: bool) -> None:
+    write(tmp_path, 12, stat=stat(12, state, num_threads=num_threads))
     assert process_table.snapshot(tmp_path) == {12: Process(pid=12, parent=3, session=5, is_dead=is_dead)}
 
 
 def test_a_process_that_ends_while_the_list_is_read_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "11").mkdir()
     (tmp_path / "meminfo").touch()
-    write(tmp_path, 12, stat=b"12 (x) S 3 4 5 6")
+    write(tmp_path, 12, stat=stat(12, b"S"))
     assert list(process_table.snapshot(tmp_path)) == [12]
 
 
@@ -56,7 +69,7 @@ def test_a_variable_counts_as_a_whole(tmp_path: Path) -> None:
     ("state", "is_stopped"), [(b"T", True), (b"t", True), (b"S", False), (b"R", False), (b"Z", False)]
 )
 def test_stopped_processes(tmp_path: Path, state: bytes, is_stopped: bool) -> None:
-    write(tmp_path, 12, stat=b"12 (T) T) " + state + b" 3 4 5 6")
+    write(tmp_path, 12, stat=stat(12, state))
     assert process_table.is_stopped(12, tmp_path) is is_stopped
     assert process_table.is_stopped(13, tmp_path) is False
 

@@ -12,7 +12,7 @@ import pytest
 from tests.patience import PATIENCE_S
 
 from elastipod_agent.workers.process_table import catches, descendants, snapshot
-from elastipod_agent.workers.process_tree import frees_resources, members
+from elastipod_agent.workers.process_tree import family, frees_resources, may_free_resources, members
 
 COOKIE = "ELASTIPOD_WORKER_FILE=/x"
 # A process that starts a worker, waits for a line of it, and ends all of its processes as the agent does.
@@ -52,9 +52,32 @@ time.sleep(600)
 """
 
 
+LOSES_ITS_MAIN_THREAD = """
+import ctypes, os, platform, threading, time
+
+def live_on():
+    while ") Z " not in open(f"/proc/{os.getpid()}/stat").read():
+        time.sleep(0.001)
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
+threading.Thread(target=live_on).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)  # exit of this thread alone
+"""
+LEAVES_THE_SESSION = """
+import subprocess, sys, time
+script = "print(0, flush=True); import time; time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-S", "-c", script], start_new_session=True, env={}, stdout=subprocess.PIPE)
+child.stdout.readline()  # it has its session and its environment
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
 def add(proc: Path, pid: int, parent: int, session: int, *, state: str = "S", environ: str = "") -> None:
     (proc / str(pid)).mkdir()
-    (proc / str(pid) / "stat").write_text(f"{pid} (a ) name) {state} {parent} {pid} {session} 0\n", "utf-8")
+    rest = " ".join(["0"] * 13)  # up to the number of threads
+    (proc / str(pid) / "stat").write_text(f"{pid} (a ) name) {state} {parent} {pid} {session} {rest} 1 0\n", "utf-8")
     (proc / str(pid) / "environ").write_bytes(b"\0".join(one.encode() for one in ("HOME=/", environ)))
 
 
@@ -128,6 +151,37 @@ def test_what_frees_resources_and_does_not_end_is_killed() -> None:
     tracker, *end = end_worker(LEAVES_A_HANGING_TRACKER, 0.1)
     assert end == ["-9", "[]", "False"]
     assert not Path("/proc", tracker).exists()
+
+
+def test_a_process_is_ended_whose_main_thread_has_ended_before_the_others() -> None:
+    """It is a zombie to see, but nobody can reap it, and it holds its device until its last thread ends."""
+    pid, *end = end_worker(LOSES_ITS_MAIN_THREAD, PATIENCE_S)
+    assert end == ["-9", "[]", "False"]
+    assert not Path("/proc", pid).exists()
+
+
+def test_a_descendant_with_a_session_and_an_environment_of_its_own_is_ended_with_its_worker() -> None:
+    child, *end = end_worker(LEAVES_THE_SESSION, PATIENCE_S)
+    assert end == ["-9", "[]", "False"]
+    assert not Path("/proc", child).exists()
+
+
+def test_the_family_of_workers_leaves_out_the_sessions_of_others(tmp_path: Path) -> None:
+    add(tmp_path, 900_000, 1, 900_000)  # the leader of a session, not a worker's
+    add(tmp_path, 900_001, 900_000, 900_000)  # a worker, just forked
+    add(tmp_path, 900_002, 900_001, 900_000)
+    add(tmp_path, 900_003, 900_002, 900_003)
+    add(tmp_path, 900_005, 900_003, 900_004)  # the leader of its session has ended
+    assert family({900_001}, tmp_path) == {900_001, 900_002, 900_003, 900_004, 900_005}
+    assert os.getsid(0) not in family({os.getppid()})
+
+
+def test_the_command_line_is_read_only_of_what_may_free_resources(tmp_path: Path) -> None:
+    """Reading it may wait for a process that is stuck in the kernel; its name can be read at any time."""
+    for pid, name in ((1, "python3.11"), (2, "torch_shm_manag"), (3, "pt_data_worker"), (4, "sh")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "comm").write_text(name + "\n", "utf-8")
+    assert [may_free_resources(pid, tmp_path) for pid in (1, 2, 3, 4, 5)] == [True, True, False, False, False]
 
 
 def test_a_worker_is_killed_whatever_its_command_line_is() -> None:

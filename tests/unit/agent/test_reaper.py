@@ -72,6 +72,7 @@ async def test_a_worker_is_ended(
     number: int, told: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def none_left(*_: object) -> list[int]:
+        asyncio.get_running_loop().call_later(0.01, child.end, -signal.SIGKILL)
         return []
 
     class Signalled(ChildProcess):
@@ -93,6 +94,7 @@ async def test_a_worker_is_ended(
     await group.end(number, 0)
     group.close()
     assert child.told == told
+    assert child.status is not None, "its end is known before the next workers may start"
 
 
 async def test_a_child_that_is_stopped_before_its_exec_does_not_hold_up_its_start(
@@ -144,6 +146,17 @@ async def test_a_process_whose_start_was_cancelled_is_killed() -> None:
     os.close(write)
     assert await asyncio.to_thread(os.read, read, 1) == b"", "all that had it open have ended"
     os.close(read)
+    assert later.wait(PATIENCE_S) == 0
+    spawner.stop()
+
+
+async def test_a_start_that_is_refused_ends_no_child_that_runs() -> None:
+    """The kernel would kill all children with the thread that forked them."""
+    spawner = Spawner()
+    spawner.start()
+    with pytest.raises(OSError, match="embedded null byte"):
+        await spawner.spawn(["x"], {"NAME": "a\0b"}, stdout=1, stderr=2)
+    later = await spawner.spawn([sys.executable, "-S", "-c", ""], {}, stdout=1, stderr=2)
     assert later.wait(PATIENCE_S) == 0
     spawner.stop()
 

@@ -115,6 +115,7 @@ def test_optional_fields_may_be_null_or_missing() -> None:
         pytest.param({"nnodes": 0}, "nnodes", "must be between 1", id="no pods"),
         pytest.param({"faultCount": 1.5}, "faultCount", "must be an integer", id="half a fault"),
         pytest.param({"master_addr": ""}, "master_addr", "non-empty", id="empty master"),
+        pytest.param({"master_addr": "10.0.0.1\0"}, "master_addr", "control characters", id="master with a zero byte"),
         pytest.param({"master_port": 70000}, "master_port", "must be between 1 and 65535", id="port"),
         pytest.param({"master_port": []}, "master_port", "not a list", id="port as list"),
         pytest.param({"rankIps": [1]}, "rankIps.0", "must be an object", id="rank addresses"),

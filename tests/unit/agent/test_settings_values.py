@@ -192,6 +192,11 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch
     (tmp_path / "file").touch()
     with pytest.raises(BadUsage, match=f"^--log-dir {tmp_path}/file/x cannot be written: Not a directory$"):
         read(f"--log-dir={tmp_path}/file/x", "t.py")
+    with monkeypatch.context() as changed:
+        changed.setattr("tempfile.tempdir", None)
+        changed.setattr("tempfile._candidate_tempdir_list", lambda: [f"{tmp_path}/none"])
+        with pytest.raises(BadUsage, match=r"^--log-dir is not given, and none can be made: No usable temporary"):
+            read("--tee=3", "t.py")
     monkeypatch.setattr("tempfile.tempdir", f"{tmp_path}/none")
     with pytest.raises(BadUsage, match=f"^--log-dir {tempfile.gettempdir()} cannot be written: No such file"):
         read("--tee=1", "t.py")
@@ -248,6 +253,16 @@ def test_scripts_of_python_are_run_by_it_even_if_they_can_be_executed(
 def test_options_without_effect_are_grouped_by_the_reason(arguments: list[str], sentences: list[str]) -> None:
     warnings = read_settings(parse([*arguments, "t.py"], {}), {})[1]
     assert [warning.partition(": ")[0] + ": " for warning in warnings] == sentences
+
+
+def test_variables_without_effect_are_named_like_options() -> None:
+    environ = {"PET_MASTER_PORT": "5", "PET_NODE_RANK": "1", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_CONF": ""}
+    warnings = read_settings(parse(["--node-rank=1", "t.py"], environ), environ)[1]
+    why = "inside a pod: the operator sets ranks, world size and master"
+    assert warnings == [
+        "PET_RDZV_BACKEND=c10d is not used: inside a pod the rendezvous backend is always hyperpod",
+        f"--node-rank, PET_MASTER_PORT have no effect {why}",
+    ]
 
 
 def test_torchruns_variables_are_defaults(tmp_path: Path) -> None:

@@ -122,6 +122,23 @@ def test_an_agent_that_comes_back_from_silence_answers_anew() -> None:
     assert parse_status(OURS, first, back).fact.answering_since == back
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "is_anew"),
+    [
+        pytest.param({"status": "stopping"}, {"status": "stopping"}, False, id="it was told to stop, and still stops"),
+        pytest.param({"status": "running"}, {"status": "stopping"}, True, id="it may have been told a moment ago"),
+        pytest.param({"status": "stopping"}, {"status": "stopping", "generation": 4}, True, id="other workers"),
+        pytest.param({"status": "stopping"}, {"status": "running"}, True, id="new workers"),
+    ],
+)
+def test_an_agent_that_falls_silent_while_it_stops_gets_no_more_time(
+    before: dict[str, Any], after: dict[str, Any], is_anew: bool
+) -> None:
+    first = parse_status(OURS | before, ObservedAgent(), NOW).fact
+    back = parse_status(OURS | after, first, NOW + SILENCE_LIMIT).fact
+    assert back.answering_since == (NOW + SILENCE_LIMIT if is_anew else NOW)
+
+
 def test_texts_are_cut() -> None:
     long = "x" * MAX_TRACEBACK + "the last line"
     failure = {"message": long, "signal": long}

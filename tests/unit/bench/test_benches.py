@@ -1,4 +1,4 @@
-"""What holds for every benchmark, read from its source: five runs, and an exit status that tells of missed rows."""
+"""What holds for every benchmark, read from its source: five runs, a quiet machine, and an exit status that tells of missed rows."""
 
 from __future__ import annotations
 
@@ -33,3 +33,22 @@ def test_the_exit_status_is_the_verdict_on_all_rows(path: Path) -> None:
     assert any(text.startswith("conclude(") for text in returned), "some function returns what conclude() says"
     last = ast.unparse(tree.body[-1])
     assert "sys.exit(main())" in last or "raise SystemExit(main())" in last
+
+
+def calls_of(path: Path) -> set[str]:
+    """Give the names of the functions that a benchmark calls."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    return {ast.unparse(call.func) for call in calls}
+
+
+@pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.stem)
+def test_a_trial_does_not_overwrite_published_figures(path: Path) -> None:
+    assert "report_name" in calls_of(path)
+    written = [line for line in path.read_text().splitlines() if "write_json(" in line]
+    assert [line for line in written if f'"{path.stem}.json"' in line] == []
+
+
+@pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.stem)
+def test_a_benchmark_waits_for_a_quiet_machine_and_says_when_there_was_none(path: Path) -> None:
+    assert {"wait_for_quiet", "warn_of_noise"} <= calls_of(path)
+    assert '"--wait-for-quiet"' in path.read_text()

@@ -154,7 +154,10 @@ def test_a_fleet_is_measured_as_often_as_is_asked_each_time_from_an_empty_contro
     monkeypatch.setattr(bench_operator, "load", load)
     monkeypatch.setattr(bench_operator, "PARTS", {"starts": part, "fleet": part})
     samples = Samples()
-    asyncio.run(bench_operator._measure(["starts", "fleet"], replace(SIZES, repeat=5), samples))
+    waits: list[int] = []
+    sizes = replace(SIZES, repeat=5)
+    asyncio.run(bench_operator._measure(["starts", "fleet"], sizes, samples, lambda: waits.append(len(brought_up))))
+    assert waits == [0, 1, 2, 3, 4, 5], "before each control plane, while the machine is not yet busy with it"
     assert [folder.relative_to(tmp_path / "operator") for folder in brought_up] == [
         Path("starts/0"), *(Path("fleet") / str(number) for number in range(5))
     ]  # fmt: skip
@@ -212,6 +215,17 @@ def test_what_was_not_measured_counts_as_missed_and_limits_are_those_of_the_size
     assert [row.metric for row in beside_jobs] == ["pods created", "all pods recreated"]
     assert [row.is_measured for row in beside_jobs] == [False, False]
     assert "the Job was refused" in beside_jobs[0].how
+
+
+def test_a_part_that_was_given_up_is_told_on_its_rows() -> None:
+    samples = Samples(repeat=5)
+    samples.add(OURS, "pods created", 90.0)
+    samples.add(BARE, "pods created", 100.0)
+    samples.fail(OURS, "creations", "waited 160 s in vain")
+    drawn = {row.metric: row for row in rows(samples, SIZES, ["creations", "fleet"]) if row.peer in (None, BARE)}
+    assert (drawn["pods created"].missing, drawn["pods created"].met) == (4, False)
+    assert "waited 160 s in vain" in drawn["pods created"].how
+    assert "waited 160 s in vain" not in drawn["idle memory"].how
 
 
 def test_a_job_of_kubernetes_makes_the_same_pods_without_what_its_controller_sets() -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bench.common.report import Better, Reach, Row, Spread, conclude, report, table, write_json
+from bench.common.report import Better, Reach, Row, Spread, conclude, report, report_name, table, write_json
 
 TWO, FOUR, EIGHT = Spread(1, 2, 3), Spread(4, 4, 4), Spread(6, 8, 20)
 
@@ -73,6 +73,30 @@ def test_met(drawn: Row, met: bool | None) -> None:
     assert drawn.met is met
 
 
+@pytest.mark.parametrize(
+    ("reach", "runs", "missing", "met"),
+    [
+        pytest.param(Reach.worst(9), 4, 0, True, id="every run within the limit"),
+        pytest.param(Reach.worst(9), 4, 1, False, id="the worst run is the one that failed"),
+        pytest.param(Reach.median(9), 3, 2, True, id="the median is one that was measured"),
+        pytest.param(Reach.median(9), 2, 2, False, id="half of the runs failed"),
+        pytest.param(Reach.ratio(2), 1, 4, False, id="nor does a ratio count that is of one run in five"),
+    ],
+)
+def test_runs_without_a_figure_are_worse_than_any_number(reach: Reach, runs: int, missing: int, met: bool) -> None:
+    ours = Spread.of([1.0] * runs)
+    drawn = Row(metric="gap", unit="s", ours=ours, peer="peer", theirs=EIGHT, reach=reach, missing=missing)
+    assert drawn.met is met
+
+
+@pytest.mark.parametrize(
+    ("is_whole", "repeat", "name"),
+    [(True, 5, "agent"), (True, 9, "agent"), (True, 1, "agent-part"), (False, 5, "agent-part")],
+)
+def test_only_a_whole_run_of_five_repetitions_takes_the_published_name(is_whole: bool, repeat: int, name: str) -> None:
+    assert report_name("agent", is_whole=is_whole, repeat=repeat) == name
+
+
 def test_the_file_has_the_agreed_format(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "agent.json"
     rows = [row(Spread(0.12344, 2 / 3, 3), EIGHT, Reach.ratio(20)), row(FOUR, None)]
@@ -82,23 +106,25 @@ def test_the_file_has_the_agreed_format(tmp_path: Path) -> None:
     assert written["rows"][0] == {
         "metric": "gap",
         "unit": "s",
-        "ours": {"min": 0.1234, "median": 0.6667, "max": 3},
+        "ours": {"min": 0.1234, "median": 0.6667, "max": 3, "runs": 1},
         "peer": "torchrun-tuned",
-        "theirs": {"min": 6, "median": 8, "max": 20},
+        "theirs": {"min": 6, "median": 8, "max": 20, "runs": 1},
         "ratio": 12,
         "reach": 20,
         "met": False,
+        "missing": 0,
         "how": "by hand",
     }
     assert written["rows"][1] | {"ours": 0} == {
         **{"metric": "gap", "unit": "s", "ours": 0, "peer": None, "theirs": None},
-        **{"ratio": None, "reach": None, "met": None, "how": "by hand"},
+        **{"ratio": None, "reach": None, "met": None, "missing": 0, "how": "by hand"},
     }
     assert [entry.name for entry in path.parent.iterdir()] == ["agent.json"]
 
 
 INFORMS, GOOD, BAD = row(TWO, EIGHT), row(TWO, EIGHT, Reach.ratio(4)), row(TWO, EIGHT, Reach.ratio(5))
 ABSENT = row(None, None)
+FEWER = Row(metric="crash", unit="s", ours=Spread.of([1.0]), missing=4)
 NO_PEER = Row(metric="gap", unit="s", ours=TWO, peer="original-agent")
 
 
@@ -111,6 +137,8 @@ NO_PEER = Row(metric="gap", unit="s", ours=TWO, peer="original-agent")
         pytest.param([GOOD, ABSENT], 1, ["1 of 1 rows with a number to reach met it", "not measured: gap"], id="not measured"),
         pytest.param([NO_PEER], 1, ["0 of 0 rows with a number to reach met it", "not measured: gap (original-agent)"],
                      id="the peer was not"),
+        pytest.param([FEWER], 1, ["0 of 0 rows with a number to reach met it", "fewer runs than asked for: crash (1 of 5)"],
+                     id="some runs gave no figure"),
         pytest.param([], 1, ["0 of 0 rows with a number to reach met it"], id="no row at all"),
     ],
 )  # fmt: skip

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from bench.common.report import Reach, Row
+from pathlib import Path
+
+import pytest
+from bench.common.report import Reach, Row, Spread
 from bench.common.samples import Samples
+from bench.launchers.nodes import Launcher
+from bench.launchers.output import wrong_lines
 from bench.launchers.rows import COLD, LINES, ORIGINAL, TUNED, WARM, Line, rows
+from bench.launchers.session import Session
+from tests.e2e.output_load import OutputLoad
 
 GAP = Line("grow", "s", "how it is done", ((ORIGINAL, Reach.ratio(20)), (COLD, None)))
 
@@ -34,6 +41,44 @@ def test_failed_runs_are_told_with_a_reason() -> None:
     assert row.theirs is None
     assert not row.met
     assert "theirs: n=0, 1 more failed, e.g.: waited 120 s in vain" in row.how
+
+
+def test_runs_that_came_to_an_end_before_the_event_are_missing_too() -> None:
+    samples = Samples(repeat=5)
+    for value in (0.2, 0.3):
+        samples.add(WARM, "grow", value)
+        samples.add(ORIGINAL, "grow", 9.0)
+    samples.fail(WARM, "agent up", "the agent ended")
+    row = only(rows(samples, (GAP,)), "original-agent")
+    assert (row.missing, row.met) == (3, False)
+
+
+def test_the_exit_of_a_worker_that_was_noticed_too_late_gives_no_figure(tmp_path: Path) -> None:
+    samples = Samples()
+    launcher = Launcher("warm", tmp_path, ())
+    session = Session(launcher, tmp_path, samples)
+    for seen_ms in (3.0, -1.5):
+        session._add_seen_after_exit(seen_ms)
+    (row,) = rows(samples, (Line("crash seen after the exit", "ms", "", event="crash"),))
+    assert row.ours == Spread(3, 3, 3)
+    assert "n=1, 1 more failed, e.g.: the machine was busy: the end of the worker was noticed 1.5 ms after" in row.how
+
+
+@pytest.mark.parametrize(
+    ("lines", "num_wrong", "found"),
+    [
+        pytest.param(100, 0, 0, id="all lines, once and in order"),
+        pytest.param(99, 1, 2, id="one lost, so that the next is not the one that was to come"),
+        pytest.param(101, 1, 2, id="one came twice"),
+        pytest.param(90, 10, 20, id="more than the console shows"),
+    ],
+)
+def test_a_line_that_comes_twice_makes_up_for_none_that_is_lost(lines: int, num_wrong: int, found: int) -> None:
+    load = OutputLoad(
+        agent_percent=1, matcher_percent=1, printed_mb_s=10, num_lines=lines, num_expected=100, num_wrong=num_wrong,
+        wrong=["line"] * min(num_wrong, 5),
+    )  # fmt: skip
+    assert wrong_lines(load) == found
 
 
 def test_a_part_leaves_out_what_nobody_tried_but_not_what_failed() -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, cast
 
+import pytest
+from bench import cluster
 from bench.common.processes import Failed
 from bench.common.samples import Samples
 from bench.launchers.steplog import Worker
 from bench.whole_path.rows import rows
-from bench.whole_path.sides import BATCH_JOB, GROW, MEMORY, NODE_LOSS, batch_job
+from bench.whole_path.sides import BATCH_JOB, EARLY_CRASH, GROW, MEMORY, NODE_LOSS, TooLate, batch_job
 from bench.whole_path.worlds import Worlds, host_pid
 from tests.agent_client import until
 
@@ -76,6 +80,56 @@ def test_a_node_that_is_seen_late_once_is_missed_and_an_event_that_failed_is_tol
     grown = drawn["grow 2->4, memory"]
     assert (grown.peer, grown.met, grown.is_measured) == (BATCH_JOB, None, False)
     assert "waited 150 s in vain" in grown.how
+
+
+class Played:
+    """A job for which some events fail."""
+
+    def __init__(self, failures: Mapping[str, Exception]) -> None:
+        self._failures = failures
+        self.happened: list[str] = []
+
+    def __getattr__(self, event: str) -> Callable[..., None]:
+        def happen(*arguments: object) -> None:
+            self.happened.append(event)
+            if event in self._failures:
+                raise self._failures[event]
+
+        return happen
+
+
+def play(failures: Mapping[str, Exception], monkeypatch: pytest.MonkeyPatch) -> tuple[Played, Samples]:
+    class PlayedJob(Played):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(failures)
+            jobs.append(self)
+
+    jobs: list[Played] = []
+    samples = Samples(repeat=1)
+    monkeypatch.setattr(cluster, "ElasticJob", PlayedJob)
+    cluster._play(cast(Any, None), MEMORY, 1, samples)
+    return jobs[0], samples
+
+
+def test_an_early_crash_that_fails_is_told_on_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, samples = play({"crash_early": Failed("waited 150 s in vain")}, monkeypatch)
+    assert job.happened[-3:] == ["crash", "crash_early", "end"]
+    drawn = {row.metric: row for row in rows(samples, [MEMORY])}
+    assert "waited 150 s in vain" in drawn["early crash back, memory"].how
+    assert "waited 150 s in vain" not in drawn["crash back, memory"].how
+
+
+def test_a_job_whose_early_crash_came_too_late_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, samples = play({"crash_early": TooLate("after 7.0 s it is too late")}, monkeypatch)
+    assert job.happened[-3:] == ["crash_early", "lose_node", "end"]
+    assert samples.failures[MEMORY, EARLY_CRASH] == ["after 7.0 s it is too late"]
+
+
+def test_runs_without_a_figure_are_missing_on_its_row() -> None:
+    samples = Samples(repeat=5)
+    samples.add(MEMORY, "node loss seen", 9.0)
+    drawn = {row.metric: row for row in rows(samples, [MEMORY])}
+    assert (drawn["node loss seen, memory"].missing, drawn["node loss seen, memory"].met) == (4, False)
 
 
 def test_without_the_peer_its_column_is_empty() -> None:

@@ -177,6 +177,31 @@ def test_a_replica_that_fails_in_place_again_takes_the_job_deeper(
     assert decode(encode(record)) == record
 
 
+@pytest.mark.parametrize(
+    ("failures", "stalled", "limits", "outcome"),
+    [
+        pytest.param(2, 2, {}, "", id="the pods that failed are new"),
+        pytest.param(3, 2, {}, "", id="all pods are new"),
+        pytest.param(2, 3, {}, "", id="even if the first fault came without a new step"),
+        pytest.param(3, 9, {}, "", id="or if others failed before"),
+        pytest.param(4, 3, {}, "NoProgress", id="all pods were new"),
+        pytest.param(1, 2, {}, "NoProgress", id="new processes alone are no new rung"),
+        pytest.param(3, 2, {"max_full_restarts": 0}, "NoProgress", id="the last rung may not be used"),
+    ],
+)
+def test_a_job_without_progress_ends_only_after_each_depth_was_tried(
+    failures: int, stalled: int, limits: dict[str, Any], outcome: str
+) -> None:
+    wishes = policy(1, 4, **limits)
+    before = replace(
+        trains(2), failures_in_place=failures, best_step=7, stalled_recoveries=stalled,
+        faulty_replicas=(FaultyReplica(pid(0), 0, "node-0"),),
+    )  # fmt: skip
+    record, _ = stops(before, [faulted(step=7, **KEEPS), running(1, step=7, **KEEPS)], wishes)
+    then = plan(observed(job(record, wishes), [(pod(0), ready(1)), (pod(1), ready(1))]))
+    assert then.record.outcome_reason == outcome
+
+
 def test_a_new_step_another_replica_or_a_lost_pod_go_in_memory_again() -> None:
     record, _ = crash(3, step=8)
     assert record.transition is not None

@@ -29,7 +29,7 @@ from elastipod_operator.core.actions import (
 )
 from elastipod_operator.core.names import Slot
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.quota import quota_requests_of
+from elastipod_operator.core.quota import effective_quota_requests, quota_requests_of
 from elastipod_operator.core.record import Record, RequeueBackoff, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.core.sizes import Sizes
@@ -42,6 +42,27 @@ def test_the_base_is_the_smallest_size_and_each_increment_the_way_to_the_next() 
     base, first, second = quota_requests_of(policy(2, 4))
     assert base.slots == (Slot("workers", 0), Slot("workers", 1))
     assert (first.slots, second.slots) == ((Slot("workers", 2),), (Slot("workers", 3),))
+
+
+@pytest.mark.parametrize(
+    ("spares", "held", "kept"),
+    [
+        pytest.param((1, 0), (2, 1), True, id="a spare is added to the first spec"),
+        pytest.param((0, 1), (2, 1), True, id="to the second one"),
+        pytest.param((0, 0), (3, 1), True, id="the spare of the first spec is taken away"),
+        pytest.param((0, 0), (2, 2), True, id="that of the second one, which may train there"),
+        pytest.param((1, 1), (2, 0), False, id="it does not cover the minimum"),
+    ],
+)
+def test_a_base_of_two_specs_stays_while_it_covers_the_minimum(
+    spares: tuple[int, int], held: tuple[int, int], kept: bool
+) -> None:
+    specs = (SpecLimits("base", 2, spares=spares[0]), SpecLimits("extra", 3, spares=spares[1]))
+    wishes = policy(sizes=Sizes((3, 4, 5), 3), specs=specs)
+    granted = workload(0, counts=tuple((spec.name, pods) for spec, pods in zip(specs, held, strict=True) if pods))
+    first = effective_quota_requests(wishes, granted)[0]
+    assert (sorted(first.counts) == sorted(granted.counts)) is kept
+    assert kept or first == quota_requests_of(wishes)[0]
 
 
 def test_spares_come_with_the_first_share_of_their_spec() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.core.builders import (
     NOW,
+    Seen,
     acts,
     agent,
+    pod,
     policy,
+    ready,
     running,
     trains,
     transition,
@@ -31,6 +35,7 @@ from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.snapshot import (
     AgentState,
+    ObservedWorkload,
     Policy,
     SpecLimits,
 )
@@ -46,12 +51,21 @@ def test_a_suspended_job_gives_everything_back_once_its_pods_are_gone() -> None:
     assert todo.conditions[-1].reason == "SuspendedByUser"
 
 
-def test_an_edited_template_needs_quota_of_its_own_before_it_runs() -> None:
+@pytest.mark.parametrize(
+    "ended", [pytest.param([], id="no pods"), pytest.param([(on(0, 1, phase="Succeeded"), None)], id="a pod has ended")]
+)
+@pytest.mark.parametrize(
+    "base", [pytest.param(workload(0, 2), id="granted"), pytest.param(pending(0, 2), id="pending")]
+)
+def test_an_edited_template_needs_quota_of_its_own_before_it_runs(base: ObservedWorkload, ended: list[Seen]) -> None:
     held = plan(look(None, [pending(0, 2)])).record
-    todo = plan(look(held, [workload(0, 2)], pending_edits=("spec.replicaSpecs[workers].template",)))
+    todo = plan(look(held, [base], *ended, pending_edits=("spec.replicaSpecs[workers].template",)))
     assert todo.adopts_spec
     assert not acts(todo, CreatePod)
-    dropped = plan(look(todo.record, [workload(0, 2, is_outdated=True)]))
+    assert todo.wake_at == NOW, (
+        "the Workload is compared with the adopted template in the next pass, which nothing else brings"
+    )
+    dropped = plan(look(todo.record, [replace(base, is_outdated=True)], *ended))
     assert [a.name for a in acts(dropped, DeleteWorkload)] == [workload(0).name]
 
 
@@ -68,6 +82,43 @@ def test_of_two_bases_the_newer_one_says_why_the_job_is_suspended() -> None:
     condition = todo.conditions[-1]
     assert (condition.type, condition.reason) == ("Suspended", "Queued")
     assert "no room" in condition.message
+
+
+DELETING = on(0, 1, kill_at=NOW)
+
+
+@pytest.mark.parametrize(
+    ("workloads", "pods", "words"),
+    [
+        pytest.param([], [], "requesting quota for 2 replicas from queue gpus", id="nothing is in the way"),
+        pytest.param([], [on(0, 0, phase="Failed")], "requesting quota for 2 replicas", id="nor is a pod that has ended"),
+        pytest.param(
+            [],
+            [on(0, 0, phase="Failed"), DELETING],
+            f"there is no base Workload; quota is requested when pod {DELETING.name} has ended",
+            id="a pod does not end",
+        ),
+        pytest.param([], [DELETING, on(0, 2, kill_at=NOW)], f"pod {DELETING.name} (and 1 more) has ended", id="several do not"),
+        pytest.param(
+            [pending(0, 2, is_deleting=True)],
+            [],
+            f"Workload {workload(0).name} is being deleted; quota is requested again when it is gone; if it stays, see its "
+            "metadata.finalizers",
+            id="the base is being deleted",
+        ),
+        pytest.param(
+            [workload(0, 2, is_deleting=True, finished=True)], [], "is being deleted", id="it is not to be deleted again"
+        ),
+        pytest.param(
+            [evicted(0, 2, is_deleting=True)], [], "a more important job came; Workload", id="it is deleted in an eviction"
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_base_waits_for_is_told(workloads: list[ObservedWorkload], pods: list[Any], words: str) -> None:
+    suspended = plan(look(None, [pending(0, 2)])).record
+    todo = plan(look(suspended, workloads, *((one, None) for one in pods)))
+    assert todo.conditions[-1].type == "Suspended"
+    assert words in todo.conditions[-1].message
 
 
 @pytest.mark.parametrize(
@@ -104,6 +155,70 @@ def test_below_the_old_minimum_a_job_may_shrink_and_keeps_its_base() -> None:
         queued(trains(1)), [workload(0, 2)], *train(1), wishes=replace(wishes, specs=(SpecLimits("workers", 2),))
     )
     assert not [a for a in plan(small).actions if isinstance(a, DeleteWorkload | SetPodsReady | DeletePod)]
+
+
+def with_spares(low: int, high: int, spares: int, limit: int = 0) -> Policy:
+    return replace(policy(low, high, payback=False), specs=(SpecLimits("workers", limit or high, spares),))
+
+
+@pytest.mark.parametrize(
+    ("wishes", "base", "size", "spares"),
+    [
+        pytest.param(with_spares(2, 4, 1), 2, 4, 0, id="a spare is added"),
+        pytest.param(with_spares(2, 4, 2), 3, 4, 1, id="another spare is added"),
+        pytest.param(with_spares(2, 2, 0), 3, 2, 0, id="the spare is taken away"),
+        pytest.param(with_spares(3, 4, 1), 3, 4, 0, id="the spare is needed for a larger minimum"),
+    ],
+)
+def test_a_granted_base_that_covers_the_minimum_stays_when_spares_are_edited(
+    wishes: Policy, base: int, size: int, spares: int
+) -> None:
+    held = [workload(0, base), *(workload(n + 1) for n in range(size - base + spares))]
+    pods = [(on(max(0, n + 1 - base), n), running() if n < size else ready(0)) for n in range(size + spares)]
+    todo = plan(look(queued(trains(size)), held, *pods, wishes=wishes))
+    assert todo.record.transition is None
+    assert not [a for a in todo.actions if isinstance(a, DeleteWorkload | CreateWorkload | StopWorkers | DeletePod)]
+    told = next(c for c in todo.conditions if c.type == "Warning")
+    assert told.reason == "EditsPending"
+    assert ("spec.replicaSpecs[workers].spares" in told.message) is (spares < wishes.specs[0].spares)
+
+
+def test_a_base_beyond_a_lower_maximum_stays_too() -> None:
+    """Minimum, maximum and the replicas of the spec are lowered together: the job shrinks, but does not queue again."""
+    wishes = with_spares(1, 1, 0)
+    begun = plan(look(queued(trains(4)), FOUR, *train(4), wishes=wishes))
+    assert begun.record.transition is not None
+    assert (begun.record.transition.kind, begun.record.transition.target_size) == (TransitionKind.RESIZE, 1)
+    small = plan(look(queued(trains(1)), FOUR[:1], *train(1), wishes=wishes))
+    assert small.record.transition is None
+    assert not [a for a in small.actions if isinstance(a, DeleteWorkload | SetPodsReady | DeletePod | CreatePod)]
+    told = next(c for c in small.conditions if c.type == "Warning")
+    assert (told.reason, "more pods of spec.replicaSpecs[workers] than the job may have" in told.message) == (
+        "EditsPending",
+        True,
+    )
+    surplus = plan(look(queued(trains(1)), FOUR[:1], *train(1), (on(0, 1), ready(0)), wishes=wishes))
+    assert [a.name for a in acts(surplus, DeletePod)] == [pod(1).name], (
+        "what the base has room for is not wanted any more"
+    )
+
+
+def test_a_spare_that_is_taken_away_goes_while_its_quota_stays() -> None:
+    """Both where its spec is at its limit, and where the pod may train now."""
+    specs = (SpecLimits("workers", 2), SpecLimits("extra", 2))
+    wishes = replace(policy(2, 4, payback=False), specs=specs)
+    todo = plan(look(queued(trains(2)), [workload(0, 3)], *train(2), (on(0, 2), ready(0)), wishes=wishes))
+    assert todo.record.transition is None
+    assert [a.name for a in acts(todo, DeletePod)] == [pod(2).name]
+    assert not acts(todo, DeleteWorkload)
+
+
+def test_spares_come_with_the_next_request_for_the_base() -> None:
+    wishes = with_spares(2, 4, 1)
+    held = plan(look(None, [], wishes=wishes))
+    assert [a.counts for a in acts(held, CreateWorkload)] == [(("workers", 3),)]
+    waits = plan(look(held.record, [pending(0, 2)], wishes=wishes))
+    assert [a.name for a in acts(waits, DeleteWorkload)] == [workload(0).name]
 
 
 def test_a_base_that_waits_is_asked_for_anew_when_the_minimum_is_lowered() -> None:

@@ -96,3 +96,26 @@ def test_the_training_image_has_what_a_script_imports(script: Path) -> None:
     assert "torch" in foreign
     lacking = [name for name in foreign if f"\n{DISTRIBUTIONS.get(name, name)}==" not in pins]
     assert not lacking, f"add them to the extra `examples` and run `make requirements`: {lacking}"
+
+
+def user_of(stage: str) -> str:
+    """Give the user of an image of the Dockerfile; "" is root."""
+    stages, users = {}, {}
+    for line in (EXAMPLES.parent / "Dockerfile").read_text().splitlines():
+        if found := re.fullmatch(r"FROM (\S+) AS (\S+)", line):
+            below, name = found.groups()
+            stages[name] = below
+        elif line.startswith("USER "):
+            users[name] = line.removeprefix("USER ")
+    while stage in stages:
+        if stage in users:
+            return users[stage]
+        stage = stages[stage]
+    return ""
+
+
+@pytest.mark.parametrize("readme", sorted(EXAMPLES.glob("*/README.md")), ids=lambda path: path.parent.name)
+def test_the_image_that_a_page_builds_can_write_to_a_volume_of_root(readme: Path) -> None:
+    assert user_of("training") == "65532:65532"
+    targets = re.findall(r"docker build --target (\S+)", readme.read_text())
+    assert [target for target in targets if user_of(target)] == []

@@ -87,11 +87,15 @@ def test_benchmarks_are_shown_with_their_peer_and_what_was_missed() -> None:
     row = {"metric": "crash", "unit": "s", "ours": spread, "peer": "torchrun", "theirs": {**spread, "median": 1.5}}
     missed = {"metric": "hang", "unit": "s", "ours": None, "peer": None, "theirs": None}
     rows = [{**row, "ratio": 6.0, "reach": 5, "met": True}, {**missed, "ratio": None, "reach": 1.0, "met": False}]
+    runs = {"ours": {**spread, "runs": 3}, "missing": 2, "how": "by hand.\nfailed"}
+    few: dict[str, object] = {**row, "ratio": 6.0, "reach": 5, "met": True, "metric": "start", **runs}
     report = {"commit": "abc", "machine": "a processor, 2 cores", "load_1m": 0.1, "versions": {"torch": "2.15"}}
-    text = benchmark_page.page(["agent", "data"], {"agent": {**report, "rows": rows}})
+    text = benchmark_page.page(["agent", "data"], {"agent": {**report, "rows": [*rows, few]}})
     assert "at commit abc, on a processor, 2 cores, torch 2.15." in text
-    assert "| crash [s] | 0.25 (0.1 to 0.5) | torchrun | 1.5 (0.1 to 0.5) | 6 | 5 | met |" in text
-    assert "| hang [s] | none |  |  |  | 1 | missed |" in text
+    assert "| crash [s] | 0.25 (0.1 to 0.5) | torchrun | 1.5 (0.1 to 0.5) | 6 | 5 | met |  |" in text
+    assert "| hang [s] | none |  |  |  | 1 | missed |  |" in text
+    assert "| start [s] | 0.25 (0.1 to 0.5, n=3 of 5) | torchrun |" in text
+    assert "| met | by hand. failed |" in text
     assert "## data\n\nNo report." in text
 
 

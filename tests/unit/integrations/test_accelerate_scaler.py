@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import elastipod.integrations
-from elastipod.integrations import packages
 
-NAME = "elastipod.integrations.accelerate"
-
-
-@pytest.fixture
-def integration(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The integration, with what it takes from the package."""
-    package, scheduler, utils = (ModuleType(f"accelerate{name}") for name in ("", ".scheduler", ".utils"))
-    monkeypatch.setattr(scheduler, "AcceleratedScheduler", type("AcceleratedScheduler", (), {}), raising=False)
-    monkeypatch.setattr(utils, "send_to_device", lambda inputs, device: inputs, raising=False)
-    for module in (package, scheduler, utils):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(packages, "installed_version", lambda name: "1.15.0")
-    yield importlib.import_module(NAME)
-    del sys.modules[NAME]
-    delattr(elastipod.integrations, "accelerate")
-
-
-def train(integration: Any, folder: Path, scaler: torch.amp.GradScaler | None, *, epochs: int = 1) -> None:
-    """Train to the end of the epochs, as a script does: two steps in each."""
+def train(
+    integration: Any,
+    folder: Path,
+    scaler: torch.amp.GradScaler | None,
+    *,
+    epochs: int = 1,
+    sample_log: Path | None = None,
+) -> int:
+    """Train to the end of the epochs, as a script does: two steps in each. Gives the steps that were made."""
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     accelerator = SimpleNamespace(
@@ -46,14 +30,17 @@ def train(integration: Any, folder: Path, scaler: torch.amp.GradScaler | None, *
     )
     loader = DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=2)
     steps = integration.elastic_steps(
-        accelerator, loader, model, optimizer, global_batch=2, checkpoints=folder, epochs=epochs
+        accelerator, loader, model, optimizer, global_batch=2, checkpoints=folder, epochs=epochs, sample_log=sample_log
     )
+    made = 0
     for step in steps:
         for (inputs,) in step:
             step.backward(model(inputs).mean())
+        made += 1
         optimizer.step()
         if scaler is not None:
             scaler.update(scaler.get_scale() / 2)
+    return made
 
 
 def test_the_scale_of_the_losses_is_that_of_the_last_step(integration: Any, tmp_path: Path) -> None:

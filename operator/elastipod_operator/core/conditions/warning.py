@@ -9,7 +9,7 @@ from ..depth import keeps_nothing
 from ..ending import blocked_deletion
 from ..escalation import NO_PROGRESS_LIMIT, does_not_progress
 from ..queue_warnings import Warnings, overdue_evictions, queue_warnings
-from ..quota import Quota
+from ..quota import Quota, QuotaRequest
 from ..quota_requests import quota_returned_until
 from ..reasons import AnyReason, Reason
 from ..record import Record
@@ -131,14 +131,26 @@ def _merge_warnings(found: Warnings) -> ConditionDraft:
 
 
 def _outdated_base(policy: Policy, quota: Quota) -> Warnings:
-    """Report that the minimum size was lowered while the base Workload keeps its quota."""
-    if not quota.retained_base:
+    """Report that sizes or spares were edited while the base Workload keeps its quota."""
+    if 0 not in quota.granted:
         return []
-    text = (
-        f"the minimum size is now {policy.sizes.minimum}, but queue {quota.queue} granted a base of "
-        f"{counted(quota.retained_base, 'replica')}, which cannot be changed; the job keeps it until it is suspended and resumed"
-    )
-    return [(Reason.EDITS_PENDING, text)]
+    granted = f"queue {quota.queue} granted a base"
+    rest = "which cannot be changed; the job keeps it until it is suspended and resumed"
+    texts = []
+    if quota.retained_base:
+        size = counted(quota.retained_base, "replica")
+        texts.append(f"the minimum size is now {policy.sizes.minimum}, but {granted} of {size}, {rest}")
+    base = quota.requests[0]
+    beyond = {spec.name: _spares_in(base, spec.name) - spec.spares for spec in policy.specs if spec.name in base.trains}
+    if short := [f"spec.replicaSpecs[{name}].spares" for name, pods in beyond.items() if pods < 0]:
+        texts.append(f"{granted} without room for all of {', '.join(short)}, {rest}")
+    if ample := [f"spec.replicaSpecs[{name}]" for name, pods in beyond.items() if pods > 0]:
+        texts.append(f"{granted} with room for more pods of {', '.join(ample)} than the job may have, {rest}")
+    return [(Reason.EDITS_PENDING, text) for text in texts]
+
+
+def _spares_in(request: QuotaRequest, spec: str) -> int:
+    return dict(request.counts)[spec] - request.trains[spec]
 
 
 def _priorities(snapshot: Snapshot, quota: Quota) -> Warnings:

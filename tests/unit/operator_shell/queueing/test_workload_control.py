@@ -87,7 +87,7 @@ async def test_a_job_that_is_gone_is_forgotten(shell: QueueShell) -> None:
     await asyncio.sleep(0)
 
 
-async def test_increments_that_must_be_beside_the_base_wait_for_its_place(shell: QueueShell) -> None:
+async def test_increments_that_must_be_beside_the_base_wait_for_its_place(shell: QueueShell, later: Any) -> None:
     template = {
         "metadata": {"annotations": {"kueue.x-k8s.io/podset-required-topology": "rack"}},
         "spec": {"containers": [{"name": "train", "image": "train:1"}]},
@@ -98,3 +98,9 @@ async def test_increments_that_must_be_beside_the_base_wait_for_its_place(shell:
     await shell.granted()
     await shell.do(ASK_MORE)
     assert (set(shell.server.workloads), shell.problem()) == ({BASE}, None)
+    looked = shell.asked(f"GET {BASE}")
+    for _ in range(2):
+        later(1)
+        await shell.do(ASK_MORE)
+    assert shell.asked(f"GET {BASE}") == looked + 1, "the wait grows: the pods of a base may wait long for nodes"
+    assert shell.next_gang_check() is not None, "and a pass comes when it is over"

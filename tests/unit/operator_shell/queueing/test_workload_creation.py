@@ -126,14 +126,26 @@ async def test_a_missing_priority_class_is_a_reason_of_its_own(shell: QueueShell
     assert problem[0] == "PriorityClassMissing"
 
 
-async def test_a_strange_workload_of_that_name_is_told_of(shell: QueueShell) -> None:
+@pytest.mark.parametrize(
+    ("owners", "words"),
+    [
+        ([], f"Workload {BASE} exists and does not belong to this job; delete it or rename the job"),
+        (
+            [{"kind": "HyperPodPyTorchJob", "name": "another", "uid": "u", "controller": True}],
+            f"Workload {BASE} exists and belongs to HyperPodPyTorchJob another; create this job with another name",
+        ),
+    ],
+)
+async def test_a_strange_workload_of_that_name_is_told_of(
+    shell: QueueShell, owners: list[dict[str, Any]], words: str
+) -> None:
     shell.know()
     await shell.do(ASK_BASE)
     strange = shell.server.workloads[BASE]
-    strange["metadata"] |= {"ownerReferences": [], "uid": "strange"}
+    strange["metadata"] |= {"ownerReferences": owners, "uid": "strange"}
     shell.server.put(shell.server.workloads, strange)
     shell.job.workloads.clear()
     await shell.do(ASK_BASE)
     problem = shell.problem()
     assert problem is not None
-    assert "exists and does not belong to this job" in problem[1]
+    assert problem[1] == words
