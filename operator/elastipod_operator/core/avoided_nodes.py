@@ -18,6 +18,8 @@ MAX_KEPT = 32
 # How long pods that are needed for the minimum size wait for other nodes than those of repeat offenders: an autoscaler needs
 # minutes to bring one.
 AVOIDED_IN_VAIN = timedelta(minutes=5)
+# How long one of them has to be without a node by then. Pods of a partial gang are recreated meanwhile, which gives back their nodes.
+UNPLACED_FOR = timedelta(seconds=60)
 # So many nodes are avoided for what they announce; each is a requirement in the affinity of a pod.
 MAX_CLOSED = 100
 
@@ -70,9 +72,9 @@ def use_again(record: Record, context: Context) -> tuple[Record, tuple[JobEvent,
     """
     offenders = avoided(record, context.policy, context.now)
     waiting = [r.pod.created_at for r in context.replicas.newest.values() if r.may_train and not r.pod.node]
-    if not offenders or not waiting:
+    if not offenders or not waiting or record.transition is None:
         return record, (), None
-    due = min(waiting) + AVOIDED_IN_VAIN
+    due = max(record.transition.began_at + AVOIDED_IN_VAIN, min(waiting) + UNPLACED_FOR)
     if context.now < due:
         return record, (), due
     what = "nodes with repeated faults are used until their next fault"

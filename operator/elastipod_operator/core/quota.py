@@ -17,7 +17,7 @@ from .caches import limited_cache
 from .grant import Grant, SuspendedBy, grant_all
 from .names import Slot
 from .reasons import Reason, ReasonAndMessage
-from .record import Record
+from .record import Record, TransitionKind
 from .sizes import Allowed
 from .snapshot import ObservedPod, ObservedWorkload, Policy, Snapshot, SpecLimits
 from .wording import counted
@@ -181,8 +181,13 @@ def apply_quota(snapshot: Snapshot, record: Record) -> tuple[Grant | None, Quota
 
 
 def must_request_again(snapshot: Snapshot, record: Record) -> bool:
-    """Whether the template was edited while nothing runs: pods of the new template need new quota."""
-    return bool(snapshot.job.pending_edits) and not record.members and all(pod.ended for pod in snapshot.pods)
+    """Whether the template was edited while nothing runs: pods of the new template need new quota.
+
+    A job that recovers without any pod left goes on with the quota that it has, and with the template before the edit.
+    """
+    is_idle = not record.members and all(pod.ended for pod in snapshot.pods)
+    recovers = record.transition is not None and record.transition.kind is TransitionKind.RECOVERY
+    return bool(snapshot.job.pending_edits) and is_idle and not recovers
 
 
 def is_on(pod: ObservedPod, workload: ObservedWorkload, requests: Sequence[QuotaRequest]) -> bool:

@@ -305,7 +305,7 @@ def _readiness(replicas: Replicas, quota: Quota, policy: Policy) -> list[Action]
     for number, workload in sorted(quota.granted.items()):
         trains = Counter(quota.requests[number].trains)
         if quota.retained_base and not number:  # the job may be smaller than its base now
-            trains = Counter(filled(policy.specs, min(quota.retained_base, policy.sizes.maximum)))
+            trains = Counter(filled(policy.specs, policy.sizes.fit(quota.retained_base)))
         is_ready = trains <= ready
         ready -= trains
         if is_ready != bool(workload.pods_ready):

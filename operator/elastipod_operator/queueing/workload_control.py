@@ -140,6 +140,10 @@ class WorkloadControl:
         """Log a failure and request a pass at the time of the retry."""
         level = logging.INFO if is_conflict(error) else logging.WARNING
         log.log(level, "%s: %s %s", what, type(error).__name__, error, extra=log_fields(job.fact))
+        self.wake_for(job, retry)
+
+    def wake_for(self, job: Job, retry: Retry) -> None:
+        """Request a pass at the time of the next try, whatever else wakes the job before."""
         asyncio.get_running_loop().call_later(retry.note_failure(), self.wake, job.fact.uid)
 
     def wake_later(self, job: Job, seconds: float) -> None:

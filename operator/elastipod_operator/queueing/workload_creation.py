@@ -42,7 +42,7 @@ async def request_quota(control: WorkloadControl, job: Job, todo: Plan) -> None:
     try:
         await _request_all(control, job, spec, orders)
     except BaseNotPlaced:
-        control.wake_later(job, retry.note_failure())
+        control.wake_for(job, retry)
     except (*CALL_ERRORS, QuotaError, PlacementError) as error:
         control.retry_later(job, retry, "quota could not be requested", error)
         control.report_problem(job, REQUESTING, quota_error(error))

@@ -69,6 +69,17 @@ def test_an_edited_template_needs_quota_of_its_own_before_it_runs(base: Observed
     assert [a.name for a in acts(dropped, DeleteWorkload)] == [workload(0).name]
 
 
+def test_a_job_that_recovers_without_a_pod_left_keeps_its_quota_and_its_template() -> None:
+    """An edit does not take effect before the job is suspended, whether all pods of a full restart end at once or not."""
+    begun = transition(TransitionKind.RECOVERY, recreates_pods=True, is_budget_checked=True)
+    record = queued(trains(1, members=(), transition=begun))
+    ended = [(on(0, 0, phase="Failed"), None)]
+    todo = plan(look(record, [workload(0, 2)], *ended, pending_edits=("spec.replicaSpecs[workers].template",)))
+    assert not todo.adopts_spec
+    assert not acts(todo, DeleteWorkload)
+    assert todo.conditions[-1].type != "Suspended"
+
+
 def test_a_larger_minimum_is_asked_for_anew() -> None:
     todo = plan(look(queued(trains()), [workload(0, 2)], *train(2), wishes=policy(3, 4)))
     assert todo.record.transition is not None
