@@ -33,7 +33,7 @@ async def in_thread(
     """Do work that storage may block for ever, and give its result. Raises what it raises, and TimeoutError after the limit.
 
     discard: gets a result that nobody waits for any more. The work has a thread of its own: the threads of the loop's executor could
-    all be blocked, and the end of the loop waits for them.
+    all be blocked, and the end of the loop waits for them. Where the pod can have no more threads, it is done at once.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -57,7 +57,10 @@ async def in_thread(
             else:
                 loop.call_soon_threadsafe(settle, result)
 
-    threading.Thread(target=run, name="storage", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="storage", daemon=True).start()
+    except RuntimeError:  # the limit of processes in a pod, which a fault may be about
+        return work()
     try:
         await asyncio.wait([done], timeout=limit_s)
     finally:

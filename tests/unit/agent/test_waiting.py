@@ -38,6 +38,16 @@ async def test_work_whose_caller_is_cancelled_is_discarded_too() -> None:
     assert await asyncio.wait_for(discarded.get(), PATIENCE_S) is True
 
 
+async def test_without_another_thread_the_work_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault that is about the pod's limit of processes must be told like any other."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert await in_thread(threading.current_thread) is threading.current_thread()
+
+
 def test_a_loop_that_has_ended_does_not_wait_for_blocked_work() -> None:
     storage_is_back = threading.Event()
 
