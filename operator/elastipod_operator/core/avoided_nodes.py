@@ -76,7 +76,8 @@ def use_again(record: Record, context: Context) -> tuple[Record, tuple[JobEvent,
         return record, (), None
     due = max(record.transition.began_at + AVOIDED_IN_VAIN, min(waiting) + UNPLACED_FOR)
     if context.now < due:
-        return record, (), due
+        expires_at = next_fault_expiry(record, context.policy, context.now)
+        return record, (), due if expires_at is None else min(due, expires_at)
     what = "nodes with repeated faults are used until their next fault"
     text = f"too few nodes but {', '.join(offenders)} had room for the minimum size: {what}"
     on_probation = tuple(replace(one, times=min(one.times, REPEATED - 1)) for one in record.node_faults)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.unit.core.builders import (
     NOW,
@@ -174,6 +176,17 @@ def test_who_lacks_its_minimum_uses_a_node_again_that_it_avoided_in_vain() -> No
         == "too few nodes but bad had room for the minimum size: nodes with repeated faults are used until their next fault"
     )
     assert [(a.pod, a.avoids) for a in acts(forgiving, CreatePod)] == [(pid(0, 2), ())]
+
+
+def test_who_waits_for_other_nodes_looks_again_when_the_faults_expire() -> None:
+    begun = transition(TransitionKind.RECOVERY, cause="WorkerCrash", is_budget_checked=True, deadline=NOW)
+    record = trains(transition=begun, node_faults=(offence("bad", 3, 50),))
+    wishes = replace(AVOID, eval_period=seconds(60))
+    alone = pod(pid(0, 1), phase="Pending", node="", ip="", started=False, avoids=("bad",), created_at=NOW - seconds(5))
+    todo = plan(observed(job(record, wishes), [(alone, None), (pod(1), ready(1))]))
+    assert todo.record.node_faults == record.node_faults
+    assert todo.wake_at is not None
+    assert todo.wake_at <= NOW + seconds(10)
 
 
 def waiting(*avoids: str) -> object:
