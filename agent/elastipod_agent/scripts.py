@@ -14,7 +14,7 @@ from elastipod_agent.workers import process_tree
 from elastipod_agent.workers.output_pump import OutputPump, OutputStream
 from elastipod_agent.workers.reaper import Reaper
 
-_LOOK_UP_S = 60.0  # a file system may be mounted at its first access
+_FIRST_ACCESS_S = 60.0  # a file system may be mounted at its first access
 _TIDYING_S = 5.0
 NOT_RUN = 256  # not an exit code: the script was not started
 
@@ -51,7 +51,7 @@ class ScriptRunner:
         source, sink = os.pipe2(os.O_CLOEXEC)
         stream = OutputStream(source, f"[{name}]:".encode(), 1)
         try:
-            command = await in_thread(script.command, _LOOK_UP_S)
+            command = await in_thread(script.command, _FIRST_ACCESS_S)
             child = await self._reaper.spawn(command, env, stdout=sink, stderr=sink)
         except OSError as error:
             os.close(source)
