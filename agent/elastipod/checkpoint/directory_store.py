@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _FLOW = 8 << 20
-_SYNC_EVERY = (
-    1 << 30
-)  # a host's memory may take hundreds of GB, which slow storage is silent over for longer than a save is given
+# A host's memory may take hundreds of GB, which slow storage is silent over for longer than a save is given.
+_SYNC_EVERY = 1 << 30
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # errors of file systems over object stores
 _TEMPORARY = re.compile(r"\.(?:tmp|dead)-step-\d{10}-gen-(\d{6})-[0-9a-f]+")
 

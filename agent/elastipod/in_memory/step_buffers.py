@@ -87,9 +87,8 @@ class _Copy:
 
     def __init__(self, module: nn.Module, name: str) -> None:
         buffers: Any = module._buffers
-        self._buffers = (
-            buffers if isinstance(buffers, dict) else dict(buffers.items())
-        )  # TorchScript has a view of its own
+        # TorchScript has a view of its own.
+        self._buffers = buffers if isinstance(buffers, dict) else dict(buffers.items())
         self._name = name
         self._take()
 

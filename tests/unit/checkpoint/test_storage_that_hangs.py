@@ -62,6 +62,16 @@ def save_async(manager: CheckpointManager, trainer: Trainer, step: int) -> None:
     manager.save_async(step, model=trainer.model, optimizer=trainer.optimizer, scheduler=trainer.scheduler)
 
 
+def hanging_save(
+    manager: CheckpointManager, trainer: Trainer, step: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Hanging, Save]:
+    """Begin a save of which storage takes no file until it is released."""
+    hanging = Hanging(monkeypatch, "create_file", lambda *_: True)
+    save_async(manager, trainer, step)
+    assert manager._save is not None
+    return hanging, manager._save
+
+
 def given_up(step: int, place: Path) -> str:
     return (
         f"cannot write the checkpoint of step {step} in {place}: storage has not answered for {SILENCE_S:g} s; the earlier "
@@ -152,10 +162,7 @@ def test_a_step_whose_files_a_hanging_save_may_still_write_is_not_saved_again(
 ) -> None:
     trainer = Trainer()
     with CheckpointManager(tmp_path, memory=False) as manager:
-        hanging = Hanging(monkeypatch, "create_file", lambda *_: True)
-        save_async(manager, trainer, 2)
-        older = manager._save
-        assert older is not None
+        hanging, older = hanging_save(manager, trainer, 2, monkeypatch)
         with impatience(hanging):
             assert not manager.is_saving(0.1)
             assert str(older.failure) == given_up(2, tmp_path)
@@ -176,10 +183,7 @@ def test_a_load_and_an_end_do_not_wait_for_ever(tmp_path: Path, monkeypatch: pyt
     trainer = Trainer()
     manager = CheckpointManager(tmp_path, memory=False)
     trainer.save(manager, 1)
-    hanging = Hanging(monkeypatch, "create_file", lambda *_: True)
-    save_async(manager, trainer, 2)
-    older = manager._save
-    assert older is not None
+    hanging, older = hanging_save(manager, trainer, 2, monkeypatch)
     with impatience(hanging):
         assert Trainer(seed=2).load(manager) == 1
         with pytest.raises(CheckpointError, match="storage has not answered"):
@@ -196,10 +200,7 @@ def test_memory_that_a_hanging_save_reads_stays_when_the_state_has_another_form(
 ) -> None:
     trainer = Trainer()
     with CheckpointManager(tmp_path, memory=False) as manager:
-        hanging = Hanging(monkeypatch, "create_file", lambda *_: True)
-        save_async(manager, trainer, 1)
-        older = manager._save
-        assert older is not None
+        hanging, older = hanging_save(manager, trainer, 1, monkeypatch)
         before = [box.clone() for box in older.staged.boxes.values()]
         trainer.step(1)  # the optimizer has moments now
         with impatience(hanging):
@@ -299,10 +300,7 @@ def test_a_manager_that_is_closed_while_storage_hangs_keeps_only_what_the_hangin
     trainer = Trainer()
     manager = CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory")
     trainer.save(manager, 1)
-    hanging = Hanging(monkeypatch, "create_file", lambda *_: True)
-    save_async(manager, trainer, 2)
-    older = manager._save
-    assert older is not None
+    hanging, older = hanging_save(manager, trainer, 2, monkeypatch)
     with impatience(hanging):
         assert not manager.is_saving(0.1)
     other = next(each for each in manager._run().staging._images if each is not older.staged.image)

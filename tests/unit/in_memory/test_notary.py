@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from tests.agent_client import free_port
 from tests.unit.in_memory.forked_ranks import run_ranks, world
+from tests.unit.in_memory.models import Compiled
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -256,18 +257,6 @@ def test_what_ddp_reduced_may_differ_more_where_a_hook_compresses_it(
     model.weight.grad.zero_()  # type: ignore[union-attr]  # what a script does after the reduction is its own affair
     notary.close()
     assert bool(notary._wrong_gradient()) == is_found
-
-
-class Compiled(nn.Module):
-    """Wraps a module as torch.compile does."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self._orig_mod = module
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self._orig_mod(inputs)
-        return found
 
 
 @pytest.mark.usefixtures("only_rank")

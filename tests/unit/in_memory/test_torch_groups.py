@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.agent_client import free_port
+from tests.unit.in_memory.models import Compiled
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -89,18 +90,6 @@ def test_the_connections_of_a_detached_model_go_with_its_group() -> None:
     dist.destroy_process_group()
     assert group() is None, "somebody still holds the group, and a peer would wait for it"
     assert loss.requires_grad
-
-
-class Compiled(nn.Module):
-    """Wraps a module as torch.compile does."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self._orig_mod = module
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self._orig_mod(inputs)
-        return found
 
 
 @pytest.mark.usefixtures("no_collection")
