@@ -39,9 +39,7 @@ class FaultInvariants(InvariantState):
             raise Violation(
                 f"generation {new.generation} begins with {sorted(back)}, which failed on the avoided {bad}"
             )
-        self.met["a node that was avoided in vain is used again"] += (
-            bool(avoided(old, policy, now)) and not new.node_faults
-        )
+        self.met["a node that was avoided in vain is used again"] += bool(avoided(old, policy, now)) and not bad
         is_new = self.has_true_time and window.restarts > old.window.restarts and old.transition is None
         if is_new and window.since is not None and now - window.since > policy.eval_period + WRITING_TIME:
             raise Violation(

@@ -97,6 +97,7 @@ FIELDS = {
     "ttlSecondsAfterFinished": "ttlSecondsAfterFinished",
     "numRestartBeforeFullJobRestart": "Event: FullJobRestart",
     "maxNumRepeatOffendersToAvoid": "a pod avoids nodes",
+    "maxNumRepeatOffendersToAvoid, in vain": "a node that was avoided in vain is used again",
     "payback": "told: Scaling NotWorthwhile",
     "recovery": "recovery: Process",
     "edits that act later": "told: Warning EditsPending",

@@ -75,8 +75,12 @@ SCHEDULES: dict[str, Schedule] = {
         *(Event(100 + 60 * n, "crash_worker", 0) for n in range(3)), nodes=5,
         maxNumRepeatOffendersToAvoid=1, evalPeriodSeconds=300,
     ),
-    "a node fails again, and without it there are too few": scripted_job(
+    "a node fails again, and without it there are too few: other nodes come": scripted_job(
         *(Event(100 + 60 * n, "crash_worker", 0) for n in range(2)), low=2, high=2, nodes=2,
+        maxNumRepeatOffendersToAvoid=1, evalPeriodSeconds=3600,
+    ),
+    "a node fails again, and without it there are too few: it is used again": scripted_job(
+        *(Event(20 + 30 * n, "crash_worker", 0) for n in range(2)), low=2, high=2, nodes=2,
         maxNumRepeatOffendersToAvoid=1, evalPeriodSeconds=3600,
     ),
     "a node says by a label alone that its machine is to be replaced, and later that it is well": scripted_job(
