@@ -18,10 +18,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '  make %-14s %s\n' 'test-TIER' 'one tier of the tests alone: $(TIERS); ARGS="-k name" goes to pytest'
 
-env: .venv/.ready
-	@:
-
-.venv/.ready: requirements/bootstrap.txt requirements/dev.txt pyproject.toml .ci/environment
+env:
 	@.ci/environment
 
 demo: env ## run an elastic job on a local cluster: nodes come and go, a crash, an urgent job in its queue (ARGS=--help)

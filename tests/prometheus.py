@@ -65,9 +65,10 @@ class Prometheus:
         return [alert for alert in self.get("alerts")["alerts"] if alert["state"] == "firing"]
 
 
-# The times in a rule: its `for`, the range of a selector, and what the age of a phase is compared with.
+# The times in a rule: its `for`, the range of a selector, its offset, and what the age of a phase is compared with.
 FOR, RANGE = re.compile(r"(?<=for: )(\d+)([mh])$", re.MULTILINE), re.compile(r"(?<=\[)(\d+)([mh])(?=\])")
-AGE = re.compile(r"(?<=elastipod_job_phase_start_time_seconds)(\{[^}]+\}) > (\d+)")
+OFFSET = re.compile(r"(?<= offset )(\d+)([mh])\b")
+AGE = re.compile(r"(?<=elastipod_job_phase_start_time_seconds)(\{[^}]+\}\)) > (\d+)")
 SECONDS = {"m": 60, "h": 3600}
 
 
@@ -78,7 +79,7 @@ def hurried(rules: Path, haste: int) -> str:
         return f"{int(time[1]) * SECONDS[time[2]] * 1000 // haste}ms"
 
     text = rules.read_text(encoding="utf-8")
-    for times in (FOR, RANGE):
+    for times in (FOR, RANGE, OFFSET):
         text, count = times.subn(shorter, text)
         assert count, times
     text, count = AGE.subn(lambda age: f"{age[1]} > {int(age[2]) / haste:g}", text)

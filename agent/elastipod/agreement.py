@@ -146,9 +146,11 @@ class Agreement:
         client = self._client
         assert client is not None, "the watcher published through it"
         try:
-            client.set(f"arrived/{self._rank}", b"1")
+            # All wait for the last one, who need not be named among those who came.
             if client.add("arrived", 1) == self._world_size:
                 client.set("together", b"1")
+            else:
+                client.set(f"arrived/{self._rank}", b"1")
             if not self._wait_for(client, "together"):
                 raise ElasticAgreementTimeout(
                     f"the ranks agreed to stop at call {self._stop} of elastic_event_detected(), but "

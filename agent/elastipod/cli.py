@@ -34,7 +34,9 @@ COMMANDS = {
         "elastipod.audit.command", "check from the sample logs of a job that every sample was trained exactly once"
     ),
     "bundle": Command(
-        "elastipod_client.bundle", "write an archive that explains a job, without secrets", python=(3, 11)
+        "elastipod_client.bundle",
+        "write an archive that explains a job; what looks like a secret is removed",
+        python=(3, 11),
     ),
     "checkpoint": Command(
         "elastipod.checkpoint.export_command",

@@ -100,6 +100,11 @@ def abort_groups() -> None:
         abort()
 
 
+def ends_groups_without_lock() -> bool:
+    """Whether a process group ends without Python's lock (torch 2.8), so that another one can be built meanwhile."""
+    return torch.__version__ >= "2.8"  # compared as versions
+
+
 def gloo_backends() -> list[Any]:
     """Give gloo's part of each process group that torch knows of, which has the connections and threads.
 

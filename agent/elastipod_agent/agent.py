@@ -308,6 +308,8 @@ class Agent:
             return
         self._exit_signal = signal.SIGTERM
         self.status.set(terminating=True)
+        if self._supervisor is not None:
+            self._supervisor.note_last()
         is_busy = self._task is not None and not self._task.done()
         self.log.info("SIGTERM: " + ("the workers continue until they are drained" if is_busy else "leaving"))
         if not is_busy or self.status.current.state is S.FAULTED:

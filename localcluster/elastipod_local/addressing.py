@@ -19,6 +19,7 @@ ETCD_PEER_PORT = 2380
 KUEUE_WEBHOOK_PORT = 9443
 KUEUE_HEALTH_PORT = 8081
 LOOPBACK_RANGE = IPv4Network("127.18.0.0/16")
+UNUSED_LOOPBACK = LOOPBACK_RANGE[1]  # no cluster's: only who listens on all addresses has a port there
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,4 +68,5 @@ def compile_pause(scratch: Path) -> Path:
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
     run(["gcc", "-O2", "-s", "-static", "-o", root / "pause", PACKAGE / "c" / "pause.c"])
+    (root / "pause").chmod(0o755)  # its user is not root
     return root

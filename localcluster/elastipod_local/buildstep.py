@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from elastipod_local.host import run
+from elastipod_local.host import OPEN_UMASK, run
 
 BUILD_FILES = "/run/build"
 SOURCE = "/run/build/source"
@@ -46,6 +46,7 @@ class BuildStep:
 
 def main(step_file: str) -> int:
     """Carry out the step and give its exit code."""
+    os.umask(OPEN_UMASK)  # what it makes is for every user of the image
     step = BuildStep.decode(Path(step_file).read_text())
     run(["mount", "--make-rprivate", "/"])
     root = _mount_root(step)

@@ -6,11 +6,11 @@ A node's group is `<root of hierarchy>/<cluster>/<node>` in each hierarchy; insi
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastipod_local.errors import LocalClusterError
+from elastipod_local.errors import LocalClusterError, UnsupportedError
 
 MOUNTS = Path("/proc/mounts")
 V2_CONTROLLERS = ("cpu", "cpuset", "io", "memory", "pids", "hugetlb")
@@ -167,22 +167,53 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _enable_controllers(folder: Path) -> None:
-    available = (folder / "cgroup.controllers").read_text().split()
-    for controller in V2_CONTROLLERS:
-        if controller in available:
-            _enable(controller, folder)
+    """Let a group share out its controllers to the groups below it.
 
-
-def _enable(controller: str, folder: Path) -> None:
+    All at once: one by one the kernel would grant processors to a group that holds processes, and refuse all else for good.
+    """
+    wanted = _to_share(folder)
+    if not wanted:
+        return
     try:
-        (folder / "cgroup.subtree_control").write_text(f"+{controller}")
+        (folder / "cgroup.subtree_control").write_text(" ".join(f"+{controller}" for controller in wanted))
     except OSError as refused:
-        if refused.errno != errno.EBUSY:
+        if refused.errno not in (errno.EBUSY, errno.EOPNOTSUPP):
             raise
-        raise LocalClusterError(
-            f"the control group {folder} cannot share out {controller}, because it holds processes of its own; "
-            "move them into a group below it first, or start the container with --cgroupns=host"
-        ) from refused
+        raise LocalClusterError(_cannot_share(folder, wanted)) from refused
+
+
+def _to_share(folder: Path) -> list[str]:
+    available = (folder / "cgroup.controllers").read_text().split()
+    return [controller for controller in V2_CONTROLLERS if controller in available]
+
+
+def _cannot_share(folder: Path, controllers: Iterable[str]) -> str:
+    return (
+        f"the control group {folder} cannot share out {', '.join(controllers)}, because it holds processes of its own; "
+        "move them into a group below it first, or start the container with --cgroupns=host"
+    )
+
+
+def require_shareable(layout: Layout) -> None:
+    """Raise UnsupportedError where the root group that we see can share out nothing, as in a container; changes nothing.
+
+    Under v2 the root of a cgroup namespace is an ordinary group: while it holds processes, those below get no controllers.
+    The machine's own root is none of those, and has no type.
+    """
+    if not layout.unified:
+        return
+    for root in (hierarchy.mount_point for hierarchy in layout.hierarchies):
+        if not (root / "cgroup.type").exists():
+            continue
+        shared = (root / "cgroup.subtree_control").read_text().split()
+        lacking = [controller for controller in _to_share(root) if controller not in shared]
+        if lacking and (root / "cgroup.procs").read_text().split():
+            raise UnsupportedError(_cannot_share(root, lacking))
+
+
+def require_control_groups() -> None:
+    """Raise LocalClusterError, or its UnsupportedError, where this machine's control groups cannot hold nodes."""
+    require_shareable(machine_layout())
 
 
 def _inherit_cpuset(folder: Path) -> None:

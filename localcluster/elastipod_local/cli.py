@@ -3,18 +3,16 @@
 import argparse
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from types import FrameType
 
 from elastipod_local import binaries
 from elastipod_local.addressing import MAX_NODES
 from elastipod_local.cluster import Cluster
 from elastipod_local.errors import LocalClusterError, UnsupportedError, what_the_machine_refused
-from elastipod_local.host import Progress, require_linux, require_root
+from elastipod_local.host import Progress, require_linux, require_root, say, stop_signals_raise
 from elastipod_local.images import ensure_images
 from elastipod_local.kueue_config import KueueOptions
 from elastipod_local.packages import ensure_packages
@@ -49,25 +47,23 @@ def main(argv: list[str]) -> int:
     """Run one command and give its exit code: 0, 1 failed, 2 wrong usage or a machine that cannot do it, 130 Ctrl-C."""
     arguments = _parser().parse_args(_shield_kubectl(argv))
     progress = _progress_to_stderr()
-    previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        require_linux()
-        command: Callable[[argparse.Namespace, Progress], int] = arguments.command
-        return command(arguments, progress)
+        with stop_signals_raise(KeyboardInterrupt):  # which takes down what an unfinished `up` has made
+            require_linux()
+            command: Callable[[argparse.Namespace, Progress], int] = arguments.command
+            return command(arguments, progress)
     except UnsupportedError as problem:
-        print(f"elastipod local: {problem}", file=sys.stderr)
+        say(f"elastipod local: {problem}", sys.stderr)
         return EXIT_UNSUPPORTED
     except LocalClusterError as problem:
-        print(f"elastipod local: {problem}", file=sys.stderr)
+        say(f"elastipod local: {problem}", sys.stderr)
         return EXIT_FAILED
     except (OSError, subprocess.TimeoutExpired) as problem:
-        print(f"elastipod local: {what_the_machine_refused(problem)}", file=sys.stderr)
+        say(f"elastipod local: {what_the_machine_refused(problem)}", sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
-        print("elastipod local: interrupted", file=sys.stderr)
+        say("elastipod local: interrupted", sys.stderr)
         return EXIT_INTERRUPTED
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _shield_kubectl(argv: list[str]) -> list[str]:
@@ -78,16 +74,11 @@ def _shield_kubectl(argv: list[str]) -> list[str]:
     return [*argv[:own], "--", *argv[own:]]
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """End as after Ctrl-C, which takes down what an unfinished `up` has made."""
-    raise KeyboardInterrupt
-
-
 def _progress_to_stderr() -> Progress:
     began = time.monotonic()
 
     def show(text: str) -> None:
-        print(f"[{time.monotonic() - began:5.1f} s] {text}", file=sys.stderr, flush=True)
+        say(f"[{time.monotonic() - began:5.1f} s] {text}", sys.stderr)
 
     return show
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import SystemRandom
 from types import TracebackType
 
-from elastipod_local import binaries, network, versions
+from elastipod_local import binaries, network, ports, versions
 from elastipod_local.addressing import RANGE, Addressing
 from elastipod_local.api import ApiServer
 from elastipod_local.cgroups import NodeGroup, machine_layout
@@ -132,9 +132,9 @@ class Cluster:
         have one.
         """
         require_linux()
-        if nodes:
-            require_nodes_possible()
         cluster = cls(name, cluster_dir(name, run_dir), progress)
+        if nodes:
+            require_nodes_possible(cluster.folder.parent)
         with cluster._files.locked():
             if cluster.is_running():
                 raise LocalClusterError(
@@ -142,6 +142,7 @@ class Cluster:
                 )
             tear_down(cluster._files, lambda _: progress("removed what an earlier run had left"))
             delete_tree(cluster.folder / "logs")
+            ports.require_free(ports.of_cluster(with_kueue=kueue is not None))
             # The long part comes first: nothing of the cluster exists while it builds.
             images = prepare(_program_names(nodes, kueue), with_images=bool(nodes), progress=progress)
             (cluster.folder / API_SERVER_FLAGS).write_text("\n".join(api_server_flags))
@@ -169,7 +170,7 @@ class Cluster:
         """Take the cluster down, leaving nothing but its logs; False when there was nothing. Safe to repeat."""
         if not self.folder.exists():
             return False
-        with signals_ignored(), self._files.locked(wait_s=CHANGE_WAIT_S):
+        with signals_ignored(), self._files.locked(wait_s=CHANGE_WAIT_S, progress=self._progress):
             return tear_down(self._files, self._progress)
 
     def __enter__(self) -> "Cluster":
@@ -248,8 +249,9 @@ class Cluster:
         It runs as the role `kueue`, which can be frozen, killed and started. Raises LocalClusterError with the end of
         its log when it does not start.
         """
+        ports.require_free(ports.of_cluster(with_kueue=True))
         self._programs(0, options)
-        with self._files.locked(wait_s=CHANGE_WAIT_S):
+        with self._files.locked(wait_s=CHANGE_WAIT_S, progress=self._progress):
             self._install_kueue(options)
 
     def _install_kueue(self, options: KueueOptions) -> None:
@@ -293,14 +295,14 @@ class Cluster:
 
     @contextmanager
     def _changing_roles(self) -> Iterator[Roles]:
-        with self._files.locked(wait_s=CHANGE_WAIT_S):
+        with self._files.locked(wait_s=CHANGE_WAIT_S, progress=self._progress):
             addressing = self.state().addressing
             yield Roles(self._files, self._control_plane(addressing, nodes=addressing.block is not None))
 
     @contextmanager
     def _changing_nodes(self) -> Iterator[Nodes]:
         require_root("changing nodes")
-        with self._files.locked(wait_s=CHANGE_WAIT_S):
+        with self._files.locked(wait_s=CHANGE_WAIT_S, progress=self._progress):
             yield self._nodes()
 
     def _nodes(self) -> Nodes:
@@ -333,6 +335,7 @@ class Cluster:
     def _bring_up(self, nodes: int, images: ImageSet | None, options: NodeOptions, kueue: KueueOptions | None) -> None:
         addressing = self._take_addresses(options)
         self.shared.mkdir(exist_ok=True)
+        self.shared.chmod(0o755)  # pods see it
         control_plane = self._control_plane(addressing, nodes=bool(nodes))
         control_plane.create_pki()
         self._progress("starting the control plane")
@@ -360,7 +363,7 @@ class Cluster:
             addressing = Addressing.on_loopback(SystemRandom())
             self._files.save(ClusterState(self.name, Phase.STARTING, addressing, options))
             return addressing
-        with exclusive(network.ALLOCATION_LOCK, wait_s=network.ALLOCATION_WAIT_S):
+        with exclusive(network.ALLOCATION_LOCK, wait_s=network.ALLOCATION_WAIT_S, progress=self._progress):
             free = network.free_addressing()
             if not free:
                 raise LocalClusterError(

@@ -181,7 +181,7 @@ class ControlPlane:
         server = self.api_server
 
         def ready() -> bool:
-            self._require_alive({role: running[role] for role in SERVING})
+            self._require_alive({role: running[role] for role in SERVING}, "ended at its start")
             return server.answers_ok("/readyz")
 
         hint = f"log: {self.log('kube-apiserver')}"
@@ -195,7 +195,7 @@ class ControlPlane:
         def has_account() -> bool:
             if server.answers_ok("/api/v1/namespaces/default/serviceaccounts/default"):
                 return True
-            self._require_alive(running)
+            self._require_alive(running, "ended at its start")
             return False
 
         # The controller manager makes it; pods of the default namespace cannot be created before.
@@ -207,7 +207,11 @@ class ControlPlane:
             hint=f"log: {self.log('kube-controller-manager')}",
         )
 
-    def _require_alive(self, processes: Mapping[str, ProcessId]) -> None:
+    def require_serving(self, running: Mapping[str, ProcessId]) -> None:
+        """Raise LocalClusterError with the end of its log if the API server or etcd has ended: nothing is answered then."""
+        self._require_alive({role: running[role] for role in SERVING}, "ended")
+
+    def _require_alive(self, processes: Mapping[str, ProcessId], end: str) -> None:
         for role, process in processes.items():
             if not process.is_alive():
-                raise LocalClusterError(f"{role} ended at its start: {tail_of(self.log(role))}")
+                raise LocalClusterError(f"{role} {end}: {tail_of(self.log(role))}")

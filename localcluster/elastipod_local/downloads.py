@@ -203,6 +203,7 @@ class _Task:
     release: Release
     arch: str
     transfer: Transfer = field(default_factory=Transfer)
+    waiting: str = ""  # for whom
     error: str = ""
     refused: OSError | None = None  # by this machine: there is no other way then
 
@@ -217,9 +218,17 @@ class _Task:
             self.error = f"{type(mistake).__name__}: {mistake}"
             raise
 
+    def __str__(self) -> str:
+        return f"{self.release.name} {self.waiting or (self.transfer if self.transfer.size else 'connecting')}"
+
+    def _wait(self, what: str) -> None:
+        self.waiting = what.strip()
+
     def _fetch(self) -> None:
         target = self.release.cache(self.arch)
-        with exclusive(target.parent / f"{self.release.name}-release.lock", wait_s=BUILD_WAIT_S):
+        lock = target.parent / f"{self.release.name}-release.lock"
+        with exclusive(lock, wait_s=BUILD_WAIT_S, progress=self._wait):
+            self.waiting = ""
             if target.is_dir():
                 return
             draft = target.with_name(target.name + ".new")
@@ -244,8 +253,9 @@ def _run_side_by_side(tasks: list[_Task], progress: Progress) -> None:
             thread.join(timeout=0.1)
             if time.monotonic() - told_at >= REPORT_EVERY_S:
                 told_at = time.monotonic()
-                shown = [f"{task.release.name} {task.transfer}" for task in tasks if task.transfer.size]
-                progress(f"  downloading: {', '.join(shown) or 'connecting'}")
+                shown = [str(task) for task, its in zip(tasks, threads, strict=True) if its.is_alive()]
+                if shown:
+                    progress(f"  downloading: {', '.join(shown)}")
 
 
 def _arch() -> str | None:

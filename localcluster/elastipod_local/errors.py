@@ -12,6 +12,10 @@ class UnsupportedError(LocalClusterError):
     """This machine or this user cannot do it at all. The command line exits with 2."""
 
 
+class WaitedTooLongError(LocalClusterError):
+    """What was waited for did not happen in time; nothing else went wrong."""
+
+
 class CommandError(LocalClusterError):
     """A program that we ran failed; `returncode` and `output` (its last lines) are kept for the caller."""
 

@@ -73,7 +73,7 @@ def build(module: GoModule, names: Iterable[str], progress: Progress = quiet) ->
     """
     target = module.cache
     target.mkdir(parents=True, exist_ok=True)
-    with exclusive(target.parent / f"{module.name}.lock", wait_s=BUILD_WAIT_S):
+    with exclusive(target.parent / f"{module.name}.lock", wait_s=BUILD_WAIT_S, progress=progress):
         missing = {name: module.packages[name] for name in names if built(module, name) is None}
         if missing:
             draft = target.with_name(target.name + ".new")

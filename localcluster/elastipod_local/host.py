@@ -1,25 +1,32 @@
 """The machine we run on: running programs, what it must offer, waiting with a deadline."""
 
+import errno
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import IO, TypeVar
 
 from elastipod_local.addressing import RANGE
-from elastipod_local.errors import CommandError, LocalClusterError, UnsupportedError
+from elastipod_local.errors import CommandError, LocalClusterError, UnsupportedError, WaitedTooLongError
 
 T = TypeVar("T")
 Progress = Callable[[str], None]
 
+# How a user ends a command: Ctrl-C, `kill`, and the end of the terminal, as when a connection drops.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Debian keeps ip, iptables and the like in sbin, which a plain user's or cron's PATH may lack.
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Root's own may be stricter, and what pods read belongs to nobody in particular.
+OPEN_UMASK = 0o022
 # Where no proxy can reach a cluster; the single address is for Python, which knows no ranges.
 DIRECT = ("localhost", "127.0.0.1", "127.0.0.0/8", str(RANGE), ".svc", ".cluster.local")
 
@@ -85,11 +92,12 @@ def run(
     timeout_s: float = 120,
     check: bool = True,
     cwd: Path | None = None,
+    umask: int = -1,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, which is no later than ours, and give its output as text.
 
-    Raises CommandError with the last lines that it wrote to stderr when it fails (unless check is False) or takes
-    longer than timeout_s.
+    umask: ours by default. Raises CommandError with the last lines that it wrote to stderr when it fails (unless check is
+    False) or takes longer than timeout_s.
     """
     words = [str(word) for word in command]
     environment = tool_environment(env)
@@ -105,6 +113,7 @@ def run(
             timeout=timeout_s,
             env=environment,
             cwd=cwd,
+            umask=umask,
         )
     except subprocess.TimeoutExpired as late:
         raise CommandError(f"`{shown}` did not end within {timeout_s:g} s", 124, "") from late
@@ -141,6 +150,11 @@ def delete_tree(path: Path) -> None:
     run(["rm", "--recursive", "--force", "--one-file-system", "--", path], timeout_s=600)
 
 
+def is_open(path: Path) -> bool:
+    """Tell whether everybody may read a folder and enter it, as OPEN_UMASK leaves it."""
+    return path.stat().st_mode & 0o005 == 0o005
+
+
 def last_lines(text: str, count: int) -> str:
     """Give the last `count` lines that hold anything, joined by ' | '."""
     return " | ".join([line.strip() for line in text.splitlines() if line.strip()][-count:])
@@ -161,26 +175,89 @@ def wait_until(
 ) -> T:
     """Call `condition` until it gives something true, and give that back.
 
-    Raises LocalClusterError naming `what` (and `hint`, e.g. the place of a log) after deadline_s.
+    Raises WaitedTooLongError naming `what` (and `hint`, e.g. the place of a log) after deadline_s.
     """
     end = time.monotonic() + deadline_s
     while True:
         if value := condition():
             return value
         if time.monotonic() > end:
-            raise LocalClusterError(f"waited {deadline_s:g} s for {what}{f'; {hint}' if hint else ''}")
+            raise WaitedTooLongError(f"waited {deadline_s:g} s for {what}{f'; {hint}' if hint else ''}")
         time.sleep(every_s)
+
+
+def say(text: str, stream: IO[str] | None = None) -> None:
+    """Print to stdout or the given stream at once; a terminal that is gone is no reason to leave work half done."""
+    try:
+        print(text, file=stream, flush=True)
+    except OSError as refused:
+        if refused.errno != errno.EIO:
+            raise
+
+
+class Reminder:
+    """Tells of a long wait now and then. first_s, every_s: seconds from the beginning, and between two lines after that."""
+
+    def __init__(self, progress: Progress, *, every_s: float, first_s: float | None = None) -> None:
+        self._progress = progress
+        self._every_s = every_s
+        self._began = time.monotonic()
+        self._due = self._began + (every_s if first_s is None else first_s)
+
+    def remind(self, what: str) -> None:
+        """Say what is waited for, and for how long by now, if that is due. Call it at every look."""
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + self._every_s
+            self._progress(f"{what}, {now - self._began:.0f} s")
+
+
+@contextmanager
+def stop_signals_raise(interruption: type[BaseException]) -> Iterator[None]:
+    """Raise `interruption` at the first signal of STOP_SIGNALS and ignore those after it: cleaning up has begun then.
+
+    What `nohup` keeps out stays out.
+    """
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        for other in before:
+            signal.signal(other, signal.SIG_IGN)
+        if signum == signal.SIGHUP:
+            _leave_terminal()
+        raise interruption
+
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    handled = [signum for signum in STOP_SIGNALS if not (signum == signal.SIGHUP and ignored)]
+    before = {signum: signal.signal(signum, interrupt) for signum in handled}
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def _leave_terminal() -> None:
+    """Send to nowhere what is printed from now on: a terminal that hung up refuses it, to us and to what we start."""
+    for number in (1, 2):
+        with suppress(OSError):  # closed long ago
+            if stat.S_ISCHR(os.fstat(number).st_mode):  # it says no more than that of itself
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, number)
+                os.close(nowhere)
 
 
 @contextmanager
 def signals_ignored() -> Iterator[None]:
-    """Keep Ctrl-C and SIGTERM out while something is cleaned up; children started meanwhile ignore them as well."""
+    """Keep STOP_SIGNALS out while something is cleaned up; children started meanwhile ignore them as well."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are handled in the main thread only
         return
-    before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGINT, signal.SIGTERM)}
+    before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in STOP_SIGNALS}
     try:
         yield
     finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+        _restore(before)
+
+
+def _restore(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], object] | int | None]) -> None:
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)

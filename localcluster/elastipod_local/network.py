@@ -1,17 +1,26 @@
 """The bridge of a cluster and the wires to its nodes."""
 
 import json
-from ipaddress import IPv4Network
+import sys
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 from elastipod_local.addressing import Addressing, free_blocks
-from elastipod_local.host import run, wait_until
+from elastipod_local.host import last_lines, run, wait_until
 from elastipod_local.processes import tagged
 
 LINKS = Path("/sys/class/net")
 # Held from choosing a block until its bridge carries its owner's name, and while a bridge is taken down.
-ALLOCATION_LOCK = Path("/run/lock/elastipod-local.lock")
+# Not in /run/lock, where every user can put a file or a link of that name.
+ALLOCATION_LOCK = Path("/run/elastipod-local.lock")
 ALLOCATION_WAIT_S = 120
+_CONNECT = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=3).close()
+except OSError as refused:
+    sys.exit(refused.strerror or str(refused))
+"""
 
 
 def free_addressing() -> list[Addressing]:
@@ -106,3 +115,11 @@ def set_link(addressing: Addressing, index: int, state: str) -> None:
     wire = addressing.link_name(index)
     if (LINKS / wire).exists():
         run(["ip", "link", "set", wire, state])
+
+
+def refusal(pid: int, address: IPv4Address | str, port: int) -> str:
+    """Say why process `pid`'s network namespace cannot connect to an address; '' where it can."""
+    tried = run(
+        ["nsenter", f"--net=/proc/{pid}/ns/net", sys.executable, "-c", _CONNECT, str(address), str(port)], check=False
+    )
+    return "" if tried.returncode == 0 else last_lines(tried.stderr, 1)

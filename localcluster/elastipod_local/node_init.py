@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from elastipod_local.host import run, tool_environment, wait_until
+from elastipod_local.host import OPEN_UMASK, run, tool_environment, wait_until
 from elastipod_local.node_config import NODE_FOLDERS, RUNTIME_ENDPOINT, SHARED_MOUNT, InitConfig
 
 CONNECTED_DEADLINE_S = 60
@@ -57,7 +57,7 @@ def enter_own_root(config: InitConfig) -> None:
     mount("run", root / "run", "-t", "tmpfs", "-o", "mode=755")
     mount("tmp", root / "tmp", "-t", "tmpfs", "-o", "mode=1777")
     for folder in config.visible:  # last: a checkout may lie below /tmp
-        mount(folder, f"{root}{folder}", "--rbind", "-o", "ro")
+        show(folder, root)
     for name, place in NODE_FOLDERS.items():
         mount(node / name, f"{root}{place}", "--bind")
     mount(config.logs, root / "var/log", "--bind")
@@ -69,6 +69,19 @@ def enter_own_root(config: InitConfig) -> None:
     Path("/old-root").rmdir()
     # Volumes and containers are mounted by one service and must be seen by the others.
     run(["mount", "--make-rshared", "/"])
+
+
+def show(folder: str, root: Path) -> None:
+    """Show a folder of the machine in the node's root at the same path, read-only.
+
+    What is mounted over a link lands where the link leads, which is outside of that root: so it is mounted at its real path.
+    """
+    real = Path(folder).resolve()
+    mount(real, f"{root}{real}", "--rbind", "-o", "ro")
+    name = Path(f"{root}{folder}")
+    if str(real) != folder and not name.is_symlink() and not name.exists():
+        name.parent.mkdir(parents=True, exist_ok=True)
+        name.symlink_to(real)
 
 
 def mount_cgroups(config: InitConfig) -> None:
@@ -142,6 +155,7 @@ class Services:
 
 def main(config_file: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.umask(OPEN_UMASK)  # the services inherit it, and write files of pods
     config = InitConfig.decode(Path(config_file).read_text())
     socket.sethostname(config.node)
     enter_own_root(config)

@@ -7,10 +7,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from elastipod_local import network
-from elastipod_local.addressing import MAX_NODES, free_node_index
+from elastipod_local.addressing import API_PORT, MAX_NODES, free_node_index
 from elastipod_local.controlplane import ControlPlane
-from elastipod_local.errors import LocalClusterError
-from elastipod_local.host import Progress, run, signals_ignored, tail_of, wait_until
+from elastipod_local.errors import LocalClusterError, WaitedTooLongError
+from elastipod_local.host import Progress, Reminder, run, signals_ignored, tail_of, wait_until
 from elastipod_local.node import Disk, Node
 from elastipod_local.node_config import SLOT_RESOURCE
 from elastipod_local.oci import Image
@@ -18,6 +18,7 @@ from elastipod_local.processes import ProcessId
 from elastipod_local.state import NodePhase, NodeRecord, StateFile
 
 READY_DEADLINE_S = 180
+REPORT_EVERY_S = 15.0
 DRAIN_DEADLINE_S = 900
 # What a node must be in for a change; everything else is refused with a sentence.
 RUNNING = frozenset({NodePhase.UP})
@@ -50,8 +51,7 @@ class Nodes:
             self._start_all(names, disk)
         except BaseException:
             with signals_ignored():
-                for name in names:
-                    self._discard(name)
+                self._discard_failed(names)
             raise
         return names
 
@@ -128,7 +128,26 @@ class Nodes:
 
     def _discard(self, name: str) -> None:
         """Delete the node's object, end it, delete its disk, and forget it."""
-        self._kubectl("delete", "node", name, "--ignore-not-found", deadline_s=60)
+        self._delete_objects([name])
+        self._erase(name)
+
+    def _discard_failed(self, names: list[str]) -> None:
+        """Discard nodes that did not start. What fails on the way is told: it hides neither their failure nor the other nodes."""
+        try:
+            self._delete_objects(names)
+        except LocalClusterError as refused:
+            self._progress(f"the Node objects of {', '.join(names)} could not be deleted: {refused}")
+        for name in names:
+            try:
+                self._erase(name)
+            except (LocalClusterError, OSError) as stuck:
+                self._progress(f"{name} could not be removed: {stuck}")
+
+    def _delete_objects(self, names: list[str]) -> None:
+        if names:
+            self._kubectl("delete", "node", *names, "--ignore-not-found", deadline_s=60)
+
+    def _erase(self, name: str) -> None:
         self._end(name).delete()
         self._files.update(lambda state: state.with_node(name, None))
 
@@ -153,17 +172,47 @@ class Nodes:
             self._start(name)
         for name in names:
             self._connect(name)
+        self._wait_ready(names, heard_after)
+
+    def _wait_ready(self, names: list[str], heard_after: datetime | None) -> None:
         self._progress("waiting for the nodes to be Ready")
-        wait_until(
-            lambda: not self._unready(names, heard_after),
-            deadline_s=READY_DEADLINE_S,
-            what=f"{', '.join(names)} to be Ready",
-            every_s=0.2,
-            hint=f"logs: {self._files.folder / 'logs'}",
-        )
+        reminder = Reminder(self._progress, every_s=REPORT_EVERY_S)
+        unready = set(names)
+
+        def all_ready() -> bool:
+            nonlocal unready
+            unready = self._unready(names, heard_after)
+            if unready:
+                reminder.remind(f"  {', '.join(sorted(unready))} not Ready yet")
+            return not unready
+
+        try:
+            wait_until(all_ready, deadline_s=READY_DEADLINE_S, what="the nodes to be Ready", every_s=0.2)
+        except WaitedTooLongError as late:
+            missing = sorted(unready)
+            raise LocalClusterError(
+                f"waited {READY_DEADLINE_S:g} s for {', '.join(missing)} to be Ready; "
+                f"{self._why_unreachable(missing)}logs: {self._files.folder / 'logs'}"
+            ) from late
+
+    def _why_unreachable(self, names: list[str]) -> str:
+        """Say which node cannot reach the API server, which lives: only a firewall is between the two."""
+        where = self._control_plane.addressing
+        for name in names:
+            inner = self._record(name).inner
+            if inner is not None and (said := network.refusal(inner.pid, where.api_address, API_PORT)):
+                return (
+                    f"{name} cannot reach the API server ({where.api_address}:{API_PORT} {said.lower()}); "
+                    f"let this machine's firewall accept what comes in on {where.kernel_name}; "
+                )
+        return ""
 
     def _unready(self, names: list[str], since: datetime | None) -> set[str]:
-        """Give those of the nodes that are not Ready or, with `since`, whose kubelet has not been heard of after it."""
+        """Give those of the nodes that are not Ready or, with `since`, whose kubelet has not been heard of after it.
+
+        Raises LocalClusterError when a node, or what it needs of the control plane, has ended.
+        """
+        self._control_plane.require_serving(self._files.read().control_plane)
         for name in names:
             outer = self._record(name).outer
             if outer is None or not outer.is_alive():

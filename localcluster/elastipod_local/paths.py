@@ -12,16 +12,19 @@ NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 
 def cache_dir() -> Path:
-    """Give `$XDG_CACHE_HOME/elastipod`, made when missing. Raises LocalClusterError where it cannot be made."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "elastipod"
+    """Give `$XDG_CACHE_HOME/elastipod` without links, made when missing. Raises LocalClusterError where it cannot be made.
+
+    As the specification of that variable asks, a relative path is ignored.
+    """
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    folder = (given if given.is_absolute() else Path.home() / ".cache") / "elastipod"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as refused:
         raise LocalClusterError(
             f"the cache {folder} cannot be made ({refused.strerror}); set XDG_CACHE_HOME to a folder that can be written"
         ) from refused
-    return folder
+    return folder.resolve()
 
 
 def require_visible_to_nodes(folder: Path) -> None:

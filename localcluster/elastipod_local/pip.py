@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from elastipod_local.errors import LocalClusterError
-from elastipod_local.host import find_program, run
+from elastipod_local.host import OPEN_UMASK, find_program, run
 from elastipod_local.registry_access import settings
 
 INSTALL_DEADLINE_S = 1800
 
 
 def install_into(folder: Path, requirements: Sequence[str | Path], *, python_version: str | None = None) -> None:
-    """Install packages and what they depend on into a folder.
+    """Install packages and what they depend on into a folder, readable by everybody.
 
     requirements: options that uv and pip share, and names, or '-r' and the path of a file.
     python_version: of the interpreter that will import them on this machine's kind of Linux, e.g. '3.11'; ours if None.
@@ -37,6 +37,7 @@ def install_into(folder: Path, requirements: Sequence[str | Path], *, python_ver
         [*command, "--target", folder, *requirements],
         env=settings(os.environ, Path.home()),
         timeout_s=INSTALL_DEADLINE_S,
+        umask=OPEN_UMASK,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from elastipod_local import binaries
 from elastipod_local.errors import LocalClusterError
-from elastipod_local.host import Progress, quiet
+from elastipod_local.host import Progress, Reminder, quiet
 from elastipod_local.images import ImageSet, ensure_images, has_built_images
 from elastipod_local.machine import require_nodes_possible
 from elastipod_local.packages import ensure_packages, missing_packages
@@ -21,6 +21,7 @@ from elastipod_local.paths import cache_dir
 # On two cores from nothing; docs/design/local-cluster.md says how to measure them.
 PROGRAMS_MIN, DOWNLOADED_PROGRAMS_MIN, IMAGES_MIN = 8, 1, 3
 PROGRAMS_GB, IMAGES_GB = 7, 8
+REPORT_EVERY_S = 30.0  # once only the images are missing
 LEAST_GB = 1  # the programs alone, without anything that a compiler needs
 
 
@@ -109,7 +110,11 @@ class _SideBySide:
 
     def wait_for_images(self) -> ImageSet:
         assert self._thread is not None
-        self._thread.join()
+        reminder = Reminder(self.progress, every_s=REPORT_EVERY_S)
+        while self._thread.is_alive():
+            self._thread.join(timeout=REPORT_EVERY_S / 10)
+            if step := self._image_step:
+                reminder.remind(f"  waiting for the images ({step})")
         if self._errors:
             raise self._errors[0]
         return self._found[0]

@@ -14,11 +14,14 @@ from typing import IO
 
 from elastipod_local.addressing import Addressing
 from elastipod_local.errors import LocalClusterError
+from elastipod_local.host import Progress, Reminder, quiet
 from elastipod_local.kueue_config import KueueOptions
 from elastipod_local.processes import ProcessId
 
 FORMAT = 1
 LOCK_POLL_S = 0.05
+TELL_AFTER_S = 2.0  # of a wait for a lock, and then every
+TELL_EVERY_S = 30.0
 BUILD_WAIT_S = 3600  # for another process that builds what we need as well
 
 
@@ -128,30 +131,32 @@ class StateFile:
         self.path.unlink(missing_ok=True)
 
     @contextmanager
-    def locked(self, *, wait_s: float = 0) -> Iterator[None]:
+    def locked(self, *, wait_s: float = 0, progress: Progress = quiet) -> Iterator[None]:
         """Hold the cluster's lock. Raises LocalClusterError when another holds it and keeps it longer than wait_s."""
-        with exclusive(self.folder / "lock", wait_s=wait_s):
+        with exclusive(self.folder / "lock", wait_s=wait_s, progress=progress):
             yield
 
 
 @contextmanager
-def exclusive(path: Path, *, wait_s: float) -> Iterator[None]:
+def exclusive(path: Path, *, wait_s: float, progress: Progress = quiet) -> Iterator[None]:
     """Hold a lock file; the kernel lets go of it when the process dies, whatever it dies of.
 
-    Raises LocalClusterError naming the holder when another keeps it longer than wait_s.
+    Raises LocalClusterError naming the holder when another keeps it longer than wait_s; progress hears of a long wait before.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + wait_s
-    with path.open("a+") as stream:
+    reminder = Reminder(progress, first_s=TELL_AFTER_S, every_s=TELL_EVERY_S)
+    # For its owner alone: any user who could open it could hold it. And no link may have us write somewhere else.
+    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(number, "r+") as stream:
         while not _try_lock(stream):
+            holder = f"another elastipod process (pid {_read_again(stream) or 'unknown'})"
             if time.monotonic() > end:
-                stream.seek(0)
-                raise LocalClusterError(
-                    f"another elastipod process (pid {stream.read().strip() or 'unknown'}) is working on {path.parent}; "
-                    "wait for it or end it first"
-                )
+                raise LocalClusterError(f"{holder} is working on {path.parent}; wait for it or end it first")
+            reminder.remind(f"  waiting for {holder} that works on {path.parent}")
             time.sleep(LOCK_POLL_S)
-        stream.truncate(0)
+        stream.seek(0)
+        stream.truncate()
         stream.write(f"{os.getpid()}\n")
         stream.flush()
         yield
@@ -163,6 +168,11 @@ def _try_lock(stream: IO[str]) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _read_again(stream: IO[str]) -> str:
+    stream.seek(0)
+    return stream.read().strip()
 
 
 def encode(state: ClusterState) -> str:

@@ -22,7 +22,7 @@ def tear_down(files: StateFile, progress: Progress = quiet) -> bool:
     found = state is not None or next(tagged(files.folder), None) is not None
     if state is not None and state.addressing.block is not None:
         require_root("taking down a cluster that root brought up")
-        with exclusive(network.ALLOCATION_LOCK, wait_s=network.ALLOCATION_WAIT_S):
+        with exclusive(network.ALLOCATION_LOCK, wait_s=network.ALLOCATION_WAIT_S, progress=progress):
             _end_with_block(files.folder, state.addressing)
     else:
         kill_all_tagged(files.folder)

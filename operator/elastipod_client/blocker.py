@@ -20,6 +20,9 @@ KUEUE_ADVICE = {
 }
 KUEUE_DEACTIVATED = "Set `spec.active` of the Workload to true; the message says why Kueue has deactivated it."
 WORKERS_FAILED = "See the first failure with `elastipod logs JOB --first-failure`."
+UNKNOWN_REASON = (
+    "This version does not know the reason: see the message, and the job's Events with `kubectl describe hpjob`."
+)
 NOTHING = "There is nothing to do."
 
 
@@ -51,7 +54,9 @@ def blocker_of(
         )  # fmt: skip
     advice = WORKERS_FAILED if is_fault else kueue_advice(reason)
     severity = Severity.WARNING if is_fault or not advice else Severity.INFO
-    return Blocker(reason=reason, where=where, message=message, since=since, severity=severity, advice=advice)
+    return Blocker(
+        reason=reason, where=where, message=message, since=since, severity=severity, advice=advice or UNKNOWN_REASON
+    )
 
 
 def kueue_advice(reason: str) -> str:

@@ -1,33 +1,21 @@
 """What goes into a bundle, and what is taken out of it before. Pure.
 
 A bundle is sent to people who may not read the namespace. So values of variables, credentials in annotations and whatever looks
-like a secret leave neither objects nor logs; names and structure stay, because they explain most failures.
+like a secret leave objects and texts; names and structure stay, because they explain most failures.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from elastipod_operator.kube.reading import mapping, mappings
+from elastipod_operator.kube.reading import mapping, mappings, name_of, text
 
-REDACTED = "REDACTED"
-# Keys whose values are secret wherever they stand; of variables every value is, whatever its name.
-SECRET_KEY = re.compile(r"(?i)(password|passwd|secret|token|api[-_]?key|access[-_]?key|credential|authorization)")
-# What follows such a word in a line of a log, bearer tokens, keys in addresses, and keys of well-known forms.
-SECRET_TEXT = (
-    # Numbers stay: training scripts count tokens.
-    re.compile(
-        r"(?i)([\w-]*(?:password|passwd|secret|token|api[-_]?key|access[-_]?key|credential)[\w-]*[\"']?\s*[=:]\s*)"
-        r"(?![\d.,]+(?:\W|$))(\"[^\"]*\"|'[^']*'|[^\s,;&]+)"
-    ),
-    re.compile(r"(?i)(\bbearer\s+)([\w.~+/=-]+)"),
-    re.compile(r"(\w+://[^\s:/@]+:)([^\s@/]+)(?=@)"),
-    re.compile(
-        r"()\b((?:AKIA|ASIA)[A-Z0-9]{16}|hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
-    ),
-)
+from .mentions import boundaries
+from .secret_text import COUNT_NAME, REDACTED, SECRET_NAME, redacted_text, with_short_lines
+
 # Annotations that hold a copy of the manifest, and with it values of variables.
 COPIES = ("kubectl.kubernetes.io/last-applied-configuration",)
 # Fields whose entries name a secret and do not hold it.
@@ -41,11 +29,13 @@ REFERENCES = (
     "secret",
     "secretRef",
 )
+# A shorter value, such as "1", would take half of a text with it, and is no secret.
+SHORTEST = 8
 
 
-def redacted_object(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Give an object without values of variables and without anything that looks secret."""
-    found: dict[str, Any] = _without_secrets(body)
+def redacted_object(body: Mapping[str, Any], values: Sequence[str] = ()) -> dict[str, Any]:
+    """Give an object without values of variables and without what looks secret. values: as `values_of_variables` gives them."""
+    found: dict[str, Any] = _without_secrets(body, values)
     meta = mapping(found.get("metadata"))
     if isinstance(meta, dict):
         meta.pop("managedFields", None)
@@ -54,33 +44,50 @@ def redacted_object(body: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _without_secrets(value: Any, key: str = "") -> Any:
+def _without_secrets(value: Any, values: Sequence[str], key: str = "") -> Any:
     if key == "env" and isinstance(value, list):
         return [_without_value(entry) for entry in value]
     if isinstance(value, Mapping):
-        return {name: _redacted_field(str(name), inner) for name, inner in value.items()}
+        return _without_named_value({name: _redacted_field(str(name), one, values) for name, one in value.items()})
     if key in ("command", "args") and isinstance(value, list):
-        return _arguments(value)
+        return _arguments(value, values)
     if isinstance(value, list):
-        return [_without_secrets(inner) for inner in value]
-    return redacted_text(value) if isinstance(value, str) else value
+        return [_without_secrets(inner, values) for inner in value]
+    return redacted_text(_without_values(value, values)) if isinstance(value, str) else value
 
 
-def _redacted_field(name: str, value: Any) -> Any:
-    if SECRET_KEY.search(name) and name not in REFERENCES and isinstance(value, str):
+def _redacted_field(name: str, value: Any, values: Sequence[str]) -> Any:
+    if SECRET_NAME.search(name) and name not in REFERENCES and _may_be_secret(name, value):
         return REDACTED
-    return _without_secrets(value, name)
+    return _without_secrets(value, values, name)
 
 
-def _arguments(words: list[Any]) -> list[Any]:
+def _may_be_secret(name: str, value: Any) -> bool:
+    """Whether a value of such a name is one; numbers are, unless they count something."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, str) or (is_number and not COUNT_NAME.search(name))
+
+
+def _without_named_value(entry: dict[str, Any]) -> dict[str, Any]:
+    """Redact the value of a pair such as a header: {name: X-Api-Key, value: ...}."""
+    if isinstance(entry.get("value"), str) and SECRET_NAME.search(text(entry.get("name"))):
+        return {**entry, "value": REDACTED}
+    return entry
+
+
+def _arguments(words: list[Any], values: Sequence[str]) -> list[Any]:
     """Redact words of a command line, also a secret that stands alone behind its option."""
     found: list[Any] = []
     for before, word in zip([None, *words], words, strict=False):
         is_value = (
-            isinstance(before, str) and before.startswith("-") and "=" not in before and SECRET_KEY.search(before)
+            isinstance(before, str) and before.startswith("-") and "=" not in before and SECRET_NAME.search(before)
         )
-        found.append(REDACTED if is_value else _without_secrets(word))
+        found.append(REDACTED if is_value and not _is_count(before, word) else _without_secrets(word, values))
     return found
+
+
+def _is_count(option: Any, word: Any) -> bool:
+    return COUNT_NAME.search(str(option)) is not None and str(word).isdecimal()
 
 
 def _without_value(entry: Any) -> Any:
@@ -89,23 +96,26 @@ def _without_value(entry: Any) -> Any:
     return {name: REDACTED if name == "value" else value for name, value in entry.items()}
 
 
-def redacted_text(text: str) -> str:
-    """Give text without what looks like a secret."""
-    for pattern in SECRET_TEXT:
-        text = pattern.sub(rf"\1{REDACTED}", text)
-    return text
+def values_of_variables(bodies: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Give the values of all variables in the pods and templates of these objects, the longest first, to take them out elsewhere.
 
-
-def values_of_variables(bodies: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Give the values of all variables in the pods and templates of these objects, to take them out of logs too."""
+    Names of the objects stay, which the operator gives to pods as variables. A text may hold a value as it is, line by line, or as
+    JSON writes it.
+    """
     found: set[str] = set()
+    names: set[str] = set()
     for body in bodies:
         _collect(body, found)
-    # A short value, such as "1", would take half of the log with it, and is no secret.
-    return {value for value in found if len(value) >= SHORTEST}
+        names |= _names(body)
+    forms = {form for value in found for form in (value, *value.splitlines(), json.dumps(value)[1:-1])}
+    return sorted((form for form in forms - names if len(form) >= SHORTEST), key=lambda form: (-len(form), form))
 
 
-SHORTEST = 8
+def _names(body: Mapping[str, Any]) -> set[str]:
+    """Give what an object is called, and where it runs."""
+    meta, spec = mapping(body.get("metadata")), mapping(body.get("spec"))
+    namespace, name = text(meta.get("namespace")), name_of(body)
+    return {namespace, name, f"{namespace}/{name}", text(meta.get("uid")), text(spec.get("nodeName"))}
 
 
 def _collect(value: Any, found: set[str]) -> None:
@@ -120,16 +130,20 @@ def _collect(value: Any, found: set[str]) -> None:
             _collect(inner, found)
 
 
+def _without_values(text: str, values: Iterable[str]) -> str:
+    for value in values:
+        text = text.replace(value, REDACTED)
+    return text
+
+
 def redacted_log(log: str, values: Iterable[str]) -> str:
-    """Give a log without values of variables and without what looks like a secret."""
-    for value in sorted(values, key=len, reverse=True):
-        log = log.replace(value, REDACTED)
-    return redacted_text(log)
+    """Give a log, or another text, without values of variables, without what looks like a secret, and with short lines."""
+    return with_short_lines(redacted_text(_without_values(log, values)))
 
 
 def lines_about(log: str, job: str, limit: int) -> str:
     """Give the newest lines of the operator's log that name a job (namespace/name), at most `limit`."""
     namespace, _, name = job.partition("/")
-    named = re.compile(rf"{re.escape(job)}(?![\w-])|/namespaces/{re.escape(namespace)}/\S*/{re.escape(name)}(?![\w-])")
+    named = re.compile(rf"{boundaries(job)}|/namespaces/{re.escape(namespace)}/\S{{0,512}}/{boundaries(name)}")
     found: Sequence[str] = [line for line in log.splitlines() if named.search(line)]
     return "\n".join(found[-limit:])

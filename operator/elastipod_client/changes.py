@@ -13,6 +13,7 @@ from .kubectl import Kubectl
 from .observing import JOBS
 from .options import ATTENTION, OK, add_job, kubectl_of, parser_of, run
 from .situation import job_facts
+from .terminal import say
 
 
 def suspend_parser() -> ArgumentParser:
@@ -61,26 +62,26 @@ def scale(argv: Sequence[str] | None = None) -> int:
 def _set_suspend(kubectl: Kubectl, name: str, *, wanted: bool) -> int:
     job = kubectl.get(JOBS, name)
     if (ended := _how_it_ended(job)) is not None:
-        print(f"job {name} has ended ({ended}); nothing was changed")
+        say(f"job {name} has ended ({ended}); nothing was changed")
         return ATTENTION
     word = "suspended" if wanted else "resumed"
     if bool(mapping(mapping(job.get("spec")).get("runPolicy")).get("suspend")) is wanted:
-        print(f"job {name} is {word} already; nothing was changed")
+        say(f"job {name} is {word} already; nothing was changed")
         return OK
     kubectl.patch(JOBS, name, {"spec": {"runPolicy": {"suspend": wanted}}})
     follows = "its workers save a checkpoint and stop" if wanted else "it trains again when its pods are ready"
-    print(f"job {name} is {word}: {follows}; see: elastipod why {name}")
+    say(f"job {name} is {word}: {follows}; see: elastipod why {name}")
     return OK
 
 
 def _scale(kubectl: Kubectl, name: str, replicas: int) -> int:
     job = kubectl.get(JOBS, name)
     if (ended := _how_it_ended(job)) is not None:
-        print(f"job {name} has ended ({ended}); nothing was changed")
+        say(f"job {name} has ended ({ended}); nothing was changed")
         return ATTENTION
     before = mapping(job.get("spec")).get("replicas") or 0
     kubectl.patch(JOBS, name, change_of(replicas))
-    print(f"job {name}: the ceiling was {_ceiling(before)} and is {_ceiling(replicas)}; see: elastipod why {name}")
+    say(f"job {name}: the ceiling was {_ceiling(before)} and is {_ceiling(replicas)}; see: elastipod why {name}")
     return OK
 
 

@@ -11,7 +11,8 @@ from elastipod_operator.kube.reading import Body, labels_of, mapping, mappings, 
 from elastipod_operator.kube.scope import is_foreign
 from elastipod_operator.kube.times import time_or
 
-from .check import Check, error, ok, unknown, warning
+from .check import Check, error, ok, warning
+from .operators import RunningOperator, overlapping, watching
 from .situation import UNKNOWN
 
 OLDEST_MINOR = 30
@@ -74,31 +75,30 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def operators_among(deployments: Sequence[Body]) -> list[Body]:
-    """Give the Deployments that run Elastipod's operator."""
-    return [one for one in deployments if "elastipod operator" in _command(one)]
-
-
-def _command(deployment: Body) -> str:
-    template = mapping(mapping(mapping(deployment.get("spec")).get("template")).get("spec"))
-    words = [word for one in mappings(template.get("containers")) for word in one.get("command") or ()]
-    return " ".join(word for word in words if isinstance(word, str))
-
-
-def check_operators(operators: Sequence[Body]) -> Check:
-    """Check that there is one operator, with pods that are ready."""
+def check_operators(operators: Sequence[RunningOperator], namespace: str = "") -> list[Check]:
+    """Check that an operator runs the jobs of a namespace, or of any, that its pods are ready, and that no other runs the same."""
+    watches = watching(operators, namespace)
     if not operators:
-        return error("operator", "no Deployment runs `elastipod operator`", INSTALL)
-    names = [f"{text(mapping(one.get('metadata')).get('namespace'))}/{name_of(one)}" for one in operators]
-    if len(operators) > 1:
-        advice = "Uninstall one of them, unless their `watchNamespaces` share no namespace."
-        return warning("operator", f"several run: {_list(names)}", advice)
-    ready = mapping(operators[0].get("status")).get("readyReplicas") or 0
-    version = labels_of(operators[0]).get("app.kubernetes.io/version", "unknown")
+        return [error("operator", "no Deployment runs `elastipod operator`", INSTALL)]
+    if not watches:
+        names = _list(one.name for one in operators)
+        advice = "Add it to the value `watchNamespaces` of the chart."
+        return [error("operator", f"no operator watches namespace {namespace}: {names} watch others", advice)]
+    advice = "Uninstall one of them, or give them different `watchNamespaces`."
+    shared = [
+        warning("operator", f"{one} and {other} may run the same jobs", advice) for one, other in overlapping(watches)
+    ]
+    return [_check_ready(one) for one in watches] + shared
+
+
+def _check_ready(operator: RunningOperator) -> Check:
+    ready = mapping(operator.body.get("status")).get("readyReplicas") or 0
+    version = labels_of(operator.body).get("app.kubernetes.io/version", "unknown")
     if not ready:
-        advice = f"See its pods and their log: kubectl -n {names[0].split('/')[0]} get pods."
-        return error("operator", f"{names[0]} has no ready pod", advice)
-    return ok("operator", f"{names[0]}, version {version}, ready pods: {ready}")
+        advice = f"See its pods and their log: kubectl -n {operator.namespace} get pods."
+        return error("operator", f"{operator.name} has no ready pod", advice)
+    namespaces = f", namespaces: {_list(operator.scope.namespaces)}" if operator.scope.namespaces else ""
+    return ok("operator", f"{operator.name}, version {version}, ready pods: {ready}{namespaces}")
 
 
 def check_lease(lease: Body | None, now: datetime) -> Check:
@@ -150,59 +150,3 @@ def check_agents(jobs: Sequence[Body], policies: Sequence[Body]) -> Check:
 
 def _name(body: Body) -> str:
     return f"{text(mapping(body.get('metadata')).get('namespace'))}/{name_of(body)}"
-
-
-def check_rights(reviews: Sequence[Body], account: str) -> Check:
-    """Check what the operator's account may do. reviews: SubjectAccessReviews that the API server answered."""
-    if not reviews:
-        return unknown("rights", "the rights of the operator's account could not be asked for")
-    denied = [
-        f"{text(asked.get('verb'))} {text(asked.get('resource'))}"
-        f"{'/' + text(asked.get('subresource')) if asked.get('subresource') else ''}"
-        for review in reviews
-        if not mapping(review.get("status")).get("allowed")
-        for asked in [mapping(mapping(review.get("spec")).get("resourceAttributes"))]
-    ]
-    if denied:
-        advice = "Install the chart's roles (`rbac.create`), or grant these, as far as the chart's values use them."
-        return error("rights", f"{account} must not: {', '.join(denied)}", advice)
-    return ok("rights", f"{account} may do all that it needs ({len(reviews)} rights)")
-
-
-# Group, resource, subresource, verbs: what the chart's roles grant. A test compares them with the chart.
-NEEDED = (
-    ("", "nodes", "", ("get", "list", "watch")),
-    ("scheduling.k8s.io", "priorityclasses", "", ("get", "list")),
-    ("sagemaker.amazonaws.com", "hyperpodpytorchjobs", "", ("get", "list", "watch", "patch", "delete")),
-    ("sagemaker.amazonaws.com", "hyperpodpytorchjobs", "status", ("patch",)),
-    ("sagemaker.amazonaws.com", "hyperpodpytorchjobs", "finalizers", ("update",)),
-    ("", "pods", "", ("list", "watch", "create", "delete")),
-    ("", "secrets", "", ("create",)),
-    ("", "events", "", ("create",)),
-)
-NEEDED_FOR_QUEUES = (
-    ("kueue.x-k8s.io", "resourceflavors", "", ("get",)),
-    ("kueue.x-k8s.io", "workloadpriorityclasses", "", ("get",)),
-    ("kueue.x-k8s.io", "clusterqueues", "", ("list",)),
-    ("kueue.x-k8s.io", "workloads", "", ("get", "list", "watch", "create", "patch", "delete")),
-    ("kueue.x-k8s.io", "workloads", "status", ("patch",)),
-    ("kueue.x-k8s.io", "localqueues", "", ("get", "list")),
-)
-
-
-def access_reviews(account: str, namespace: str, *, has_kueue: bool) -> list[dict[str, object]]:
-    """Give the questions to the API server about the rights of an account. namespace: of the jobs; empty for all."""
-    return [
-        {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SubjectAccessReview",
-            "spec": {
-                "user": account,
-                "resourceAttributes": {
-                    "group": group, "resource": resource, "subresource": part, "verb": verb, "namespace": namespace
-                },
-            },
-        }
-        for group, resource, part, verbs in (*NEEDED, *(NEEDED_FOR_QUEUES if has_kueue else ()))
-        for verb in verbs
-    ]  # fmt: skip

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 
 from .kubectl import Kubectl, KubectlError
 from .observing import JOBS
 from .options import OK
+from .terminal import say
 
 # kubectl's directive: offer no files beside the candidates.
 NO_FILES = ":4"
 SHELLS = {
     "bash": """\
 _elastipod() {
-    local IFS=$'\\n'
+    local IFS=$'\\n' last="${COMP_WORDS[COMP_CWORD]}"
+    [[ $last == "=" ]] && last=""
     COMPREPLY=($(compgen -W "$(elastipod completion candidates -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)" \\
-        -- "${COMP_WORDS[COMP_CWORD]}"))
+        -- "$last"))
 }
 complete -o default -F _elastipod elastipod""",
     "zsh": """\
@@ -53,13 +55,13 @@ def parser() -> ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; gives its exit code."""
     args = parser().parse_args(argv)
-    print(SHELLS[args.shell] if args.shell in SHELLS else "\n".join(candidates(args.words)))
+    say(SHELLS[args.shell] if args.shell in SHELLS else "\n".join(candidates(args.words)))
     return OK
 
 
 def main_for_kubectl() -> int:
     """Run as `kubectl_complete-elastipod`, which kubectl calls with the words behind `kubectl elastipod`."""
-    print("\n".join([*candidates(sys.argv[1:]), NO_FILES]))
+    say("\n".join([*candidates(sys.argv[1:]), NO_FILES]))
     return OK
 
 
@@ -73,7 +75,7 @@ def candidates(words: Sequence[str]) -> list[str]:
 
 def complete(words: Sequence[str], modules: Mapping[str, str], jobs: Callable[[Kubectl], list[str]]) -> list[str]:
     """Give the candidates for the last word. modules: of each command. jobs: gives the names of jobs."""
-    *before, last = words or [""]
+    *before, last = _whole(words) or [""]
     if not before:
         return sorted(name for name in modules if name.startswith(last))
     module = modules.get(before[0], "")
@@ -83,13 +85,32 @@ def complete(words: Sequence[str], modules: Mapping[str, str], jobs: Callable[[K
     actions = {option: action for action in found._actions for option in action.option_strings}
     wanted = actions.get(before[-1])
     if wanted is not None and wanted.nargs != 0:
-        return sorted(str(one) for one in wanted.choices or () if str(one).startswith(last))
+        return _beginning(wanted.choices, last)
+    option, equals, value = last.partition("=")
+    if equals and option in actions:
+        return [f"{option}={one}" for one in _beginning(actions[option].choices, value)]
     if last.startswith("-"):
         return sorted(option for option in actions if option.startswith(last))
     places = [action for action in found._actions if not action.option_strings]
     if not places or places[0].metavar != "JOB":
-        return sorted(str(one) for place in places[:1] for one in place.choices or () if str(one).startswith(last))
+        return _beginning(places[0].choices if places else None, last)
     return sorted(name for name in jobs(_kubectl(before)) if name.startswith(last))
+
+
+def _whole(words: Sequence[str]) -> list[str]:
+    """Give the words as other shells have them: bash makes three words of --namespace=team."""
+    whole: list[str] = []
+    for at, word in enumerate(words):
+        if word == "=" and whole and whole[-1].startswith("--"):
+            if at == len(words) - 1:
+                whole.append("")  # the value begins here
+        else:
+            whole.append(word)
+    return whole
+
+
+def _beginning(choices: Iterable[object] | None, start: str) -> list[str]:
+    return sorted(str(one) for one in choices or () if str(one).startswith(start))
 
 
 def _kubectl(words: Sequence[str]) -> Kubectl:

@@ -20,7 +20,7 @@ WAITING = ("Created", "PodsRunning", "Suspended", "Failed")
 CALM = ("AgentsAnswer", Reason.AT_MAXIMUM)
 NO_OPERATOR = (
     "Is the operator up (`kubectl -n aws-hyperpod get pods`), and does its value `watchNamespaces` include the namespace? "
-    "`elastipod doctor` checks both."
+    "`elastipod doctor -n NAMESPACE` checks both."
 )
 
 

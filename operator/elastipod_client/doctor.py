@@ -9,31 +9,31 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from elastipod_operator.kube.reading import Body, mapping, mappings, text
-
 from .check import Check, Verdict, unknown
 from .cluster_checks import (
     LEASE_NAME,
-    access_reviews,
     check_agents,
     check_crd,
     check_lease,
     check_operators,
-    check_rights,
     check_version,
     check_writers,
-    operators_among,
 )
 from .kubectl import Kubectl, KubectlError, NotFoundError
 from .observing import JOBS, KUEUE
+from .operators import RunningOperator, operators_among, watching
 from .options import ATTENTION, OK, add_output, kubectl_of, parser_of, run, structured, table
 from .queue_checks import check_cluster_queues, check_kueue, check_kueue_config, check_quotas
+from .rights_check import access_reviews, check_rights
+from .terminal import say
 
 CRDS = "customresourcedefinitions.apiextensions.k8s.io"
 KUEUE_CONFIG = ("kueue-system", "kueue-manager-config")
 FORMATS = ("text", "json", "yaml")
 Found = TypeVar("Found")
 NONE: list[dict[str, Any]] = []
+# Some twenty questions each, which kubectl asks one after the other.
+MAX_NAMESPACES = 16
 
 
 def parser() -> ArgumentParser:
@@ -41,7 +41,9 @@ def parser() -> ArgumentParser:
     description = (
         "Check the cluster, the CRD, the operator and its rights, Kueue, quotas, and whether agents are reached."
     )
-    found = parser_of("doctor", description)
+    found = parser_of(
+        "doctor", description, "check what the jobs of this namespace need (default: those of all namespaces)"
+    )
     add_output(found, FORMATS)
     return found
 
@@ -52,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def doctor() -> int:
         checks = examine(kubectl_of(args))
-        print(shown(checks, args.output))
+        say(shown(checks, args.output))
         is_well = all(check.verdict in (Verdict.OK, Verdict.UNKNOWN) for check in checks)
         return OK if is_well else ATTENTION
 
@@ -123,37 +125,37 @@ def _operator(reader: Reader, *, has_kueue: bool) -> None:
     deployments, is_read = reader.read(
         "operator", lambda: anywhere.items("deployments", "--all-namespaces", selector), NONE
     )
-    operators = operators_among(deployments)
     if not is_read:
         return
-    reader.checks.append(check_operators(operators))
-    if operators:
-        operator, namespace = operators[0], text(mapping(operators[0].get("metadata")).get("namespace"))
-        lease, is_read = reader.read("leader", lambda: _in(anywhere, namespace, "leases", LEASE_NAME), None)
-        if is_read:
-            reader.checks.append(check_lease(lease, datetime.now(UTC)))
-        account = f"system:serviceaccount:{namespace}:{_account(operator)}"
-        questions = access_reviews(account, reader.kubectl.namespace or _watched(operator), has_kueue=has_kueue)
-        reviews, is_read = reader.read("rights", lambda: anywhere.create(questions), NONE)
-        if is_read:
-            reader.checks.append(check_rights(reviews, account))
+    operators = operators_among(deployments)
+    reader.checks += check_operators(operators, reader.kubectl.namespace)
+    watches = watching(operators, reader.kubectl.namespace)
+    for namespace in sorted({one.namespace for one in watches}):
+        _leader(reader, anywhere, namespace)
+    for operator in watches:
+        _rights(reader, anywhere, operator, has_kueue=has_kueue)
+
+
+def _leader(reader: Reader, anywhere: Kubectl, namespace: str) -> None:
+    lease, is_read = reader.read("leader", lambda: _in(anywhere, namespace, "leases", LEASE_NAME), None)
+    if is_read:
+        reader.checks.append(check_lease(lease, datetime.now(UTC)))
+
+
+def _rights(reader: Reader, anywhere: Kubectl, operator: RunningOperator, *, has_kueue: bool) -> None:
+    chosen = reader.kubectl.namespace
+    namespaces = [chosen] if chosen else operator.scope.namespaces
+    if len(namespaces) > MAX_NAMESPACES:
+        message = f"asked for the first {MAX_NAMESPACES} of {len(namespaces)} namespaces only; -n asks for another"
+        reader.checks.append(unknown("rights", message))
+    questions = access_reviews(operator.account, namespaces[:MAX_NAMESPACES], has_kueue=has_kueue)
+    reviews, is_read = reader.read("rights", lambda: anywhere.create(questions), NONE)
+    if is_read:
+        reader.checks.append(check_rights(reviews, operator.account))
 
 
 def _in(kubectl: Kubectl, namespace: str, kind: str, name: str) -> dict[str, Any]:
     return Kubectl(namespace=namespace, context=kubectl.context, kubeconfig=kubectl.kubeconfig).get(kind, name)
-
-
-def _account(deployment: Body) -> str:
-    template = mapping(mapping(mapping(deployment.get("spec")).get("template")).get("spec"))
-    return text(template.get("serviceAccountName")) or "default"
-
-
-def _watched(deployment: Body) -> str:
-    """Give the first of the namespaces that an operator watches; empty for all."""
-    template = mapping(mapping(mapping(deployment.get("spec")).get("template")).get("spec"))
-    entries = [entry for one in mappings(template.get("containers")) for entry in mappings(one.get("env"))]
-    listed = next((text(entry.get("value")) for entry in entries if entry.get("name") == "WATCH_NAMESPACES"), "")
-    return listed.split(",")[0].strip()
 
 
 def _jobs(reader: Reader) -> None:

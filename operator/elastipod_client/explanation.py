@@ -18,6 +18,7 @@ from .activity import activity
 from .blocker import NOTHING, Blocker, sentence
 from .condition_blockers import auxiliary_blockers, event_blockers, state_blocker
 from .life import goodput_text, life_of
+from .mentions import mentions
 from .pod_blockers import pod_blockers, pods_left
 from .queue_blockers import queue_blockers, usage_text
 from .situation import UNKNOWN, JobFacts, Situation, job_facts
@@ -52,7 +53,7 @@ class Explanation:
         several = len(self.blockers) > 1
         for number, blocker in enumerate(self.blockers, start=1):
             parts.append(f"{f'({number}) ' if several else ''}{_blocker_text(blocker, self.now)}")
-        if not any(blocker.advice for blocker in self.blockers):
+        if not self.needs_attention and not any(blocker.advice for blocker in self.blockers):
             parts.append(NOTHING)
         if self.progress:
             parts.append(f"{self.progress}.")
@@ -127,7 +128,9 @@ def _is_told(blocker: Blocker, found: Iterable[Blocker]) -> bool:
     """Whether a blocker was found before: one with its message, or one of the operator that names the same object."""
     core = blocker.message.split(": ", 1)[-1]
     about = blocker.where.split(" ", 1)[-1]
-    return any(core in one.message or (one.reason == blocker.reason and about in one.message) for one in found)
+    return any(
+        mentions(one.message, core) or (one.reason == blocker.reason and mentions(one.message, about)) for one in found
+    )
 
 
 def _without_repetition(found: list[Blocker]) -> list[Blocker]:

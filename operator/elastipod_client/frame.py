@@ -14,6 +14,7 @@ from .life import life_of, sums_text
 from .options import table
 from .situation import JobFacts, Situation, job_facts
 from .spans import span_text
+from .terminal import printable
 
 MAX_PODS = 24
 
@@ -22,7 +23,7 @@ def frame(situation: Situation, width: int) -> list[str]:
     """Give the lines to show."""
     job = job_facts(situation.job, situation.now)
     lines = [headline(job), ""]
-    lines += wrap(explain(situation).text, width, break_long_words=False, break_on_hyphens=False)
+    lines += wrap(printable(explain(situation).text), width, break_long_words=False, break_on_hyphens=False)
     lines += ["", *_pods(situation, job)]
     sums = sums_text(life_of(job, situation.events, situation.now))
     return lines + (["", *wrap(sums, width)] if sums else [])

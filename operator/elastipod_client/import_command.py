@@ -11,8 +11,11 @@ from typing import Any
 
 from elastipod_operator.kube.reading import mapping, name_of, text
 
-from .foreign_jobs import RUNTIMES, UnknownJobError, convert
+from .foreign_fields import UnknownJobError
+from .foreign_jobs import convert
 from .options import ATTENTION, INSTALL_EXTRA, OK, UsageError, add_output, run
+from .terminal import say
+from .training_runtimes import RUNTIMES
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _import(file: str, form: str) -> int:
     bodies = _read(file)
-    runtimes = {name_of(body): body for body in bodies if text(body.get("kind")) in RUNTIMES}
+    runtimes = [body for body in bodies if text(body.get("kind")) in RUNTIMES]
     jobs = [body for body in bodies if text(body.get("kind")) not in RUNTIMES]
     if not jobs:
         raise UsageError(f"{file}: it holds no job; a PyTorchJob or a TrainJob is needed")
@@ -49,7 +52,7 @@ def _import(file: str, form: str) -> int:
     print(_written([job for job, _ in made], form))
     lost = [f"{name_of(job) or 'a job without a name'}: {sentence}" for job, some in made for sentence in some]
     for line in lost:
-        print(f"elastipod import: not converted: {line}", file=sys.stderr)
+        say(f"elastipod import: not converted: {line}", sys.stderr)
     return ATTENTION if lost else OK
 
 

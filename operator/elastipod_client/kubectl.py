@@ -7,15 +7,24 @@ these commands authenticate as kubectl does and need no package of their own.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .child import run_child
+
 REQUEST_TIMEOUT_S = 20
 # kubectl ends by itself at its own limit; this one only ends a login plugin that hangs.
 CALL_LIMIT_S = 120.0
+# Lines of kubectl's own log, and warnings of the API server, beside the reason of a failure.
+BESIDE = re.compile(r"[WIE]\d{4} \d\d:|Warning:")
+# The API server ends the list of a refused object's errors with this one.
+NOT_CHECKED = "some validation rules were not checked"
+# A login plugin may print pages. What failed is at their beginning or their end.
+MAX_SAID = 1500
 
 
 class KubectlError(Exception):
@@ -45,23 +54,15 @@ class Kubectl:
 
     def run(self, *args: str, stdin: str | None = None) -> str:
         """Run a call to its end; gives what it printed. Raises KubectlError, or NotFoundError."""
-        if shutil.which("kubectl") is None:
-            raise KubectlError("there is no kubectl in PATH; install it (https://kubernetes.io/docs/tasks/tools/)")
+        require_kubectl()
         command = self.command(*args, f"--request-timeout={REQUEST_TIMEOUT_S}s")
         try:
-            done = subprocess.run(
-                command,
-                input=stdin,  # without an input of its own, a login plugin may ask the user
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",  # a log holds whatever the script has printed
-                timeout=CALL_LIMIT_S,
-            )
+            done = run_child(command, stdin=stdin, limit_s=CALL_LIMIT_S)
         except subprocess.TimeoutExpired as error:
             raise KubectlError(f"kubectl has not answered for {CALL_LIMIT_S:.0f} s") from error
         if done.returncode == 0:
             return done.stdout
-        raise _error(done.stderr)
+        raise failure(done.stderr, done.returncode)
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
         """Get one object. Raises KubectlError, or NotFoundError."""
@@ -100,11 +101,32 @@ def documents(printed: str) -> list[dict[str, Any]]:
     return found
 
 
-def _error(stderr: str) -> KubectlError:
-    lines = [line for line in stderr.strip().splitlines() if not line.startswith(("W", "I", "E0", "Warning:"))]
-    message = (lines or stderr.strip().splitlines() or [""])[-1]
+def require_kubectl() -> None:
+    """Raise KubectlError if there is no kubectl."""
+    if shutil.which("kubectl") is None:
+        raise KubectlError("there is no kubectl in PATH; install it (https://kubernetes.io/docs/tasks/tools/)")
+
+
+def failure(stderr: str, status: int) -> KubectlError:
+    """Give the error for a call that failed with this exit status, in one sentence that keeps every reason."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    said = [line for line in lines if not BESIDE.match(line)] or lines
+    message = _sentence([line for line in said if NOT_CHECKED not in line] or said)
     text = message.removeprefix("error: ").removeprefix("Error from server ").strip()
+    if not text:
+        return KubectlError(
+            f"kubectl failed with exit code {status} and said nothing; try the same call with kubectl -v=6"
+        )
     unknown_kind = ("the server doesn't have a resource type", "could not find the requested resource")
     if any(words in message for words in unknown_kind):
         return UnknownKindError(text)
     return NotFoundError(text) if "(NotFound)" in message else KubectlError(text)
+
+
+def _sentence(lines: Sequence[str]) -> str:
+    """Join lines: the items of a list stand behind the line that ends with a colon."""
+    text = ""
+    for line in lines:
+        item = line.removeprefix("* ")
+        text += item if not text else f"{' ' if text.endswith(':') else '; '}{item}"
+    return text if len(text) <= MAX_SAID else f"{text[: MAX_SAID // 2]} ... {text[-MAX_SAID // 2 :]}"

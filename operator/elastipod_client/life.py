@@ -55,7 +55,9 @@ class Life:
 
 
 def life_of(job: JobFacts, events: Sequence[Body], now: datetime) -> Life:
-    """Give the life of a job."""
+    """Give the life of a job until now, or until its newest known time if the clock here is behind."""
+    known = (at for entry in job.history for at in (entry.at, entry.detected_at, entry.running_at) if at is not None)
+    now = max([now, job.created_at, *known])
     stops = sorted(
         event_time(event, job.created_at)
         for event in events
@@ -135,11 +137,18 @@ def rows(life: Life) -> list[tuple[str, ...]]:
             (
                 time_text(entry.detected_at, life.now), str(entry.generation), f"{entry.from_size} → {entry.to_size}",
                 entry.kind.value, str(entry.cause), _depth(entry) or "",
-                span_text(entry.running_at - entry.detected_at) if entry.running_at is not None else "not yet",
+                _until_running(entry, is_last=at == len(life.job.history)),
             )
-            for entry in life.job.history
+            for at, entry in enumerate(life.job.history, start=1)
         ),
     ]  # fmt: skip
+
+
+def _until_running(entry: HistoryEntry, *, is_last: bool) -> str:
+    """Say how long a generation took to run. One that another replaced before it ran never will."""
+    if entry.running_at is not None:
+        return span_text(entry.running_at - entry.detected_at)
+    return "not yet" if is_last else "never"
 
 
 def sums_text(life: Life) -> str:

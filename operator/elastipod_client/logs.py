@@ -5,27 +5,25 @@ from __future__ import annotations
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Sequence
 
 from elastipod_operator.core.names import LABEL_JOB
-from elastipod_operator.kube.containers import agent_container_of_pod
-from elastipod_operator.kube.reading import Body, mapping, mappings, name_of, text
 
-from .failure_log import ended_first, excerpt, first_failure
-from .kubectl import Kubectl, KubectlError
+from .first_failure import show_first_failure
+from .kubectl import require_kubectl
+from .log_reading import IGNORE_ERRORS, is_unreadable, streams_of
 from .observing import JOBS
 from .options import ATTENTION, OK, UNREACHABLE, UsageError, add_job, kubectl_of, parser_of, run
-from .situation import job_facts
+from .terminal import say
 
-MAX_PODS = 64
-FAILURE_LINES = 5000
+# Each followed log is a connection that the API server and a kubelet keep open.
+MAX_FOLLOWED = 512
 READER_GONE = -13  # kubectl was ended by SIGPIPE
 
 
 def parser() -> ArgumentParser:
     """Give the parser of the command."""
-    found = parser_of("logs", "Print the logs of a job's pods, each line with its pod.")
+    found = parser_of("logs", "Print the logs of a job's agents and workers, each line with its pod.")
     add_job(found)
     found.add_argument("-f", "--follow", action="store_true", help="keep printing new lines")
     found.add_argument("--tail", type=int, default=20, metavar="N", help="last lines of each pod (default: 20)")
@@ -38,66 +36,61 @@ def parser() -> ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; gives its exit code: 1 if there was a failure to show."""
+    """Run the command; gives its exit code: 1 if there was a failure to show, or a log that could not be read."""
     args = parser().parse_args(argv)
-    return run("logs", lambda: _first_failure(args) if args.first_failure else _all(args))
+    if args.follow and args.first_failure:
+        return run("logs", _refuse_both)
+    if args.first_failure:
+        return run("logs", lambda: show_first_failure(kubectl_of(args), args.job))
+    return run("logs", lambda: _all(args), if_left=OK if args.follow else None)
+
+
+def _refuse_both() -> int:
+    raise UsageError("--follow and --first-failure exclude each other")
 
 
 def _all(args: Namespace) -> int:
     kubectl = kubectl_of(args)
-    kubectl.get(JOBS, args.job)
-    options = [
-        f"--selector={LABEL_JOB}={args.job}",
-        "--prefix",
-        f"--tail={args.tail}",
-        f"--max-log-requests={MAX_PODS}",
-    ]
-    follow = ["--follow"] if args.follow else []
-    done = subprocess.run(kubectl.command("logs", *options, *follow), stdout=sys.stdout, stderr=sys.stderr)
-    return OK if done.returncode in (0, READER_GONE) else UNREACHABLE
-
-
-def _first_failure(args: Namespace) -> int:
-    if args.follow:
-        raise UsageError("--follow and --first-failure exclude each other")
-    kubectl = kubectl_of(args)
     job = kubectl.get(JOBS, args.job)
-    pods = {name_of(pod): pod for pod in kubectl.items("pods", f"--selector={LABEL_JOB}={args.job}")}
-    found = first_failure(job, job_facts(job, datetime.now(UTC)))
-    pod = found.pod if found is not None and found.pod else ended_first(list(pods.values()))
-    if found is None and not pod:
-        print(f"job {args.job} has had no fault")
+    selector = f"--selector={LABEL_JOB}={args.job}"
+    pods = kubectl.items("pods", selector)
+    if not pods:
+        say(f"job {args.job} has no pods; see: elastipod why {args.job}", sys.stderr)
         return OK
-    if found is not None and found.message:
-        print(f"{found.message}\n")
-    if pod not in pods:
-        where = f"pod {pod} is gone, and its log with it" if pod else "no pod is named"
-        print(f"{where}; your log collection may have it")
-        return ATTENTION
-    print(f"pod {pod}:")
-    print(
-        "\n".join(excerpt(_log(kubectl, job, pods[pod]), _local_rank(job, found.rank if found is not None else None)))
-    )
-    return ATTENTION
+    containers, count = streams_of(job, pods)
+    if args.follow and count > MAX_FOLLOWED:
+        raise UsageError(
+            f"job {args.job} has {count} logs, and --follow reads at most {MAX_FOLLOWED} at once; leave it out, "
+            "or follow a pod: kubectl logs -f POD"
+        )
+    follow = ["--follow", f"--max-log-requests={MAX_FOLLOWED}"] if args.follow else []
+    options = [selector, "--prefix", f"--tail={args.tail}", IGNORE_ERRORS, *containers, *follow]
+    return _printed(kubectl.command("logs", *options))
 
 
-def _log(kubectl: Kubectl, job: Body, pod: Body) -> str:
-    """Give the newest lines of a pod's agent; of the run before if its container was restarted."""
-    container = text(mapping(mapping(job.get("spec")).get("elastipod")).get("container"))
-    runs_agent = agent_container_of_pod(mappings(mapping(pod.get("spec")).get("containers")), container) or {}
-    chosen = text(runs_agent.get("name"))
-    statuses = mappings(mapping(pod.get("status")).get("containerStatuses"))
-    restarts = next((one.get("restartCount") for one in statuses if one.get("name") == chosen), 0)
-    command = ["logs", name_of(pod), *(["-c", chosen] if chosen else []), f"--tail={FAILURE_LINES}"]
-    if restarts:
+def _printed(command: Sequence[str]) -> int:
+    """Print the lines of kubectl as they come, what it could not read to standard error; gives the exit code."""
+    require_kubectl()
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as kubectl:
+        assert kubectl.stdout is not None
         try:
-            return kubectl.run(*command, "--previous")
-        except KubectlError:
-            pass  # the kubelet has removed it; the present log is better than none
-    return kubectl.run(*command)
+            has_unreadable = _copy(kubectl.stdout)
+        except BaseException:
+            kubectl.terminate()  # it would go on until it has a line that nobody reads
+            raise
+    if kubectl.returncode not in (0, READER_GONE):
+        return UNREACHABLE
+    return ATTENTION if has_unreadable else OK
 
 
-def _local_rank(job: Body, rank: int | None) -> int | None:
-    """Give the local rank of a global one; None if the number of workers in a pod is not a number."""
-    workers = text(mapping(job.get("spec")).get("nprocPerNode"))
-    return rank % int(workers) if rank is not None and workers.isdecimal() and int(workers) else None
+def _copy(lines: Iterable[bytes]) -> bool:
+    """Copy the lines of kubectl; gives whether a log could not be read. Logs are printed as they are, as kubectl does it."""
+    has_unreadable = False
+    for line in lines:
+        if is_unreadable(shown := line.decode(errors="replace")):
+            has_unreadable = True
+            say(f"elastipod logs: {shown.rstrip()}", sys.stderr)
+        else:
+            sys.stdout.write(shown)
+            sys.stdout.flush()
+    return has_unreadable

@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from html import escape
 
-from .life import Life, as_json, life_of, rows, sums_text, timeline_of
+from .life import Life, as_json, life_of, rows, spans_of, sums_text, timeline_of
 from .observing import observe
 from .options import (
     ATTENTION,
@@ -22,8 +22,10 @@ from .options import (
     table,
 )
 from .situation import job_facts
+from .terminal import say
 
-FORMATS = ("text", "json", "yaml", "svg", "html")
+PICTURES = ("svg", "html")
+FORMATS = ("text", "json", "yaml", *PICTURES)
 
 
 def parser() -> ArgumentParser:
@@ -42,9 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         situation = observe(kubectl_of(args), args.job)
         life = life_of(job_facts(situation.job, situation.now), situation.events, situation.now)
         if not life.job.history and args.output not in ("json", "yaml"):
-            print(f"job {args.job} has not started to train; see: elastipod why {args.job}")
+            say(f"job {args.job} has not started to train; see: elastipod why {args.job}")
             return ATTENTION
-        print(shown(life, args.output))
+        if args.output in PICTURES and not spans_of(life):
+            say(
+                f"the clock of this machine has not reached the first step of job {args.job}; without -o, its changes are listed"
+            )
+            return ATTENTION
+        say(shown(life, args.output))
         return OK
 
     return run("timeline", timeline)

@@ -6,6 +6,7 @@ import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from shutil import get_terminal_size
 
@@ -17,6 +18,7 @@ from .observing import observe
 from .options import ATTENTION, OK, add_job, kubectl_of, parser_of, run
 from .situation import Situation, job_facts
 from .spans import time_text
+from .terminal import one_line, say
 
 # The cursor goes home, and each line ends what was there before: a screen that is cleared first would flicker.
 HOME, END_OF_LINE, REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -38,7 +40,7 @@ def parser() -> ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; gives its exit code: 0 when the job completed or the user left, 1 when it failed, 3 when it was deleted."""
     args = parser().parse_args(argv)
-    return run("watch", lambda: follow(kubectl_of(args), args.job, args.interval, is_once=args.once))
+    return run("watch", lambda: follow(kubectl_of(args), args.job, args.interval, is_once=args.once), if_left=OK)
 
 
 def follow(
@@ -58,36 +60,51 @@ def follow(
     is_live = sys.stdout.isatty() and not is_once
     print(CLEAR if is_live else "", end="")
     seen = observe(kubectl, name)
-    before: list[str] = []
-    trouble: list[str] = []
+    printed: Situation | str | None = None
+    trouble = ""
     failing_since: float | None = None
     while True:
-        before = _show(seen, trouble, before, is_live=is_live)
+        if is_live:
+            _redraw(seen, trouble)
+        elif trouble:
+            printed = _print_trouble(trouble, printed)
+        else:
+            printed = _print_news(seen, printed)
         ended = has_ended(seen)
         if ended or is_once:
             return ATTENTION if ended == "Failed" else OK
         sleep(interval_s)
         try:
-            seen, trouble, failing_since = observe(kubectl, name), [], None
+            seen, trouble, failing_since = observe(kubectl, name), "", None
         except KubectlError as error:
             now = clock()
             failing_since = now if failing_since is None else failing_since
             _check_patience(error, seen, now - failing_since)
-            trouble = [f"the job could not be read: {error}"]
+            trouble = f"the job could not be read: {error}"
 
 
-def _show(seen: Situation, trouble: list[str], before: list[str], *, is_live: bool) -> list[str]:
-    """Print one picture; gives its lines. before: those of the last one."""
+def _redraw(seen: Situation, trouble: str) -> None:
+    """Draw a picture over the last one, cut to the terminal: a line that is wrapped would move all lines below it."""
     size = get_terminal_size()
-    if is_live:
-        # The end of a long picture is cut off.
-        lines = [*trouble, *frame(seen, size.columns)][: size.lines - 1]
-        print(HOME + "".join(f"{line}{END_OF_LINE}\n" for line in lines) + REST_OF_SCREEN, end="", flush=True)
-        return lines
-    lines = trouble or frame(seen, size.columns)
-    if lines != before:
-        print("\n".join(lines), flush=True)
-    return lines
+    lines = [*([trouble] if trouble else []), *frame(seen, size.columns)][: size.lines - 1]
+    shown = "".join(f"{one_line(line)[: size.columns]}{END_OF_LINE}\n" for line in lines)
+    print(HOME + shown + REST_OF_SCREEN, end="", flush=True)
+
+
+def _print_trouble(trouble: str, printed: Situation | str | None) -> str:
+    """Print why the job could not be read, if that is new; gives what is printed last now."""
+    if trouble != printed:
+        say(trouble)
+    return trouble
+
+
+def _print_news(seen: Situation, printed: Situation | str | None) -> Situation:
+    """Print a picture if something else than the time has changed; gives the situation that is printed last now."""
+    width = get_terminal_size().columns
+    if isinstance(printed, Situation) and frame(replace(seen, now=printed.now), width) == frame(printed, width):
+        return printed
+    say("\n".join(frame(seen, width)))
+    return seen
 
 
 def _check_patience(error: KubectlError, seen: Situation, failing_s: float) -> None:

@@ -11,6 +11,7 @@ from .explanation import Explanation, explain
 from .observing import observe
 from .options import ATTENTION, OK, add_job, add_output, kubectl_of, parser_of, run, structured, table
 from .spans import span_text
+from .terminal import printable, say
 
 MAX_WIDTH = 120
 
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def why() -> int:
         explanation = explain(observe(kubectl_of(args), args.job))
-        print(shown(explanation, args.output))
+        say(shown(explanation, args.output))
         return ATTENTION if explanation.needs_attention else OK
 
     return run("why", why)
@@ -40,7 +41,7 @@ def shown(explanation: Explanation, form: str) -> str:
     if form in ("json", "yaml"):
         return structured(explanation.as_json(), form)
     width = min(MAX_WIDTH, get_terminal_size().columns)
-    text = textwrap.fill(explanation.text, width, break_long_words=False, break_on_hyphens=False)
+    text = textwrap.fill(printable(explanation.text), width, break_long_words=False, break_on_hyphens=False)
     if form == "wide" and explanation.blockers:
         rows = [
             (blocker.severity.value, str(blocker.reason), blocker.where, _age(explanation, at))

@@ -12,6 +12,7 @@ from .admission.serving import webhook_beside
 from .agents.agent_ports import agents_over
 from .agents.status_requests import open_session
 from .garbage_collection import collect_garbage, manual_collection
+from .job_handover import JobHandover
 from .kopf_handlers import handlers, run_kopf, stop_on_signals
 from .kube.api import CALL_ERRORS, Api, ApiError, connect
 from .kube.events import Events
@@ -50,10 +51,10 @@ async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
             store.put_node(node)
         quota = WorkloadWatch(QueueApi(api), store, reconciler.wake, reconciler.retry_queues, reconciler.queues_needed)
         missed = MissedNodeDeletions(store, QueueApi(api).read_node, reconciler.wake)
+        handover = JobHandover(api, options.scope.holds)
+        events = WatchEvents(store, reconciler, options.scope.holds, handover.begin)
         watches = [
-            asyncio.create_task(
-                run_kopf(options, handlers(WatchEvents(store, reconciler, options.scope.holds), missed), stop)
-            ),
+            asyncio.create_task(run_kopf(options, handlers(events, missed), stop)),
             asyncio.create_task(missed.run()),
             asyncio.create_task(namespaces.run()),
             asyncio.create_task(quota.run(options.namespaces)),
@@ -67,6 +68,7 @@ async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
         finally:
             # Decisions end first: kopf stops slowly, and another operator may hold the lease by then.
             await reconciler.close()
+            await handover.close()
             for one in watches:
                 one.cancel()
             await asyncio.gather(*watches, return_exceptions=True)

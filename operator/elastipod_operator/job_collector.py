@@ -16,6 +16,7 @@ from .core.record import PhaseTimes
 
 # Jobs beyond it are counted in elastipod_jobs alone: each exported one costs at most 25 time series, as phases and depths are few.
 MAX_EXPORTED_JOBS = 2000
+_ENDS = ("Completed", "Failed")
 # What is exported for a reason that is not the operator's own, such as one of Kueue: labels stay few.
 OTHER_REASON = "Other"
 _LABELS = ["namespace", "job"]
@@ -43,7 +44,10 @@ class JobCollector(Collector):
         self._newest_step: Callable[[str], int | None] = lambda _uid: None
 
     def export(self, figures: Mapping[str, JobFigures], newest_step: Callable[[str], int | None]) -> None:
-        """Export jobs by UID, the first ones of the mapping. newest_step: gives the newest step that workers of a job reported."""
+        """Export jobs by UID: those that have not ended come before the others.
+
+        newest_step: gives the newest step that workers of a job reported.
+        """
         self._figures, self._newest_step = figures, newest_step
 
     def collect(self) -> Iterator[Metric]:
@@ -64,7 +68,9 @@ class JobCollector(Collector):
         text = "Steps that resizes and recoveries since this operator leads have cost, as they had been made before"
         repeated = CounterMetricFamily("elastipod_job_steps_repeated", text, labels=_LABELS)
         now = clock.now()
-        for uid, job in list(self._figures.items())[:MAX_EXPORTED_JOBS]:
+        # Ended jobs may stay for ever, and nobody waits for news of them.
+        unfinished_first = sorted(self._figures.items(), key=lambda one: one[1].state in _ENDS)
+        for uid, job in unfinished_first[:MAX_EXPORTED_JOBS]:
             labels = [job.namespace, job.name]
             replicas.add_metric(labels, job.size.running)
             target.add_metric(labels, job.size.target)

@@ -17,17 +17,19 @@ Objects = dict[tuple[str, str, str], dict[str, Any]]
 
 
 def helm(
-    *arguments: str, values: dict[str, Any] | None = None, chart: Path = CHART
+    *arguments: str, values: dict[str, Any] | None = None, chart: Path = CHART, namespace: str = "aws-hyperpod"
 ) -> subprocess.CompletedProcess[str]:
     """Run a helm command on the chart, or on another one."""
     program = binaries.ensure(["helm"])["helm"]
-    command = [str(program), *arguments, str(chart), "--namespace", "aws-hyperpod", "--values", "-"]
+    command = [str(program), *arguments, str(chart), "--namespace", namespace, "--values", "-"]
     return subprocess.run(command, input=json.dumps(values or {}), capture_output=True, text=True, timeout=PATIENCE_S)
 
 
-def render(values: dict[str, Any] | None = None) -> Objects:
+def render(
+    values: dict[str, Any] | None = None, release: str = "elastipod", namespace: str = "aws-hyperpod"
+) -> Objects:
     """Give the objects of the chart by kind, namespace and name."""
-    done = helm("template", "elastipod", values=values)
+    done = helm("template", release, values=values, namespace=namespace)
     assert done.returncode == 0, done.stderr
     # The CRD is long: the loader in C takes a fifteenth of the other's time.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

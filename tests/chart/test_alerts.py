@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import yaml
 from tests.chart.rendered import CHART
 from tests.patience import PATIENCE_S
-from tests.prometheus import program
+from tests.prometheus import hurried, program
 
 RULES = CHART / "alerts/elastipod.yaml"
 CASES = Path(__file__).with_name("alerts_test.yaml")
@@ -50,3 +51,13 @@ def test_a_changed_threshold_is_noticed(tmp_path: Path) -> None:
     (tmp_path / RULES.name).write_text(changed)
     shutil.copy(CASES, tmp_path)
     assert promtool(tmp_path, "test", "rules", CASES.name).returncode != 0
+
+
+def test_no_time_of_a_hurried_rule_is_left_as_it_was(tmp_path: Path) -> None:
+    """The tests in which real failures fire the alerts would wait for it."""
+    (tmp_path / RULES.name).write_text(hurried(RULES, 200), encoding="utf-8")
+    done = promtool(tmp_path, "check", "rules", RULES.name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    groups = yaml.safe_load((tmp_path / RULES.name).read_text(encoding="utf-8"))["groups"]
+    times = [text for group in groups for rule in group["rules"] for text in (rule["expr"], rule["for"])]
+    assert [text for text in times if re.search(r"\b\d+[smh]\b|> \d{3}", text)] == []

@@ -14,6 +14,7 @@ from tests.chart.rendered import CHART, Objects, container, deployment, helm, re
 from elastipod_operator.api import chart_readme
 
 OPERATOR = {"app.kubernetes.io/name": "elastipod", "app.kubernetes.io/instance": "elastipod"}
+HELM_TEST = {"app.kubernetes.io/name": "elastipod-test", "app.kubernetes.io/instance": "elastipod"}
 JOB_PODS = {"matchExpressions": [{"key": "elastipod.io/job-uid", "operator": "Exists"}]}
 
 
@@ -55,7 +56,8 @@ def test_monitors_find_the_operator_and_the_agents() -> None:
 
 def test_rules_and_dashboard_are_the_files_of_the_chart() -> None:
     objects = render({"monitoring": {"rules": {"enabled": True}, "dashboard": {"enabled": True}}})
-    rules = yaml.safe_load((CHART / "alerts/elastipod.yaml").read_text(encoding="utf-8"))
+    text = (CHART / "alerts/elastipod.yaml").read_text(encoding="utf-8")
+    rules = yaml.safe_load(text.replace("elastipod_leading", 'elastipod_leading{namespace="aws-hyperpod"}'))
     assert only(objects, "PrometheusRule")["spec"] == rules
     both = render({"monitoring": {"rules": {"enabled": True, "hyperpodNames": True}}})
     names = yaml.safe_load((CHART / "alerts/hyperpod-names.yaml").read_text(encoding="utf-8"))
@@ -67,10 +69,19 @@ def test_rules_and_dashboard_are_the_files_of_the_chart() -> None:
     )
 
 
+def test_the_rules_of_one_release_notice_that_it_has_no_leader_while_another_release_has_one() -> None:
+    objects = render({"monitoring": {"rules": {"enabled": True}}})
+    groups = only(objects, "PrometheusRule")["spec"]["groups"]
+    (rule,) = (rule for group in groups for rule in group["rules"] if rule.get("alert") == "ElastipodNoLeader")
+    leading = 'elastipod_leading{namespace="aws-hyperpod"}'
+    assert rule["expr"] == f"sum by (namespace) ({leading}) < 1 or absent({leading})"
+
+
 def test_the_disruption_budget_never_blocks_a_single_replica() -> None:
     assert only(render(), "PodDisruptionBudget")["spec"] == {
         "maxUnavailable": 1,
         "selector": {"matchLabels": OPERATOR},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
     for values in ({"replicas": 1}, {"podDisruptionBudget": {"enabled": False}}):
         assert not [kind for kind, _, _ in render(values) if kind == "PodDisruptionBudget"]
@@ -82,10 +93,22 @@ def test_a_network_policy_for_the_operator() -> None:
     assert policy["spec"] == {
         "podSelector": {"matchLabels": OPERATOR},
         "policyTypes": ["Ingress"],
-        "ingress": [{"ports": [{"port": "http"}], "from": peers}],
+        "ingress": [{"ports": [{"port": "http"}], "from": [*peers, {"podSelector": {"matchLabels": HELM_TEST}}]}],
     }
     (rule,) = only(render({"networkPolicy": {"operator": {"enabled": True}}}), "NetworkPolicy")["spec"]["ingress"]
     assert rule["from"] == [{"namespaceSelector": {}}]
+
+
+def test_helm_test_may_connect_where_only_named_peers_may() -> None:
+    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    policies = {"operator": {"enabled": True, "metricsFrom": peers}}
+    objects = render({"networkPolicy": policies})
+    (rule,) = only(objects, "NetworkPolicy")["spec"]["ingress"]
+    *others, ours = rule["from"]
+    assert others == peers
+    assert ours["podSelector"]["matchLabels"].items() <= only(objects, "Pod")["metadata"]["labels"].items()
+    without = render({"networkPolicy": policies, "monitoring": {"service": {"enabled": False}}})
+    assert only(without, "NetworkPolicy")["spec"]["ingress"][0]["from"] == peers
 
 
 def test_network_policies_for_pods_of_jobs() -> None:
@@ -115,6 +138,10 @@ def test_network_policies_for_pods_of_jobs() -> None:
         (
             {"monitoring": {"service": {"enabled": False}, "serviceMonitor": {"enabled": True}}},
             "monitoring.serviceMonitor.enabled needs monitoring.service.enabled",
+        ),
+        (
+            {"port": 9443, "webhook": {"enabled": True}},
+            "port and webhook.port are both 9443",
         ),
     ],
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from tests.api.rights import told
-from tests.chart.rendered import Objects, container, deployment, helm, render
+from tests.chart.rendered import CHART, Objects, container, deployment, helm, render
+from tests.nonempty import some
 
 from elastipod_operator.api import crd
 from elastipod_operator.kube.node_signals import parse_signals
@@ -288,12 +290,77 @@ def test_without_tokens_there_is_no_key_and_no_right_to_secrets() -> None:
         ({"monitoring": {"rules": {"enable": True}}}, "/monitoring/rules"),
         ({"monitoring": {"serviceMonitor": {"interval": "often"}}}, "/monitoring/serviceMonitor/interval"),
         ({"networkPolicy": {"agents": {"namespaces": ["Team A"]}}}, "/networkPolicy/agents/namespaces"),
+        ({"podLabels": {"app.kubernetes.io/name": "other"}}, "/podLabels"),
+        ({"podLabels": {"app.kubernetes.io/instance": "other"}}, "/podLabels"),
+        ({"podLabels": {"hp-training-control-plane": "true"}}, "/podLabels"),
+        ({"podLabels": {"elastipod.io/job-uid": "u"}}, "/podLabels"),
+        ({"nameOverride": "My_Name"}, "/nameOverride"),
+        ({"fullnameOverride": "my.name"}, "/fullnameOverride"),
+        ({"fullnameOverride": "1-name"}, "/fullnameOverride"),
     ],
 )
 def test_wrong_values_are_refused_by_name(values: dict[str, Any], field: str) -> None:
     done = helm("template", "elastipod", values=values)
     assert done.returncode != 0
     assert field in done.stderr
+
+
+NUMBER = "20240101"  # of the forms that YAML takes for something else than text, the likeliest
+
+
+def leaves(part: Any) -> Iterator[Any]:
+    if isinstance(part, dict):
+        for key, value in part.items():
+            yield key
+            yield from leaves(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from leaves(value)
+    else:
+        yield part
+
+
+def test_a_name_that_looks_like_a_number_stays_text() -> None:
+    everything = VALUE_SETS["everything set"]
+    values = {
+        **everything,
+        "nameOverride": NUMBER,
+        "fullnameOverride": "",
+        "watchNamespaces": [NUMBER],
+        "serviceAccount": {"name": NUMBER},
+        "priorityClassName": NUMBER,
+        "authentication": {"existingSecret": NUMBER},
+        "controller": {"name": NUMBER},
+        "kueue": {"externalFramework": True, "namespace": NUMBER, "serviceAccount": NUMBER},
+        "webhook": {"enabled": True, "certManager": {"enabled": True}},
+        "networkPolicy": {**everything["networkPolicy"], "agents": {"enabled": True}},
+        "monitoring": {**everything["monitoring"], "agentMonitor": {"enabled": True, "portName": NUMBER}},
+    }
+    found = list(leaves(list(render(values, release=NUMBER, namespace=NUMBER).values())))
+    assert NUMBER in found
+    assert int(NUMBER) not in found
+
+
+@pytest.mark.parametrize(
+    "values", [{"nameOverride": "n" * 63}, {"fullnameOverride": "f" * 63}, {"fullnameOverride": "trainer-1"}]
+)
+def test_no_name_or_label_becomes_too_long(values: dict[str, Any]) -> None:
+    objects = render({**values, "webhook": {"enabled": True}})
+    limited = [name for kind, _, name in objects if kind in ("Service", "Pod", "Deployment")]
+    labels = [value for body in objects.values() for value in body["metadata"].get("labels", {}).values()]
+    assert [text for text in some(limited) + some(labels) if len(text) > 63] == []
+
+
+@pytest.mark.parametrize("page", ["charts/elastipod/values.yaml", "docs/operations.md"])
+def test_roles_that_are_named_exist(page: str) -> None:
+    text = (CHART.parents[1] / page).read_text(encoding="utf-8")
+    named = some(re.findall(r"[\w-]+-(?:viewer|editor)\b", text))
+    assert {*named} <= {name for kind, _, name in render() if kind == "ClusterRole"}
+
+
+def test_the_release_without_kueue_reads_no_priorities() -> None:
+    without = granted(render({"kueue": {"enabled": False}}), "ClusterRole", "", "aws-hyperpod-elastipod")
+    assert "priorityclasses" not in {resource for _, resource, _ in without}
 
 
 def test_notes_say_what_matters() -> None:
@@ -308,6 +375,11 @@ def test_notes_say_what_matters() -> None:
     assert "Kueue 0.15 or newer" in notes()
     assert "externalFrameworks" not in notes()
     assert "externalFrameworks" in notes(kueue={"externalFramework": True})
+    assert "keeps the CustomResourceDefinition and with it all jobs" in notes()
+    warning = notes(crds={"keep": False})
+    assert "deletes the CustomResourceDefinition and with it all jobs of the cluster" in warning
+    assert "kubectl delete hpjob --all -A" in warning
+    assert "kubectl delete hpjob" not in notes(crds={"keep": False, "install": False})
 
 
 def test_the_operator_reads_what_the_chart_says_of_nodes() -> None:

@@ -156,13 +156,18 @@ class RecordInvariants(FaultInvariants):
             raise Violation(f"generation {new.generation} grows by {wrong}, on cordoned nodes")
 
     def _stopped_by_edit(self, old: Record, new: Record, policy: Policy) -> None:
-        """A lower minimum stops no job that trains in a queue."""
+        """A lower minimum stops no job that trains in a queue.
+
+        Where the base had no room for all spares, some of its pods become spares, and increments may stand for other pods than before.
+        """
         begun = new.transition
         if new.generation > old.generation:
             self._minimum = policy.sizes.minimum
         elif policy.sizes.minimum < self._minimum and old.members and old.transition is None:
             self.met["the minimum is lowered in a queue"] += bool(old.queue)
-            if begun is not None and begun.cause == "SpecEdited":
+            has_spares = any(one.spares for one in policy.specs)
+            is_resize = begun is not None and begun.kind is TransitionKind.RESIZE
+            if begun is not None and begun.cause == "SpecEdited" and not (is_resize and has_spares):
                 raise Violation(f"the job is stopped because its minimum was lowered to {policy.sizes.minimum}")
 
     def _grows(self, old: Record, new: Record, policy: Policy, now: datetime) -> None:

@@ -120,6 +120,10 @@ QUEUE_SCHEDULES: dict[str, Schedule] = {
     ),
     "minimum and maximum are lowered below the base": _schedule(Event(100.0, "set_bounds", 0)),
     "a spare is added while the job trains": _schedule(Event(100.0, "set_spares", 1), quota=(5,), nodes=5),
+    "a spare is added and the minimum lowered, so that increments stand for other pods": _schedule(
+        Event(100.0, "set_spares", 1), Event(200.0, "set_bounds", 6), quota=(7,), nodes=7, high=6,
+        specs=[{"name": "base", "replicas": 2}, {"name": "extra", "replicas": 0, "maxReplicas": 4}],
+    ),
     "a spare is added, and the quota taken back": _schedule(
         Event(100.0, "set_spares", 1), quota=(5,), nodes=5, plain_gangs=(PlainGang(150.0, 4, 1000),)
     ),

@@ -27,7 +27,7 @@ from elastipod_operator.agents.polled_agent import Address, PolledAgent
 from elastipod_operator.agents.polls import ConnectFailed
 from elastipod_operator.agents.status import AgentStatus, parse_status
 from elastipod_operator.agents.status_cache import AgentStatusCache
-from elastipod_operator.agents.status_requests import CONNECT_S, StatusRequests
+from elastipod_operator.agents.status_requests import CONNECT_S, StatusRequests, in_time
 
 if TYPE_CHECKING:
     import aiohttp
@@ -97,7 +97,7 @@ class SimStatusRequests(StatusRequests):
         if pod is None or pod.agent is None or not pod.answers():
             await self._fail(pod, wait_s, is_connected=polled.version is not None)
         assert pod is not None
-        said = await self._answer(pod, polled.version, wait_s)
+        said = await in_time(self._answer(pod, polled.version, wait_s), wait_s + CONNECT_S + 1)
         if not self._is_believed(view, pod, polled, said):
             raise AuthenticationFailed("the answer is not from the job's agent")
         return parse_status(said, polled.fact, clock.now())

@@ -125,9 +125,8 @@ class AgentLink:
         """
         self._await_watcher()
         reset_elastic_event(is_abandoned=after_fault)
-        _, start = self._client.hyperpod_barrier()
+        _, start = self._client.hyperpod_barrier(enters=True)
         os.environ.update(start["worker_envs"])
-        self._client.hyperpod_past_rcb_barrier()
         place = WorldPlace.from_env()
         if place is None:
             raise HyperPodIPCException(

@@ -19,8 +19,14 @@ class DigestsAtRest:
     def begin(self) -> None:
         """The state stands still from now on: compute its digests in a thread."""
         self.forget()
-        self._thread = threading.Thread(target=self._compute, name="elastipod-digests", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._compute, name="elastipod-digests", daemon=True)
+        thread.start()
+        self._thread = thread
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether digests are being computed, or some are known."""
+        return self._thread is not None or bool(self._known)
 
     def forget(self, keys: Collection[str] | None = None) -> None:
         """These tensors are about to change; all of them without keys."""

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import torch
 
 from elastipod.errors import ElastipodError
-from elastipod.in_memory.members import as_bytes
+from elastipod.in_memory.tensor_digests import as_bytes
 
 HANDSHAKE_S = 5.0
 MAX_GREETING_BYTES = 512

@@ -6,6 +6,7 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import torch
@@ -36,11 +37,14 @@ class Follower:
     step: that the tensors have completed; None while they are in between, or torn. has_begun: whether they have been changed.
     """
 
-    def __init__(self, members: Members, key: str, store: str) -> None:
-        """Begin to follow a rank of the world whose store has this address; return with all of the state, or at a limit."""
+    def __init__(self, members: Members, key: str, store: str, at_end: Callable[[], None] = lambda: None) -> None:
+        """Begin to follow a rank of the world whose store has this address; return with all of the state, or at a limit.
+
+        at_end: is called by the thread when the donor has said that no step follows, and all of the state is here.
+        """
         self.step: int | None = None
         self.has_begun = False
-        self._members, self._key = members, key
+        self._members, self._key, self._at_end = members, key, at_end
         self._is_whole = self._is_over = False
         self._settled = threading.Event()  # all of the state is here, or will not come
         self._peer: socket.socket | None = None
@@ -82,6 +86,8 @@ class Follower:
                     until = min(until, time.monotonic() + FOLLOWS_S)
                 if time.monotonic() > until:
                     raise FollowingEnded(f"nobody has taken this rank for {FOLLOWS_S:g} s")
+            if self._is_whole and not self._is_over:
+                self._at_end()
 
     def _take(self, file: BinaryIO, state: FollowedState, head: dict[str, Any]) -> None:
         """Repeat one step with what is here already, and take over more of the state."""

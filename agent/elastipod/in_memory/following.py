@@ -20,11 +20,14 @@ log = logging.getLogger(__name__)
 class Following:
     """Of one rank. step: that its state has come to by following alone, None for most ranks."""
 
-    def __init__(self, members: Members, *, is_possible: bool) -> None:
-        """is_possible: False where steps cannot be repeated from gradients, because the script applies them in its own way."""
+    def __init__(self, members: Members, *, is_possible: bool, at_end: Callable[[], None] = lambda: None) -> None:
+        """is_possible: False where steps cannot be repeated from gradients, because the script applies them in its own way.
+
+        at_end: as of a `Follower`.
+        """
         self.step: int | None = None
         self._members = members
-        self._is_possible = is_possible
+        self._is_possible, self._at_end = is_possible, at_end
         self._donor: Donor | None = None
         self._follower: Follower | None = None
 
@@ -68,7 +71,7 @@ class Following:
         """Follow those who train, if the agent has named their store; return with all of the state, or at a limit."""
         store, key = os.environ.pop(FOLLOWED_STORE_ENV, ""), os.environ.get(WORKER_KEY_ENV)
         if self._is_possible and store and key:
-            self._follower = Follower(self._members, key, store)
+            self._follower = Follower(self._members, key, store, self._at_end)
 
     def finish(self) -> None:
         """The state must stand still."""

@@ -6,22 +6,21 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import nn
 
-from elastipod.checkpoint.image import checksum
 from elastipod.checkpoint.live_objects import Stateful
 from elastipod.checkpoint.value_codec import decode_value, encode_value
 from elastipod.checkpoint.value_tree import join_tensors, split_tensors
+from elastipod.in_memory.tensor_digests import digests_of_tensors
 from elastipod.torch_compat import DTensor, forget_gradients, load_optimizer
 
 MODEL = "model"
 _LATER = object()
 _STATE_KEYS = {"state", "param_groups"}  # of torch's optimizers; those around others may have states of their own kind
-_WEIGHTS = torch.randint(1, 1 << 62, (1024,), generator=torch.Generator().manual_seed(1)) * 2 + 1
-_ROW_BYTES = _WEIGHTS.nbytes
 NOT_BUILT = "a sharded state is built when its first world begins; use it inside of the loop over its steps"
 
 
@@ -182,10 +181,7 @@ class Members:
         for name, member in shared.items():
             if isinstance(member, nn.Module):
                 tensors |= {f"{name}.{key}": value.detach() for key, value in member.named_parameters()}
-        for key, tensor in tensors.items():
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            found[key] = (known or {}).get(key) or digest_of_tensor(local)
-        return found
+        return found | _digests_by_key(tensors, known or {})
 
 
 def digest_of(digests: Mapping[str, str]) -> str:
@@ -193,21 +189,23 @@ def digest_of(digests: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
-def digest_of_tensor(tensor: torch.Tensor) -> str:
-    """Give a digest at the speed of memory.
-
-    It is made of many sums, of words that are far from each other, each with a weight: roundings that differ by one bit in opposite
-    directions would often cancel in a single sum.
-    """
-    raw = as_bytes(tensor)
-    end = raw.numel() // _ROW_BYTES * _ROW_BYTES
-    found = checksum(raw[end:])
-    if end:
-        sums = raw[:end].view(torch.int64).view(-1, len(_WEIGHTS)).sum(0)
-        found += int((sums * _WEIGHTS.to(sums.device)).sum().item())
-    return f"{found % (1 << 64):016x}"
+def _digests_by_key(tensors: Mapping[str, torch.Tensor], known: Mapping[str, str]) -> dict[str, str]:
+    """Give the digest of each tensor, in the order of the tensors; those on one device are computed together."""
+    unknown: dict[torch.device, list[str]] = {}
+    for key, tensor in tensors.items():
+        if key not in known:
+            unknown.setdefault(tensor.device, []).append(key)
+    computed: dict[str, str] = {}
+    for keys in unknown.values():
+        computed.update(zip(keys, digests_of_tensors([_local(tensors[key]) for key in keys]), strict=True))
+    return {key: computed[key] if key in computed else known[key] for key in tensors}
 
 
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@lru_cache(maxsize=8)  # most values are those of the time before
 def _digest_of_values(text: str) -> str:
     """Give a digest that does not depend on the order of keys, which differs between a state that was loaded and one that was not."""
     return hashlib.sha256(json.dumps(_sorted(json.loads(text)), sort_keys=True).encode()).hexdigest()
@@ -217,17 +215,11 @@ def _sorted(value: Any) -> Any:
     if isinstance(value, dict):
         inner = {key: _sorted(each) for key, each in value.items()}
         if "__pairs__" in inner:  # a dictionary whose keys are not all texts
-            inner["__pairs__"].sort(key=json.dumps)
+            inner["__pairs__"].sort(
+                key=lambda pair: json.dumps(pair[0]) + ","
+            )  # as the texts of the pairs, of which keys are few
         return inner
     return [_sorted(each) for each in value] if isinstance(value, list) else value
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Give the bytes of a tensor: its own memory where that is contiguous and aligned, else a copy."""
-    flat = tensor.detach()
-    if not flat.is_contiguous() or (flat.storage_offset() * flat.element_size()) % 8:
-        flat = flat.clone(memory_format=torch.contiguous_format)
-    return flat.reshape(-1).view(torch.uint8)
 
 
 def empty_like_shape(shape: TensorShape, device: torch.device) -> torch.Tensor:

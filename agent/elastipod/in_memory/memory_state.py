@@ -58,8 +58,9 @@ class MemoryState:
         self._is_as_built = True  # nothing has changed the tensors yet
         self._limit = limit
         self._images: dict[int, Content] = {}
-        self.following = Following(members, is_possible=can_be_followed and self.kind == "replicated")
         self._at_rest = DigestsAtRest(members)
+        is_possible = can_be_followed and self.kind == "replicated"
+        self.following = Following(members, is_possible=is_possible, at_end=self._at_rest.begin)
 
     @property
     def completed(self) -> int:
@@ -72,7 +73,9 @@ class MemoryState:
         if rank.phase is not self.rank.phase:
             self._limit.enter(rank.phase)
         if rank.completed is None and self.rank.completed is not None:
-            self._is_as_built = False  # the optimizer has run in part, or another step is about to overwrite this one
+            # The optimizer has run in part, or another step is about to overwrite this one.
+            self._is_as_built = False
+            self._at_rest.forget()
         self.rank = rank
         self._images = {step: image for step, image in self._images.items() if step in rank.images}
 
@@ -97,7 +100,7 @@ class MemoryState:
     def finish_following(self) -> None:
         """The next generation begins: the state stands still."""
         self.following.finish()
-        if self.following.step is not None:
+        if self.following.step is not None and not self._at_rest.has_begun:
             self._at_rest.begin()
 
     def exchange_offers(self) -> list[RankOffer]:

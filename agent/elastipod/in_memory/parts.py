@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from elastipod.errors import ElastipodError
-from elastipod.in_memory.members import Content, Members, TensorShape, as_bytes
+from elastipod.in_memory.members import Content, Members, TensorShape
+from elastipod.in_memory.tensor_digests import as_bytes
 from elastipod.torch_compat import DTensor
 
 _INDEX_BITS = 20

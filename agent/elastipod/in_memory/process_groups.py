@@ -28,7 +28,14 @@ from elastipod.in_memory.torch_store import TorchAgentStore
 from elastipod.ipc.protocol import WORKER_KEY_ENV
 from elastipod.store_wait import wait_until_listening
 from elastipod.store_wire import Greeting
-from elastipod.torch_compat import abort_groups, gloo_backends, number_groups_anew, set_group_timeout, with_host
+from elastipod.torch_compat import (
+    abort_groups,
+    ends_groups_without_lock,
+    gloo_backends,
+    number_groups_anew,
+    set_group_timeout,
+    with_host,
+)
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +64,7 @@ class ProcessGroups:
         # The ranks agree through host memory, whatever gradients take.
         self._backend = with_host(backend or ("nccl" if torch.cuda.is_available() else "gloo"))
         self._timeout = timeout or dist.distributed_c10d.default_pg_timeout
+        self._connects_beside_former = self._backend == "gloo" and ends_groups_without_lock()
         self._store: Any = None
         self._former_store: Any = None
         self._served: StoreConnection | None = None
@@ -75,7 +83,8 @@ class ProcessGroups:
         counts for all ranks: they train in the same group, or try again under another name together. arriving: is entered
         while ranks are waited for whose processes may still start; the limit of the phase is that of connecting them.
         """
-        wait_until_released()
+        if not self._connects_beside_former:
+            wait_until_released()
         try:
             with arriving:
                 late = _Wait(time.monotonic() + ARRIVAL_S, is_over, place.world_size, is_served=bool(place.store))
@@ -104,6 +113,10 @@ class ProcessGroups:
     def connect_alone(self) -> None:
         """Build the default process group of a single process, for a model that is sharded over one rank."""
         dist.init_process_group(self._backend, store=dist.HashStore(), rank=0, world_size=1, timeout=self._timeout)  # type: ignore[attr-defined]
+
+    def await_former(self) -> None:
+        """Return once the groups of former generations have ended: what hangs there is to end this process before it trains."""
+        wait_until_released()
 
     def begin_training(self) -> None:
         """Give collectives the time that the script's own may take; until now they had the limits of the regroup."""

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from elastipod.errors import ElastipodError
 from elastipod.in_memory.digests_at_rest import DigestsAtRest
 from elastipod.in_memory.exchange import MAX_MANIFEST_BYTES, all_texts, text_of
-from elastipod.in_memory.members import Content, Members, TensorShape, as_bytes, empty_like_shape
+from elastipod.in_memory.members import Content, Members, TensorShape, empty_like_shape
+from elastipod.in_memory.tensor_digests import as_bytes
 
 PIECE_BYTES = 4 << 20
 MAX_IN_FLIGHT = 8  # pieces on their way, for each rank

@@ -106,6 +106,8 @@ class WorldLife:
         self._pass(chaos.Moment.VERIFYING)
         before_verifying()
         memory.verify(donor)
+        if self._has_groups:
+            self._groups.await_former()  # within the limit of this phase
         memory.move(memory.rank.verified())
         if self._has_groups:
             self._groups.begin_training()

@@ -17,6 +17,8 @@ from elastipod_agent.fork_server import channel
 from elastipod_agent.fork_server.process_title import ProcessTitle
 from elastipod_agent.workers.linux import die_with_parent
 
+OURS = "elastipod_agent"
+
 
 @dataclass(frozen=True, slots=True)
 class InheritedState:
@@ -74,6 +76,7 @@ def become_worker(end: socket.socket, inherited: InheritedState) -> dict[str, An
     only then.
     """
     os.setsid()
+    do_without_order()
     try:
         received = channel.receive(end)
     except (OSError, channel.BadMessage):
@@ -89,10 +92,22 @@ def become_worker(end: socket.socket, inherited: InheritedState) -> dict[str, An
     inherited.title.show(order["command"], order["environ"])
     set_environment(inherited, order["environ"])
     reopen_streams()
-    reseed()
-    importlib.invalidate_caches()
+    importlib.invalidate_caches()  # files may have come while this process waited
     gc.enable()
     return order
+
+
+def do_without_order() -> None:
+    """Do what needs no order, which may come much later: the start of a worker waits for all that is left then."""
+    reseed()
+    importlib.invalidate_caches()  # the first time it copies memory that is shared with the server
+    unload_agent_modules()
+
+
+def unload_agent_modules() -> None:
+    """Remove the agent's package from a worker's modules. What still runs of it has what it needs."""
+    for name in [name for name in sys.modules if name == OURS or name.startswith(OURS + ".")]:
+        del sys.modules[name]
 
 
 def set_environment(inherited: InheritedState, own: Mapping[str, str]) -> None:

@@ -19,8 +19,6 @@ from elastipod_agent.fork_server.channel import BadMessage, close_all, receive, 
 from elastipod_agent.fork_server.import_snapshot import ImportSnapshot
 from elastipod_agent.fork_server.process_title import VARIABLE, ProcessTitle, TitleUnavailable
 
-OURS = "elastipod_agent"
-
 
 class ForkServer:
     """The server process. agent: pid of the agent."""
@@ -125,15 +123,8 @@ def end_import_threads() -> None:
     os.waitpid(child, 0)
 
 
-def unload_agent_modules() -> None:
-    """Remove the agent's package from a worker's modules."""
-    for name in [name for name in sys.modules if name == OURS or name.startswith(OURS + ".")]:
-        del sys.modules[name]
-
-
 def main(arguments: Sequence[str]) -> None:
     """Serve, and in a worker run its program; does not return. arguments: descriptor of the channel, pid of the agent."""
     order = ForkServer(socket.socket(fileno=int(arguments[0])), int(arguments[1])).serve()
-    unload_agent_modules()
     fast_exit.flush_files_at_exit()
     fast_exit.exit_process(program.run(order["kind"], order["target"], order["args"], order["command"]))

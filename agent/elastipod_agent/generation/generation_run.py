@@ -49,7 +49,8 @@ class GenerationRun:
     """One generation. Code that changes it calls `wake.set`; the code that runs it waits with `wait_for_change`.
 
     group: the workers while they run. restart_mode: as in /stop. finding: of a monitor. reported_fault: by a worker.
-    reports_before: the number of progress reports by local rank, of processes that are older than the generation.
+    reports_before: the number of progress reports by local rank, of processes that are older than the generation. is_last: the pod is
+    being terminated, so no other generation follows here.
     """
 
     def __init__(self, runtime: AgentRuntime, start: StartRequest, events: RunEvents) -> None:
@@ -60,6 +61,7 @@ class GenerationRun:
         self.fault: Fault | None = None
         self.reported_fault: Fault | None = None
         self.finding: Finding | None = None
+        self.is_last = False
         self.reports_before: Mapping[int, int] = {}
         self.wake = asyncio.Event()
         self._runtime = runtime

@@ -58,6 +58,10 @@ class GenerationSupervisor:
         """Tell workers that drain that this pod ends afterwards."""
         self._run.leave_after_drain()
 
+    def note_last(self) -> None:
+        """Take note that the pod is being terminated: no other generation follows."""
+        self._run.is_last = True
+
     def report_fault(self, fault: Fault) -> None:
         """Take a fault that a worker reports."""
         self._run.report_fault(fault)

@@ -78,6 +78,8 @@ class PooledWorkers:
                 return
             if await self._set_fault(state):
                 await run.end_monitors()
+                if state is RunState.CRASHED and self._may_begin_successors():
+                    self._pool.begin_successors()
                 await self._wait_for_stop()
                 return
             left_s = self._join_by - time.monotonic()
@@ -187,6 +189,11 @@ class PooledWorkers:
         if fault is None or fault.restart_mode is not RestartMode.LOCAL_PRL or fault.failure.local_rank is None:
             return frozenset()
         return frozenset({fault.failure.local_rank})
+
+    def _may_begin_successors(self) -> bool:
+        """Tell whether the next run probably goes on with this pod's living processes: nobody asks for more, and the pod stays."""
+        run = self._run
+        return not (run.is_ending or run.is_last or run.reported_fault or run.finding)
 
     async def _wait_for_stop(self) -> None:
         """Wait until the operator stops the run; in a drain it has already."""

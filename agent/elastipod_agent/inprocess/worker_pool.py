@@ -30,7 +30,8 @@ class _RankRecord:
     """What the pool remembers of one local rank's processes.
 
     deadline: until when the rank has to be at the barrier, monotonic. last_ended: the last process whose end was recorded. is_renewed:
-    its process has not lived through the last run.
+    its process has not lived through the last run, or not to the end of the present one. was_waiting: it needed nothing but a start
+    when the pool planned last.
     """
 
     num_failures: int = 0
@@ -39,6 +40,7 @@ class _RankRecord:
     gone_at: float = 0.0
     last_ended: WorkerProcess | None = None
     to_be_replaced: bool = False
+    was_waiting: bool = False
 
 
 class WorkerPool:
@@ -92,6 +94,7 @@ class WorkerPool:
         self._is_gathering = has_none
         self._is_gathered = False
         self._is_killing = False
+        self._to_succeed: frozenset[int] = frozenset()
         self._last_fault: Fault | None = None
         self._clears_data = True
         self._wake = asyncio.Event()
@@ -170,7 +173,7 @@ class WorkerPool:
         self._start = start
         self._is_gathering = self._is_gathered = False
         for record in self._ranks:
-            record.is_renewed = False
+            record.is_renewed = record.was_waiting = False
         self.group.begin_run(start)
         self._coordinator.begin_run(start, progress=start.progress, is_fresh=False)
 
@@ -186,13 +189,32 @@ class WorkerPool:
         for record in self._ranks:
             record.num_failures = 0
         for worker in self.group.workers:
-            if worker.child.status is not None:  # it ended during the run
-                self._ranks[worker.local_rank].last_ended = worker
-                self._ranks[worker.local_rank].is_renewed = True
+            if worker.child.status is not None and not self._ranks[worker.local_rank].is_renewed:
+                self._note_end_in_run(worker)
         self.fault = None
+        self._to_succeed = frozenset()  # gathering starts what is missing
         self._is_gathering, self._is_gathered = True, False
         self._limit_s = self._return_limit_s if within_s is None else min(within_s, self._return_limit_s)
-        self._restart_deadlines(self._limit_s)
+        new = frozenset(index for index, record in enumerate(self._ranks) if record.is_renewed)
+        self._restart_deadlines(self._limit_s, frozenset(range(len(self._ranks))) - new)
+        self._restart_deadlines(self._settings.inprocess_timeout_s, new)
+        self._wake.set()
+
+    def begin_successors(self) -> None:
+        """Start the successors of ranks that died in the run, before the stop says what becomes of the others. To be called once in a run.
+
+        They import and build meanwhile, and wait at the barrier for the next run. A stop that goes deeper ends them with the others.
+        Where a pre-train script comes before a complete new set of processes, nothing is started before it is known whether there
+        will be one.
+        """
+        if self._is_standing or self._is_gathering or self.is_closing or self._settings.pre_script is not None:
+            return
+        dead = [worker for worker in self.group.workers if worker.child.status is not None]
+        for worker in dead:
+            self._note_end_in_run(worker)
+        self._to_succeed = frozenset(worker.local_rank for worker in dead)
+        names = ", ".join(str(worker.local_rank) for worker in dead)
+        self._log.info("successors of dead workers are started", local_ranks=names)
         self._wake.set()
 
     async def end_culprits(self, local_ranks: frozenset[int]) -> None:
@@ -213,7 +235,11 @@ class WorkerPool:
         self._restart_deadlines(self._settings.inprocess_timeout_s)
         try:
             while not self.is_closing:
-                wake_at = await self._gather_once() if self._is_gathering else None
+                wake_at = None
+                if self._is_gathering:
+                    wake_at = await self._gather_once()
+                else:
+                    await self._start_successors()
                 await self._sleep_until(wake_at)
             await self._end_all()
             await self.left.wait()  # the run ends as well, because the pool is closing
@@ -233,8 +259,9 @@ class WorkerPool:
     async def _gather_once(self) -> float | None:
         """Do what gathering needs now; gives when to plan again if nothing happens."""
         now = self._now()
-        if self._is_gathered:  # a rank that leaves the barrier now gets the full time
-            self._restart_deadlines(self._settings.inprocess_timeout_s)
+        # A rank that leaves the barrier now gets the full time. It leaves for a moment, too, whenever it asks again for the start.
+        waited = [index for index, record in enumerate(self._ranks) if record.was_waiting]
+        self._restart_deadlines(self._settings.inprocess_timeout_s, waited)
         for worker in self.group.workers:
             await self._record_end(worker, now)
         plan = plan_gathering([self._rank(index) for index in range(len(self._ranks))], now=now)
@@ -274,6 +301,7 @@ class WorkerPool:
         record = self._ranks[local_rank]
         is_alive = any(worker.local_rank == local_rank for worker in self.group.living)
         position = self._coordinator.position(local_rank) if is_alive else RankPosition.NO_PROCESS
+        record.was_waiting = position.is_waiting
         if position.is_waiting:
             record.num_failures = 0
         return GatheringRank(
@@ -283,6 +311,11 @@ class WorkerPool:
             gone_at=record.gone_at,
             deadline=record.deadline,
         )
+
+    def _note_end_in_run(self, worker: WorkerProcess) -> None:
+        """Remember that a process ended in its run, so that it does not count as one that ended on its way to the barrier."""
+        record = self._ranks[worker.local_rank]
+        record.last_ended, record.is_renewed = worker, True
 
     async def _record_end(self, worker: WorkerProcess, now: float) -> None:
         """Count a process that ended by itself before it reached the barrier."""
@@ -319,9 +352,15 @@ class WorkerPool:
         what = f"local rank {', '.join(map(str, sorted(late)))} did not reach the barrier within {limit_s:g} s"
         self._last_fault = Fault("WorkerUnhealthy", failure_without_worker(what))
 
+    async def _start_successors(self) -> None:
+        local_ranks, self._to_succeed = self._to_succeed, frozenset()
+        if local_ranks:
+            self._clears_data = False
+            await self._spawn(local_ranks)
+
     async def _spawn(self, local_ranks: frozenset[int]) -> None:
         for local_rank in local_ranks:
-            self._ranks[local_rank].is_renewed = True
+            self._ranks[local_rank].is_renewed, self._ranks[local_rank].was_waiting = True, False
         fault = await self._starter.start(self._start, local_ranks, self._reset_rank)
         if fault is None:
             self._restart_deadlines(self._settings.inprocess_timeout_s, local_ranks)

@@ -40,7 +40,8 @@ class _Rank:
 
     born_after: the run that was the last one when its process was started; known_run: the last run that its process knows;
     joined_run: the run in which it announced that its process can live through several; past_run: the last run whose code it has
-    entered. kept_state: what it announced.
+    entered. kept_state: what it announced; kept_before: what its dead predecessor had announced, until the run in which that died is
+    over. known_info: the number of the newest rank information that is of that run too, so not for its process.
     """
 
     born_after: int = 0
@@ -48,6 +49,8 @@ class _Rank:
     joined_run: int = 0
     past_run: int = 0
     kept_state: StateKind | None = None
+    kept_before: StateKind | None = None
+    known_info: int = 0
     num_at_barrier: int = 0
     num_awaiting: int = 0
     has_failed: bool = False
@@ -132,6 +135,8 @@ class RunCoordinator:
             return
         self.is_running = False
         self._start = self._info = None  # ranks may change until the next start
+        for rank in self._ranks:
+            rank.kept_before = None
         if is_faulty:
             self._fault_run = self.run
         self._wake()
@@ -142,9 +147,16 @@ class RunCoordinator:
         self._wake()
 
     def reset_rank(self, local_rank: int, *, keeps_data: bool) -> None:
-        """Reset a rank that gets a new process, which knows no run yet."""
+        """Reset a rank that gets a new process, which knows no run yet.
+
+        One that is started while its predecessor's run is still open is for the next one. Until that run is over the pod keeps what it
+        kept when it ran: the depth of what follows depends on it.
+        """
         old = self._ranks[local_rank]
         renewed = _Rank(born_after=self.run, known_run=self.run)
+        if self.is_running:
+            renewed.kept_before = old.kept_state or old.kept_before
+            renewed.known_info = self._info_number
         if keeps_data:
             renewed.has_failed, renewed.data = old.has_failed, old.data
         self._ranks[local_rank] = renewed
@@ -153,12 +165,12 @@ class RunCoordinator:
     @property
     def kept_state(self) -> StateKind | None:
         """The kind of state that all workers of this pod keep in memory together; None unless each has announced one."""
-        return pod_state([rank.kept_state for rank in self._ranks])
+        return pod_state([rank.kept_state or rank.kept_before for rank in self._ranks])
 
     def forget_kept_state(self) -> None:
         """Forget what was announced: the processes end."""
         for rank in self._ranks:
-            rank.kept_state = None
+            rank.kept_state = rank.kept_before = None
         self._on_report()
 
     def mark_failed(self, local_rank: int) -> None:
@@ -219,6 +231,7 @@ class RunCoordinator:
     async def wait_rank_info(self, local_rank: int, after: int, wait_s: float) -> bytes:
         """Wait for rank information newer than the rank's own."""
         rank = self._ranks[local_rank]
+        after = max(after, rank.known_info)
         rank.num_awaiting += 1
         self.on_position_change()
         try:

@@ -22,6 +22,7 @@ class Process:
 
 
 _NUM_THREADS = 17  # its place among the fields of /proc/PID/stat behind the name
+_LONGEST_STAT = 4096  # bytes; one has some fifty numbers and a short name
 
 
 def snapshot(proc: Path = PROC) -> dict[int, Process]:
@@ -31,7 +32,7 @@ def snapshot(proc: Path = PROC) -> dict[int, Process]:
         if not entry.isdigit():
             continue
         with suppress(OSError):  # it has ended meanwhile
-            fields = (proc / entry / "stat").read_bytes().rpartition(b")")[2].split()
+            fields = _read_at_once(f"{proc}/{entry}/stat").rpartition(b")")[2].split()
             # A main thread that has ended is a zombie too, while other threads live and hold what the process holds.
             is_dead = fields[0] in (b"Z", b"X") and int(fields[_NUM_THREADS]) <= 1
             found[int(entry)] = Process(int(entry), int(fields[1]), int(fields[3]), is_dead)
@@ -99,6 +100,15 @@ def is_stopped(pid: int, proc: Path = PROC) -> bool:
 def has_in_environment(pid: int, entry: str, proc: Path = PROC) -> bool:
     """Tell whether the initial environment of a process holds ``NAME=value``."""
     return os.fsencode(entry) in _read(proc / str(pid) / "environ").split(b"\0")
+
+
+def _read_at_once(path: str) -> bytes:
+    """Read a short file with as little work as possible: a host may run many processes. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, _LONGEST_STAT)
+    finally:
+        os.close(descriptor)
 
 
 def _read(path: Path) -> bytes:

@@ -32,9 +32,13 @@ _FREEING_S = 2.0  # how long processes that free what workers have left may take
 
 def members(sessions: Collection[int], cookie: str, proc: Path = PROC) -> list[int]:
     """Give the pids of the workers' living processes. cookie: a ``NAME=value`` in every worker's environment."""
+    return _members_in(snapshot(proc), sessions, cookie, proc)
+
+
+def _members_in(processes: dict[int, Process], sessions: Collection[int], cookie: str, proc: Path = PROC) -> list[int]:
     return [
         process.pid
-        for process in descendants(snapshot(proc), os.getpid())
+        for process in descendants(processes, os.getpid())
         if not process.is_dead and _belongs(process, sessions, cookie, proc)
     ]
 
@@ -51,7 +55,10 @@ def family(workers: Collection[int], proc: Path = PROC) -> set[int]:
     A descendant may have left the worker's session and environment (`env -i setsid ...`): only while its ancestors live is it known
     whose it is. A session that another process leads, such as the agent's own, is left out.
     """
-    processes = snapshot(proc)
+    return _family_in(snapshot(proc), workers)
+
+
+def _family_in(processes: dict[int, Process], workers: Collection[int]) -> set[int]:
     found = [one for worker in workers for one in descendants(processes, worker)]
     pids = {*workers, *(one.pid for one in found)}
     others = {os.getsid(0), *(processes.keys() - pids)}
@@ -80,13 +87,14 @@ async def end_all(reaper: Reaper, sessions: Collection[int], cookie: str, timeou
     What frees the resources of the others ends after them by itself, and is killed only if it does not.
 
     Only a second empty result counts: a process whose parent was reaped during a snapshot is missing in the tree of that snapshot, and is
-    below the agent in the next.
+    below the agent in the next. The first of them shows the family too: the end is waited for with each look at /proc.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     spared_until = deadline - timeout_s / 4  # time that SIGKILL may take afterwards
-    kin = family(sessions)
-    while found := members(kin, cookie) or members(kin, cookie):
+    processes = snapshot()
+    kin = _family_in(processes, sessions)
+    while found := _members_in(processes, kin, cookie) or members(kin, cookie):
         now = loop.time()
         if now >= deadline:
             return found
@@ -97,6 +105,7 @@ async def end_all(reaper: Reaper, sessions: Collection[int], cookie: str, timeou
             spared_until = min(spared_until, now + _FREEING_S)
         _kill(pid for pid in others if now >= spared_until or not _is_spared(pid))
         await reaper.next_exit(_POLL_S)
+        processes = snapshot()
     return []
 
 

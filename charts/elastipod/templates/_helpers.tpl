@@ -70,8 +70,14 @@ namespaceSelector:
 {{- end }}
 
 {{- define "elastipod.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "elastipod.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "elastipod.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end }}
+
+{{/* Of the pod of `helm test`, which no Service leads to. */}}
+{{- define "elastipod.testLabels" -}}
+app.kubernetes.io/name: {{ include "elastipod.name" . | trunc 58 | trimSuffix "-" }}-test
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "elastipod.labels" -}}
@@ -128,9 +134,9 @@ app.kubernetes.io/component: operator
 apiVersion: rbac.authorization.k8s.io/v1
 kind: {{ .kind }}
 metadata:
-  name: {{ .name }}
+  name: {{ .name | quote }}
   {{- with .namespace }}
-  namespace: {{ . }}
+  namespace: {{ . | quote }}
   {{- end }}
   labels:
     {{- include "elastipod.labels" .root | nindent 4 }}
@@ -140,18 +146,18 @@ rules:
 apiVersion: rbac.authorization.k8s.io/v1
 kind: {{ .kind }}Binding
 metadata:
-  name: {{ .name }}
+  name: {{ .name | quote }}
   {{- with .namespace }}
-  namespace: {{ . }}
+  namespace: {{ . | quote }}
   {{- end }}
   labels:
     {{- include "elastipod.labels" .root | nindent 4 }}
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: {{ .kind }}
-  name: {{ .name }}
+  name: {{ .name | quote }}
 subjects:
   - kind: ServiceAccount
-    name: {{ include "elastipod.serviceAccountName" .root }}
-    namespace: {{ .root.Release.Namespace }}
+    name: {{ include "elastipod.serviceAccountName" .root | quote }}
+    namespace: {{ .root.Release.Namespace | quote }}
 {{- end }}

@@ -12,29 +12,30 @@ three minutes; the first run fetches or builds Kubernetes, Kueue and the node im
 from __future__ import annotations
 
 import argparse
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
+from elastipod_local import binaries, ports
 from elastipod_local.cluster import Cluster
 from elastipod_local.demo.result import DemoResult, collect_diagnostics
 from elastipod_local.demo.steps import Demo
-from elastipod_local.demo.view import make_view
+from elastipod_local.demo.view import View, make_view
 from elastipod_local.errors import LocalClusterError, UnsupportedError, what_the_machine_refused
-from elastipod_local.host import is_root
+from elastipod_local.host import is_root, say, signals_ignored, stop_signals_raise
 from elastipod_local.machine import require_nodes_possible
 from elastipod_local.paths import checkout_root
 from elastipod_local.state import exclusive
 
 DONE, FAILED, UNSUPPORTED, INTERRUPTED = 0, 1, 2, 130
 
+Foreseen = LocalClusterError | OSError | subprocess.TimeoutExpired  # each has a sentence for the user
+FORESEEN = (LocalClusterError, OSError, subprocess.TimeoutExpired)
+
 
 class Interrupted(BaseException):
-    """SIGINT or SIGTERM arrived; no `except Exception` may catch it."""
+    """One of STOP_SIGNALS arrived; no `except Exception` may catch it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,16 +50,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", action="store_true", help="keep the cluster and the job's pods running at the end")
     options = parser.parse_args(argv)
     try:
-        _require_machine()
-        root = checkout_root()
-        with exclusive(root / ".run" / "demo" / "lock", wait_s=0), _interruptible():
-            return _run(root, keep=options.keep)
-    except LocalClusterError as error:
-        print(f"demo: {error}", file=sys.stderr)
-        return UNSUPPORTED if isinstance(error, UnsupportedError) else FAILED
-    except (OSError, subprocess.TimeoutExpired) as error:
-        print(f"demo: {what_the_machine_refused(error)}", file=sys.stderr)
-        return FAILED
+        with stop_signals_raise(Interrupted):
+            _require_machine()
+            root = checkout_root()
+            with exclusive(root / ".run" / "demo" / "lock", wait_s=0):
+                return _run(root, keep=options.keep)
+    except Interrupted:
+        return INTERRUPTED
+    except FORESEEN as error:
+        return _tell(error)
+
+
+def _tell(error: Foreseen) -> int:
+    """Print the sentence of an error and give the exit status that it stands for."""
+    said = str(error) if isinstance(error, LocalClusterError) else what_the_machine_refused(error)
+    say(f"demo: {said}", sys.stderr)
+    return UNSUPPORTED if isinstance(error, UnsupportedError) else FAILED
 
 
 def _require_machine() -> None:
@@ -73,6 +80,7 @@ def _require_machine() -> None:
             "the demo creates Kubernetes nodes from Linux namespaces, which needs root; run it as root: sudo make demo"
         )
     require_nodes_possible()
+    ports.require_free(ports.of_cluster(with_kueue=True))
 
 
 def _run(root: Path, *, keep: bool) -> int:
@@ -81,54 +89,60 @@ def _run(root: Path, *, keep: bool) -> int:
     result: DemoResult | None = None
     status = FAILED
     try:
-        result = demo.run()
-        status = FAILED if result.shortcomings else DONE
-    except LocalClusterError as error:
-        view.close()
-        print(f"\ndemo: {error}", file=sys.stderr)
-        print(
-            f"diagnostics of the cluster are in {collect_diagnostics(demo.cluster.kubectl, root / '.run' / 'demo')}",
-            file=sys.stderr,
-        )
-        print(f"the logs of its own processes are in {demo.cluster.folder / 'logs'}", file=sys.stderr)
+        status, result = _show(demo, view, root)
     except Interrupted:
         status = INTERRUPTED
-        print("\ndemo: interrupted; taking everything down", file=sys.stderr)
+        say("\ndemo: interrupted; taking everything down", sys.stderr)
     finally:
-        view.close()
-        _take_down(demo.cluster, keep=keep and status != INTERRUPTED)
+        try:
+            with signals_ignored():
+                view.close()
+                _take_down(demo.cluster, keep=keep and status != INTERRUPTED)
+        except FORESEEN as error:
+            status = _tell(error)
     if result:
-        print(f"\n{result.summary}")
+        say(f"\n{result.summary}")
         for sentence in result.shortcomings:
-            print(f"not shown: {sentence}", file=sys.stderr)
+            say(f"not shown: {sentence}", sys.stderr)
     return status
 
 
-def _take_down(cluster: Cluster, *, keep: bool) -> None:
-    """Take the cluster down without interruption, or say how to use it."""
-    if keep and cluster.is_running():
-        print(f"\nThe cluster is up: export KUBECONFIG={cluster.kubeconfig}")
-        program = Path(sys.executable).with_name("elastipod")  # in .venv, which is on no PATH
-        print(f"Take it down with: {program} local down --name {cluster.name}")
-        return
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, signal.SIG_IGN)
-    cluster.down()
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into Interrupted, so that everything is taken down on the way out."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise Interrupted
-
-    before = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
+def _show(demo: Demo, view: View, root: Path) -> tuple[int, DemoResult | None]:
+    """Run the demo; give the exit status, and the result of a run that got to its end."""
     try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+        result = demo.run()
+        return FAILED if result.shortcomings else DONE, result
+    except UnsupportedError as error:
+        view.close()
+        return _tell(error), None
+    except LocalClusterError as error:
+        view.close()
+        say("", sys.stderr)
+        status = _tell(error)
+        _diagnose(demo.cluster, root)
+        return status, None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        view.close()
+        return _tell(error), None
+
+
+def _diagnose(cluster: Cluster, root: Path) -> None:
+    """Collect what the cluster says of itself, if there is one: kubectl without a kubeconfig asks another, and may have to be built."""
+    if cluster.kubeconfig.exists() and not binaries.missing(["kubectl"]):
+        found = collect_diagnostics(cluster.kubectl, root / ".run" / "demo")
+        say(f"diagnostics of the cluster are in {found}", sys.stderr)
+    if (logs := cluster.folder / "logs").is_dir():
+        say(f"the logs of its own processes are in {logs}", sys.stderr)
+
+
+def _take_down(cluster: Cluster, *, keep: bool) -> None:
+    """Take the cluster down, or say how to use it."""
+    if keep and cluster.is_running():
+        say(f"\nThe cluster is up: export KUBECONFIG={cluster.kubeconfig}")
+        program = Path(sys.executable).with_name("elastipod")  # in .venv, which is on no PATH
+        say(f"Take it down with: {program} local down --name {cluster.name}")
+        return
+    cluster.down()
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ def changes(run: Run) -> tuple[Change, ...]:
                 entry,
                 gap_s=_gap_s(old, new),
                 steps_repeated=_steps_repeated(old, new),
-                detection_s=_detection_s(entry, run.marks),
+                detection_s=_detection_s(entry, run),
                 pause_s=_pause_s(old, new),
             )
         )
@@ -156,11 +156,14 @@ def _steps_repeated(old: Generation, new: Generation | None) -> int:
     return 0 if new is None else max(0, old.begun_step - new.resumed_step)
 
 
-def _detection_s(entry: HistoryEntry, marks: Sequence[Mark]) -> float | None:
-    kills = [mark.at for mark in marks if mark.name == KILL_MARK and mark.at <= entry.at]
-    if entry.kind is not Kind.RECOVERY or entry.detected_at is None or not kills:
+def _detection_s(entry: HistoryEntry, run: Run) -> float | None:
+    """Count from the kill to its detection. A kill belongs to the first recovery after it: a later one has a cause of its own."""
+    if entry.kind is not Kind.RECOVERY or entry.detected_at is None:
         return None
-    return round(entry.detected_at - max(kills), 3)
+    earlier = (other.at for other in run.history if other.kind is Kind.RECOVERY and other.generation < entry.generation)
+    since = max(earlier, default=run.created_at)
+    kills = [mark.at for mark in run.marks if mark.name == KILL_MARK and since < mark.at <= entry.at]
+    return round(entry.detected_at - max(kills), 3) if kills else None
 
 
 def spans(run: Run) -> tuple[Span, ...]:
@@ -286,6 +289,7 @@ def _size_history(phases: Sequence[Span]) -> list[Json]:
 EXPECTED_SIZES = [2, 4, 2, 4, 2, 4, 2]
 REPEATED_MAX = 1  # steps after a crash: the one in progress
 FORCED_CAUSE = "ScaledByUser"  # the change for which the demo asks for new processes
+PORT_TAKEN = "MasterPortTaken"  # a second attempt at a generation whose port another process had: nothing crashed
 
 
 def shortcomings(report: Mapping[str, Any], *, state: str, audit_exit: int) -> list[str]:
@@ -314,11 +318,22 @@ def shortcomings(report: Mapping[str, Any], *, state: str, audit_exit: int) -> l
         for change in (*report["resizes"], *report["recoveries"])
         if change.get("depth") != _expected_depth(change)
     ]
-    if not report["recoveries"]:
-        problems.append("no recovery was seen, although a worker was killed")
+    problems += _recovery_count_problems([recovery["cause"] for recovery in report["recoveries"]])
     if audit_exit != 0:
         problems.append(f"the audit found that samples were not trained exactly once: {report['audit']}")
     return problems
+
+
+def _recovery_count_problems(causes: Sequence[str]) -> list[str]:
+    """Say where the job did not recover exactly once: one worker was killed, and another crash is a fault of its own."""
+    if not causes:
+        return ["no recovery was seen, although a worker was killed"]
+    crashes = [cause for cause in causes if cause != PORT_TAKEN]
+    if len(crashes) == 1:
+        return []
+    return [
+        f"the job recovered {len(crashes)} times although one worker was killed: causes {', '.join(crashes) or PORT_TAKEN}"
+    ]
 
 
 def _expected_depth(change: Mapping[str, Any]) -> str:

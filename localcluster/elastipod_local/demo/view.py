@@ -6,10 +6,12 @@ import sys
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from elastipod_local.demo.watcher import JobSnapshot
+from elastipod_local.host import say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -89,7 +91,7 @@ class PlainView:
 
     def _print(self, text: str) -> None:
         with self._lock:
-            print(f"{time.monotonic() - self._began:6.1f} s  {text}", flush=True)
+            say(f"{time.monotonic() - self._began:6.1f} s  {text}")
 
 
 @dataclass(slots=True)
@@ -140,7 +142,8 @@ class LiveView:
         """Keep the last screen and release the terminal."""
         with self._lock:
             self._end_step()
-        self._live.stop()
+        with suppress(OSError):  # the terminal is gone
+            self._live.stop()
 
     def _end_step(self) -> None:
         if self._steps and self._steps[-1].began:

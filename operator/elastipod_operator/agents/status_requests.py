@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import aiohttp
 
@@ -20,9 +22,13 @@ from .status import MAX_RESPONSE_BYTES, AgentStatus, InvalidStatus, parse_status
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 # The agent holds a long poll this long; with the limits below an answer comes at least once a heartbeat.
 LONG_POLL_S = HEARTBEAT.total_seconds() - 1
 CONNECT_S = 2.0
+# How long a busy operator may take to read an answer that came in time.
+READING_S = 1.0
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -33,6 +39,19 @@ def open_session() -> aiohttp.ClientSession:
         auto_decompress=False,
         headers={"Accept-Encoding": "identity"},
     )
+
+
+async def in_time(call: Awaitable[T], limit_s: float) -> T:
+    """Give the answer to a request, which has a limit of its own. Raises TimeoutError if it is read much later.
+
+    An operator that stood still reads what was true before that. It must not take it for news.
+    """
+    loop = asyncio.get_running_loop()
+    asked_at = loop.time()
+    answer = await call
+    if loop.time() - asked_at > limit_s + READING_S:
+        raise TimeoutError("the answer was read too late")
+    return answer
 
 
 class StatusRequests:
@@ -62,9 +81,12 @@ class StatusRequests:
         url = polled.address.url(target)
         hold = partial(self._parts.change, polled.address.job)
 
-        async def send(headers: dict[str, str]) -> Response:
+        async def get(headers: dict[str, str]) -> Response:
             async with self._session.get(url, timeout=timeout, allow_redirects=False, headers=headers) as response:
                 return await read_response(response, hold)
+
+        async def send(headers: dict[str, str]) -> Response:
+            return await in_time(get(headers), limit_s)
 
         reply = await polled.authenticator.exchange("GET", target, b"", send)
         _check(reply.status)
@@ -82,7 +104,8 @@ class StatusRequests:
         target = f"/status?after={version}&wait={wait_s:g}"
 
         async def send(headers: dict[str, str]) -> Response:
-            return await connection.ask(target, CONNECT_S, wait_s + CONNECT_S + 1, headers)
+            limit_s = wait_s + CONNECT_S + 1
+            return await in_time(connection.ask(target, CONNECT_S, limit_s, headers), limit_s)
 
         try:
             reply = await polled.authenticator.exchange("GET", target, b"", send)

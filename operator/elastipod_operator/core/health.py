@@ -12,7 +12,7 @@ from .reasons import NO_REASON, Reason, ReasonAndMessage
 from .record import Record, TransitionKind
 from .replica import CONTAINER_RESTARTED, POD_FAILED, Health, Replica, Replicas
 from .silence import AGENT_SILENT, NODE_LOST, PeerReports, diagnose, is_answering, is_silent
-from .snapshot import ObservedAgent, ObservedNode, ObservedPod, Policy, Snapshot, pod_agent_port
+from .snapshot import AgentState, ObservedAgent, ObservedNode, ObservedPod, Policy, Snapshot, pod_agent_port
 
 TICK = timedelta(milliseconds=1)
 # An agent answers within a second of its own start. After this time the container is assumed to run none.
@@ -66,10 +66,9 @@ def assess(snapshot: Snapshot, quota_lost: Mapping[Slot, ReasonAndMessage] = NO_
             )
         else:
             lost = quota_lost.get(pod.id.slot)
-            is_member = pod.id in members
             replica = _assess_pod(
-                pod, agent, node, peers, snapshot.now, grace,
-                is_member=is_member, policy=snapshot.job.policy, quota_lost=lost,
+                pod, agent, node, peers, snapshot.now, grace, is_member=pod.id in members,
+                awaits_start=_may_await_start(agent, record), policy=snapshot.job.policy, quota_lost=lost,
             )  # fmt: skip
         if node is not None and node.cordoned and _would_grow(replica, record):
             why = f"node {node.name} was cordoned before pod {pod.name} joined the training"
@@ -104,6 +103,14 @@ def _would_grow(replica: Replica, record: Record | None) -> bool:
     return replica.health in (Health.GOOD, Health.PENDING) and not (replica.is_busy or replica.agent.is_spare)
 
 
+def _may_await_start(agent: ObservedAgent, record: Record | None) -> bool:
+    """Whether not all members have been seen to run the present generation, and this agent has not either."""
+    if record is None or record.transition is not None or record.running_since is not None:
+        return False
+    is_idle = agent.state in (None, AgentState.INIT, AgentState.READY)
+    return is_idle or agent.generation not in (None, record.generation)
+
+
 def _assess_pod(
     pod: ObservedPod,
     agent: ObservedAgent,
@@ -113,6 +120,7 @@ def _assess_pod(
     grace: timedelta,
     *,
     is_member: bool,
+    awaits_start: bool,
     policy: Policy | None,
     quota_lost: ReasonAndMessage | None = None,
 ) -> Replica:
@@ -147,7 +155,7 @@ def _assess_pod(
         detail = pod.problem or f"the agent's container of pod {pod.name} ended and is being restarted"
         return Replica(pod, agent, Health.PENDING, CONTAINER_RESTARTED, detail, cannot_run_again)
     if is_silent(agent, now):
-        diagnosis = diagnose(pod, agent, node, peers, now, is_member=is_member)
+        diagnosis = diagnose(pod, agent, node, peers, now, is_member=is_member, awaits_start=awaits_start)
         if diagnosis.cause:
             return Replica(pod, agent, Health.LOST, diagnosis.cause, diagnosis.detail, cannot_run_again)
         return Replica(

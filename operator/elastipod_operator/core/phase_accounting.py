@@ -13,7 +13,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from .record import RECORD_LOST, SUSPENDED_BY_USER, Depth, PhaseTimes, Record, TransitionKind
+from .first_step import steps_of_members
+from .record import RECORD_LOST, SUSPENDED_BY_USER, Depth, PhaseTimes, Record, Transition, TransitionKind
 from .replica import Health, Replica, Replicas
 from .snapshot import Snapshot
 
@@ -163,19 +164,22 @@ def phase_of(record: Record, replicas: Replicas) -> Phase:
     at_work = [r for m in record.members if (r := replicas.get(m)) is not None and not r.is_idle and _may_work(r)]
     if transition.kind is TransitionKind.SUSPEND:
         if at_work:
-            return _draining_phase(at_work)
+            return _draining_phase(transition, at_work)
         return Phase.SUSPENDED if transition.cause == SUSPENDED_BY_USER else Phase.QUEUED
     if transition.kind is TransitionKind.RECOVERY:
         if not transition.is_budget_checked:
             return Phase.DETECTING
         return Phase.WAITING
     if transition.kind is TransitionKind.RESIZE and at_work:
-        return _draining_phase(at_work)
+        return _draining_phase(transition, at_work)
     bound = [r for r in replicas.newest.values() if _may_work(r) and r.pod.node]
     return Phase.SCHEDULING if len(bound) < transition.target_size else Phase.STARTING
 
 
-def _draining_phase(at_work: list[Replica]) -> Phase:
+def _draining_phase(transition: Transition, at_work: list[Replica]) -> Phase:
+    """Say whether a drain saves. In memory it does not, and to book the moment in which its workers stop would cost a write then."""
+    if transition.depth is Depth.MEMORY:
+        return Phase.DRAINING
     return Phase.SAVING if all(replica.agent.saving for replica in at_work) else Phase.DRAINING
 
 
@@ -186,7 +190,7 @@ def _may_work(replica: Replica) -> bool:
 def _running_phase(record: Record, replicas: Replicas) -> Phase:
     if record.running_since is None:
         return Phase.RENDEZVOUS
-    steps = [step for m in record.members if (step := _step(replicas.get(m), record)) is not None]
+    steps = steps_of_members(record, replicas)
     if not steps:
         # Workers that report no steps count as training, and so do silent ones.
         is_awaited = record.best_step >= 0 and record.phase_times.phase in (Phase.RENDEZVOUS, Phase.LOADING)
@@ -194,12 +198,6 @@ def _running_phase(record: Record, replicas: Replicas) -> Phase:
     if record.phase_times.phase == Phase.TRAINING:
         return Phase.TRAINING
     return Phase.RECOMPUTING if max(steps) <= record.best_step else Phase.TRAINING
-
-
-def _step(replica: Replica | None, record: Record) -> int | None:
-    if replica is None or not replica.runs(record.generation):
-        return None
-    return replica.agent.step
 
 
 def next_phase_change(record: Record, replicas: Replicas, now: datetime) -> datetime | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from .actions import Action, DeletePod, ShutDownAgent
+from .first_step import has_made_step
 from .names import PodId, Slot
 from .record import Record
 from .replica import Health, Replica, Replicas
@@ -12,12 +15,20 @@ from .snapshot import AgentState
 # What runs beside an agent that has ended (a sidecar, a shell) may ignore its end: it has nothing to save for which it would get
 # the time of a drain.
 LEFTOVER_GRACE_S = 30
+# How long healthy pods stay at most after a change that they left. Their removal takes processors, disks and API calls, which those
+# who go on need for their first step.
+LEAVERS_STAY = timedelta(seconds=2)
 
 
-def remove_unwanted(wanted: set[Slot], record: Record, replicas: Replicas) -> list[Action]:
+def remove_unwanted(
+    wanted: set[Slot], record: Record, replicas: Replicas, now: datetime
+) -> tuple[list[Action], datetime | None]:
+    """Delete the pods that are not wanted; gives when those go that stay for a moment."""
     held = _kept_members(record, replicas)
     last_words = _kept_for_logs(replicas)
+    stays_until = _leavers_stay_until(record, replicas, now)
     actions: list[Action] = []
+    wake: datetime | None = None
     for replica in replicas.by_id.values():
         if replica.id in held or replica.id in last_words:
             continue
@@ -33,8 +44,19 @@ def remove_unwanted(wanted: set[Slot], record: Record, replicas: Replicas) -> li
             reason = "its agent's container has ended; the other containers would keep its place"
         else:
             continue
+        if stays_until is not None and replica.health in (Health.GOOD, Health.DISRUPTED) and replica.is_idle:
+            wake = stays_until
+            continue
         actions += remove(replica, reason)
-    return actions
+    return actions, wake
+
+
+def _leavers_stay_until(record: Record, replicas: Replicas, now: datetime) -> datetime | None:
+    """Give until when the pods that left this generation stay: until its first step, but not for long; None if they go now."""
+    if record.transition is not None or record.generation_began_at is None or record.generation < 2:
+        return None
+    until = record.generation_began_at + LEAVERS_STAY
+    return until if now < until and not has_made_step(record, replicas) else None
 
 
 def _kept_members(record: Record, replicas: Replicas) -> set[PodId]:

@@ -93,7 +93,8 @@ def supply_pods(
             wakes.append(due)
         else:
             wanted = [slot for slot in wanted if slot not in spares]
-    return actions + remove_unwanted(set(wanted), record, replicas), earliest(*wakes)
+    removals, leavers_go_at = remove_unwanted(set(wanted), record, replicas, now)
+    return actions + removals, earliest(*wakes, leavers_go_at)
 
 
 def _spares_leave_at(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -282,7 +282,10 @@ def _granted(snapshot: Snapshot, policy: Policy, quota: Quota) -> Grant:
             SpecLimits(s.name, trains[s.name], min(s.spares, pods[s.name] - trains[s.name])) for s in policy.specs
         ),
         workloads=slots,
-        quota_lost=_lost_quota({slot for pod in snapshot.pods if (slot := pod.id.slot) not in slots}, quota),
+        quota_lost={
+            **_lost_quota({slot for pod in snapshot.pods if (slot := pod.id.slot) not in slots}, quota),
+            **_on_returned_quota(snapshot, slots, quota),
+        },
         is_suspended=policy.suspend,
     )
 
@@ -336,21 +339,53 @@ def _lost_quota(slots: set[Slot], quota: Quota) -> dict[Slot, ReasonAndMessage]:
     return {slot: _why_quota_lost(slot, share_of.get(slot), quota) for slot in slots}
 
 
+def _on_returned_quota(snapshot: Snapshot, slots: Collection[Slot], quota: Quota) -> dict[Slot, ReasonAndMessage]:
+    """Give the granted slots whose pods were created on an increment that must be returned, with the reason.
+
+    After an edit of the sizes another increment may stand for such a slot, but the old one cannot be returned while the pod lives.
+    """
+    returned = {w.name: w for number, w in quota.present.items() if number and _must_return(w, quota)}
+    if not returned:
+        return {}
+    newest = {pod.id.slot: pod for pod in sorted(snapshot.pods, key=lambda pod: pod.id.incarnation)}
+    on = ((slot, returned.get(pod.workload)) for slot, pod in newest.items() if slot in slots and not pod.ended)
+    return {slot: _why_lost(workload, quota) for slot, workload in on if workload is not None}
+
+
+def _must_return(workload: ObservedWorkload, quota: Quota) -> bool:
+    """Whether an increment's quota must be returned, which one that waits for its admission has not got yet."""
+    return workload.reserved and (
+        bool(workload.eviction_reason)
+        or workload.finished
+        or workload.number in quota.useless
+        or not _is_requested(workload, quota)
+    )
+
+
+def _is_requested(workload: ObservedWorkload, quota: Quota) -> bool:
+    return workload.number < len(quota.requests) and fits(workload, quota.requests[workload.number])
+
+
 def _why_quota_lost(slot: Slot, request: QuotaRequest | None, quota: Quota) -> ReasonAndMessage:
     if request is None:
         return Reason.SCALED_BY_USER, f"replica {slot.spec}-{slot.ordinal} is beyond the largest size"
     workload = quota.present.get(request.number)
-    pods = counted(sum(pods for _, pods in request.counts), "replica")
     if workload is None:
+        pods = counted(sum(pods for _, pods in request.counts), "replica")
         return (
             Reason.QUOTA_LOST,
             f"the quota of {pods} was lost: there is no Workload for increment {request.number}",
         )
+    return _why_lost(workload, quota)
+
+
+def _why_lost(workload: ObservedWorkload, quota: Quota) -> ReasonAndMessage:
+    pods = counted(sum(pods for _, pods in workload.counts), "replica")
     if workload.eviction_reason:
         return workload.eviction_reason, f"Kueue evicts {pods}: {workload.eviction_message}"
-    if request.number in quota.useless:
-        return Reason.QUOTA_RETURNED, quota.useless[request.number]
-    if not fits(workload, request):
+    if workload.number in quota.useless:
+        return Reason.QUOTA_RETURNED, quota.useless[workload.number]
+    if not _is_requested(workload, quota):
         return (
             Reason.SPEC_EDITED,
             f"the sizes were edited; the quota of {pods} is returned and requested again",

@@ -11,6 +11,7 @@ from .context import Context, PlanDraft
 from .ending import finish
 from .escalation import close_window, next_window_end
 from .faults import START_LIMIT, answers_count_from, find_fault, first_answers_due, start_limit
+from .first_step import has_made_step
 from .growth import growth_window
 from .partial_gangs import follow_partial_gang, next_gang_check
 from .payback import record_resize_pause
@@ -25,6 +26,8 @@ from .transition import in_transition, recover
 from .wording import counted, training
 
 RECHECK_AFTER = timedelta(seconds=1)
+# A generation is marked as running at its first step, or so long after it began: the writes would prolong the pause before that step.
+FIRST_STEP_PATIENCE = timedelta(seconds=1)
 
 
 def running(record: Record, context: Context) -> PlanDraft:
@@ -83,11 +86,12 @@ def _keep_running(record: Record, context: Context, members: list[Replica], wake
         next_gang_check(record, context.key, now),
     )
     draft = PlanDraft(record, tuple(actions), events, wake_at=due)
-    if record.running_since is None and _all_run(members, record):
-        return replace(
-            _mark_running(draft, context), wake_at=now
-        )  # pods that are ready already may open the growth window
-    return draft
+    if record.running_since is not None or not _all_run(members, record):
+        return draft
+    marked_at = _marked_at(members, record, context)
+    if marked_at is not None and now < marked_at:
+        return replace(draft, wake_at=earliest(due, marked_at))
+    return replace(_mark_running(draft, context), wake_at=now)  # pods that are ready already may open the growth window
 
 
 def _spares(record: Record, context: Context) -> list[Action]:
@@ -110,6 +114,14 @@ def _all_run(members: list[Replica], record: Record) -> bool:
     return len(members) == len(record.members) and all(
         r.agent.state in (AgentState.RUNNING, AgentState.COMPLETED) and r.runs(record.generation) for r in members
     )
+
+
+def _marked_at(members: list[Replica], record: Record, context: Context) -> datetime | None:
+    """Give until when a generation whose workers all run waits for its first step before it is marked; None if it does not."""
+    is_awaited = record.generation > 1 and all(replica.agent.state is AgentState.RUNNING for replica in members)
+    if not is_awaited or record.generation_began_at is None or has_made_step(record, context.replicas):
+        return None
+    return record.generation_began_at + FIRST_STEP_PATIENCE
 
 
 def _mark_running(draft: PlanDraft, context: Context) -> PlanDraft:

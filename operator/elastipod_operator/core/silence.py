@@ -70,8 +70,9 @@ def diagnose(
     now: datetime,
     *,
     is_member: bool,
+    awaits_start: bool,
 ) -> Diagnosis:
-    """Say what the silence of a replica's agent means.
+    """Say what the silence of a replica's agent means. awaits_start: it is not known to run the generation that others have begun.
 
     The node decides first: if it is not ready, it explains the silence. The port is next: a refused connection means that the
     agent has ended. Then the other agents decide: their workers failed, or they cannot reach the agent either. As long as steps
@@ -92,7 +93,7 @@ def diagnose(
         return _undecided(agent, where, why, UNDECIDED_LIMIT, now)
     if not is_member:
         return Diagnosis(NODE_LOST, f"{where} and other agents answer")
-    return _diagnose_from_peers(agent, where, peers.members, now)
+    return _diagnose_from_peers(agent, where, peers.members, now, awaits_start=awaits_start)
 
 
 def _fell_silent_together(agent: ObservedAgent, peers: PeerReports) -> bool:
@@ -101,7 +102,9 @@ def _fell_silent_together(agent: ObservedAgent, peers: PeerReports) -> bool:
     return peers.heard_at is None or peers.heard_at - agent.last_answer < CUT_OFF_SPREAD
 
 
-def _diagnose_from_peers(agent: ObservedAgent, where: str, members: list[ObservedAgent], now: datetime) -> Diagnosis:
+def _diagnose_from_peers(
+    agent: ObservedAgent, where: str, members: list[ObservedAgent], now: datetime, *, awaits_start: bool
+) -> Diagnosis:
     """Decide from the members that answer whether a silent one is lost."""
     states = {a.state for a in members}
     if AgentState.FAULTED in states:
@@ -115,6 +118,9 @@ def _diagnose_from_peers(agent: ObservedAgent, where: str, members: list[Observe
     is_reached = _reached_by_peers(agent, now)
     if is_reached is False:
         return Diagnosis(NODE_LOST, f"{where} and other agents cannot reach it either")
+    if busy and is_reached and awaits_start:
+        why = "other agents reach it, but the operator cannot tell it to start its workers"
+        return _undecided(agent, where, why, UNDECIDED_LIMIT, now)
     if busy and is_reached:
         return Diagnosis(NO_REASON, f"{where} to the operator, but other agents reach it")
     if busy or not members:

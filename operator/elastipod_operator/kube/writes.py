@@ -14,12 +14,13 @@ T = TypeVar("T")
 
 
 async def timed_write(what: str, call: Awaitable[T]) -> T:
-    """Make a write and record its time and outcome. what: its kind, for the metrics."""
+    """Make a write and record its time and outcome: ok, conflict or failed. what: its kind, for the metrics."""
     try:
         with metrics.API_SECONDS.labels(what).time():
             answer = await call
-    except Exception:
-        metrics.API_CALLS.labels(what, "failed").inc()
+    except Exception as error:
+        is_expected = is_conflict(error) and not is_refusal(error)
+        metrics.API_CALLS.labels(what, "conflict" if is_expected else "failed").inc()
         raise
     metrics.API_CALLS.labels(what, "ok").inc()
     return answer

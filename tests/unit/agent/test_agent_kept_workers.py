@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
+from typing import Any
 
 import pytest
 from tests.agent_client import until
 from tests.patience import PATIENCE_S
 from tests.unit.agent.agent_in_process import AgentInProcess
-from tests.unit.agent.kept_workers_job import KEEP, Job
+from tests.unit.agent.kept_workers_job import KEEP, LOOP, Job
+
+from elastipod_agent.inprocess.worker_pool import WorkerPool
+from elastipod_agent.ipc.link import REPORT_DELAY_S
 
 
 @pytest.fixture
@@ -73,6 +78,158 @@ def test_a_dead_rank_is_replaced_beside_the_ones_that_live_on(job: Job) -> None:
 
     job.run(scenario)
     assert job.agent.printed().count("called back 0") == 2
+
+
+def imported(agent: AgentInProcess) -> list[int]:
+    """Give the pids of all processes that have begun to import."""
+    return [int(pid) for pid in re.findall(r"imports in (\d+)", agent.printed())]
+
+
+def test_the_successor_of_a_dead_rank_imports_while_the_operator_decides(job: Job) -> None:
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        job.order(1, "crash")
+        job.agent.until("faulted")
+        job.agent.until_printed("env {", 3)
+        seen = job.agent.status()
+        assert (seen["status"], seen["in_memory"]) == ("faulted", {"kind": "replicated", "kept": None})
+        assert [(one["rank"], one["failed"]) for one in seen["worker_data"]] == [(0, False), (1, True)]
+        assert is_alive(first[0])
+        (successor,) = set(imported(job.agent)) - set(first.values())
+        seen = job.stop(1, restart_mode=KEEP)
+        assert seen["in_memory"] == {"kind": "replicated", "kept": 1}
+        assert job.start(2) == {0: first[0], 1: successor}
+
+    job.run(scenario)
+    assert len(imported(job.agent)) == 3
+    assert job.agent.printed().count("called back 0") == 1
+
+
+def test_what_the_workers_keep_stays_known_while_a_successor_imports(job: Job) -> None:
+    """The operator may ask only then, and the depth of the recovery depends on it."""
+    held = job.agent.folder / "held"
+
+    def scenario() -> None:
+        job.start(1)
+        job.announced()
+        held.touch()
+        job.order(1, "crash")
+        job.agent.until("faulted")
+        job.agent.until_printed("imports in", 3)
+        time.sleep(3 * REPORT_DELAY_S)
+        assert job.agent.status()["in_memory"] == {"kind": "replicated", "kept": None}
+        assert job.agent.stop(1, restart_mode=KEEP) == (200, None)
+        job.agent.until_printed("called back 0")
+        held.unlink()
+        assert job.agent.until("ready")["in_memory"] == {"kind": "replicated", "kept": 1}
+
+    job.run(scenario)
+
+
+def test_a_rank_that_asks_again_at_the_barrier_while_another_still_imports_is_not_late(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks once in a minute, and is not at the barrier for a moment then; its time to come back has long passed."""
+    pools: list[WorkerPool] = []
+    recall, held = WorkerPool.recall, job.agent.folder / "held"
+
+    def noted(pool: WorkerPool, replace: frozenset[int], **how: Any) -> None:
+        pools.append(pool)
+        recall(pool, replace, **how)
+
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        held.touch()
+        job.order(1, "crash")
+        job.agent.until("faulted")
+        assert job.agent.stop(1, restart_mode=KEEP) == (200, None)
+        until(lambda: pools and pools[0]._coordinator.position(0).is_waiting, "rank 0 at the barrier")
+        pools[0]._ranks[0].deadline = 0.0
+        time.sleep(0.5)
+        held.unlink()
+        assert job.agent.until("ready")["in_memory"] == {"kind": "replicated", "kept": 1}
+        assert job.start(2)[0] == first[0]
+
+    monkeypatch.setattr(WorkerPool, "recall", noted)
+    script = LOOP.replace("page =", "import elastipod.ipc.clients\nelastipod.ipc.clients.MAX_WAIT_S = 0.1\npage =")
+    job.agent.run(script, scenario, "--nproc-per-node=2", script_args=("replicated",))
+
+
+@pytest.mark.parametrize("how", ["stop", "shutdown", "sigterm"])
+def test_a_successor_ends_with_the_others_where_they_are_not_kept(job: Job, how: str) -> None:
+    def scenario() -> None:
+        job.start(1)
+        job.announced()
+        job.order(1, "crash")
+        job.agent.until("faulted")
+        job.agent.until_printed("env {", 3)
+        if how == "stop":
+            assert job.stop(1, restart_mode="process_level_restart")["in_memory"] is None
+            assert not any(map(is_alive, imported(job.agent)))
+            assert not set(imported(job.agent)) & set(job.start(2).values())
+        elif how == "sigterm":
+            os.kill(os.getpid(), signal.SIGTERM)
+            until(lambda: not any(map(is_alive, imported(job.agent))), "the end of all")
+
+    job.run(scenario)
+    assert not any(map(is_alive, imported(job.agent)))
+    assert "the agent itself failed" not in job.agent.printed()
+
+
+def test_a_successor_that_fails_before_the_stop_is_not_started_again_until_then(job: Job) -> None:
+    script = LOOP.replace(
+        'while Path(os.environ["HOME"], "held").exists():',
+        'if Path(os.environ["HOME"], "broken").exists():\n    sys.exit("broken")\nwhile False:',
+    )
+    broken = job.agent.folder / "broken"
+
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        broken.touch()
+        job.order(1, "crash")
+        job.agent.until("faulted")
+        until(lambda: len(imported(job.agent)) == 3, "the successor")
+        until(lambda: not is_alive(imported(job.agent)[-1]), "its end")
+        time.sleep(0.3)
+        assert len(imported(job.agent)) == 3
+        broken.unlink()
+        assert job.stop(1, restart_mode=KEEP)["in_memory"]["kept"] == 1
+        second = job.start(2)
+        assert (second[0], second[1]) == (first[0], imported(job.agent)[-1])
+
+    options = ("--nproc-per-node=2",)
+    job.agent.run(script, scenario, *options, script_args=("replicated",))
+    assert "a worker ended between runs" in job.agent.printed(), "it counts as a failure on the way to the barrier"
+
+
+def test_a_pod_that_is_being_terminated_starts_no_successor(job: Job) -> None:
+    def scenario() -> None:
+        job.start(1)
+        job.announced()
+        os.kill(os.getpid(), signal.SIGTERM)
+        until(lambda: job.agent.status()["terminating"], "the end of the pod to be known")
+        job.order(1, "crash")
+        job.agent.until("faulted")
+        time.sleep(0.3)
+        assert len(imported(job.agent)) == 2
+
+    job.run(scenario)
+
+
+def test_no_successor_comes_before_the_decision_where_a_script_prepares_a_complete_set(job: Job) -> None:
+    def scenario() -> None:
+        job.start(1)
+        job.announced()
+        job.order(1, "crash")
+        job.agent.until("faulted")
+        time.sleep(0.3)
+        assert len(imported(job.agent)) == 2
+        assert job.stop(1, restart_mode=KEEP)["in_memory"]["kept"] == 1
+
+    job.run(scenario, options=("--pre-train-script=/bin/true",))
 
 
 def test_a_pod_with_new_processes_only_is_ready_while_they_still_import(job: Job) -> None:

@@ -115,6 +115,32 @@ def test_a_stop_asks_the_post_script_to_end_before_it_is_killed(agent: AgentInPr
     assert "tidied" not in agent.printed()
 
 
+@pytest.mark.parametrize("is_done", [True, False], ids=["it ended in the drain", "the drain ended it"])
+def test_the_post_script_of_a_stopped_generation_runs_again_in_the_next_one(
+    agent: AgentInProcess, is_done: bool
+) -> None:
+    """What was stopped has not completed, so the next generation does all of it."""
+    post, go = agent.folder / "post.sh", agent.folder / "go"
+    post.write_text(POST)
+
+    def scenario() -> None:
+        agent.start(1)
+        agent.until_printed("tidying")
+        if is_done:
+            agent.drain(1)
+            go.touch()
+        else:
+            agent.stop(1, is_graceful=True, timeout=0.1)
+        assert agent.until("ready")["drained"] is False
+        go.touch()
+        agent.start(2)
+        agent.until("completed")
+
+    agent.run(SAYS, scenario, f"--post-train-script={post}", f"--post-train-args={go}")
+    assert agent.printed().count("[post-train]:tidying") == 2
+    assert agent.printed().count("[post-train]:tidied") == 1 + is_done
+
+
 def test_a_missing_training_script_is_a_fault(agent: AgentInProcess) -> None:
     def scenario() -> None:
         (agent.folder / "train.py").unlink()

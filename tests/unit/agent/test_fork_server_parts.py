@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing.process
 import os
 import socket
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from elastipod_agent.fork_server import channel, forking, preload, program
 from elastipod_agent.fork_server.import_snapshot import ImportSnapshot
+from elastipod_agent.fork_server.process_title import ProcessTitle
 
 MESSAGES = st.lists(st.dictionaries(st.text(), st.text() | st.integers()), max_size=5)
 
@@ -139,6 +141,29 @@ def test_workers_that_inherit_the_same_random_state_draw_different_numbers() -> 
         forking.reseed()
         draws.append((np.random.rand(), torch.rand(1).item(), bytes(multiprocessing.process.current_process().authkey)))
     assert [len(set(kind)) for kind in zip(*draws, strict=True)] == [3, 3, 3]
+
+
+def test_a_fork_does_all_that_needs_no_order_before_it_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been forked long before its start, which then waits for the rest."""
+    seen: list[str] = []
+
+    def closed(_: socket.socket) -> None:
+        seen.append("agent's modules" if "elastipod_agent.agent" in sys.modules else "waits")
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(sys, "modules", {**sys.modules, "elastipod_agent.agent": ModuleType("agent")})
+    monkeypatch.setattr(os, "setsid", lambda: None)
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(forking, "reseed", lambda: seen.append("seeds"))
+    monkeypatch.setattr(importlib, "invalidate_caches", lambda: seen.append("forgets files"))
+    monkeypatch.setattr(channel, "receive", closed)
+    ours, theirs = socket.socketpair()
+    title = ProcessTitle((0, 0), (0, 0))
+    with ours, theirs, pytest.raises(SystemExit):
+        forking.become_worker(theirs, forking.InheritedState(os.getpid(), {}, {}, title))
+    assert seen == ["seeds", "forgets files", "waits"]
 
 
 def test_where_a_script_finds_its_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,6 +196,22 @@ async def test_the_latest_news_about_a_rank_come_at_once_and_older_ones_never(po
     assert (info["worker_envs"]["RANK"], info["worker_envs"]["SPARE"]) == ("2", "False")
 
 
+async def test_a_process_that_is_started_for_the_next_run_learns_nothing_of_the_open_one(pod: Pod) -> None:
+    pod.begin()
+    pod.coordinator.reset_rank(0, keeps_data=True)
+    client = await pod.client()
+    for wait in (client.hyperpod_wait_rank_info, client.hyperpod_barrier):
+        with pytest.raises(HyperPodIPCException):
+            await asyncio.to_thread(wait, 0.05)
+    pod.coordinator.end_run(is_faulty=True)
+    with pytest.raises(HyperPodIPCException):
+        await asyncio.to_thread(client.hyperpod_wait_fault, 0.05)
+    pod.begin(1)
+    _, info = await asyncio.to_thread(client.hyperpod_wait_rank_info, PATIENCE_S)
+    _, start = await asyncio.to_thread(client.hyperpod_barrier, PATIENCE_S)
+    assert info["worker_envs"] == start["worker_envs"]
+
+
 async def test_data_and_labels_reach_the_status_and_go_with_the_next_run(pod: Pod) -> None:
     clients = [await pod.client(0), await pod.client(1)]
     pod.begin()

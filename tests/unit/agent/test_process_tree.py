@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from tests.patience import PATIENCE_S
 
-from elastipod_agent.workers.process_table import catches, descendants, snapshot
+from elastipod_agent.workers import process_tree
+from elastipod_agent.workers.process_table import Process, catches, descendants, snapshot
 from elastipod_agent.workers.process_tree import family, frees_resources, may_free_resources, members
+from elastipod_agent.workers.reaper import Reaper
 
 COOKIE = "ELASTIPOD_WORKER_FILE=/x"
 # A process that starts a worker, waits for a line of it, and ends all of its processes as the agent does.
@@ -207,3 +209,18 @@ def test_a_worker_is_killed_whatever_its_command_line_is() -> None:
 )
 def test_what_frees_resources_is_known_by_its_command(command: list[str], frees: bool) -> None:
     assert frees_resources(b"".join(argument.encode() + b"\0" for argument in command)) is frees
+
+
+async def test_the_end_of_workers_that_have_ended_takes_two_looks_at_all_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A restart waits for them. One is not enough: a process whose parent ended during it is missing there."""
+    seen: list[int] = []
+
+    def counted() -> dict[int, Process]:
+        seen.append(1)
+        return snapshot()
+
+    monkeypatch.setattr(process_tree, "snapshot", lambda *_: counted())
+    assert await process_tree.end_all(Reaper(), {900_001}, COOKIE, PATIENCE_S) == []
+    assert len(seen) == 2

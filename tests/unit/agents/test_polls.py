@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from tests.unit.agents.fake_agent import JOB, FakeAgent, serving, until
+from tests.unit.operator_shell.virtual_time import run_in_virtual_time
 
 from elastipod_operator.agents.polls import (
     KEPT_HEADERS,
@@ -24,7 +25,7 @@ from elastipod_operator.agents.polls import (
     _read_head,
 )
 from elastipod_operator.agents.status_cache import AgentStatusCache
-from elastipod_operator.agents.status_requests import open_session
+from elastipod_operator.agents.status_requests import in_time, open_session
 
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -127,6 +128,21 @@ async def test_an_agent_that_does_not_answer_in_time_is_no_answer() -> None:
             await ask(connection, limit_s=0.02)
         assert await ask(connection) == (200, b"{}")
     assert server.connections == 2
+
+
+@pytest.mark.parametrize(("read_after_s", "is_news"), [(3.5, True), (60.0, False)])
+def test_an_answer_that_is_read_long_after_it_came_is_no_answer(read_after_s: float, is_news: bool) -> None:
+    """The operator stood still meanwhile, and another one may have gone on."""
+
+    async def answer() -> str:
+        await asyncio.sleep(read_after_s)
+        return "ready"
+
+    if is_news:
+        assert run_in_virtual_time(in_time(answer(), 3.0)) == "ready"
+        return
+    with pytest.raises(TimeoutError, match="read too late"):
+        run_in_virtual_time(in_time(answer(), 3.0))
 
 
 async def test_a_late_timer_of_an_earlier_poll_ends_no_later_one() -> None:

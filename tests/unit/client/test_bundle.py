@@ -12,7 +12,8 @@ import pytest
 from tests.unit.client.fake_kubectl import FakeKubectl
 
 from elastipod import cli
-from elastipod_client.bundling import lines_about, redacted_log, redacted_object, redacted_text, values_of_variables
+from elastipod_client.bundle import write
+from elastipod_client.bundling import lines_about, redacted_log, redacted_object, values_of_variables
 
 JOBS = "hyperpodpytorchjobs.sagemaker.amazonaws.com"
 SECRET = "correct-horse-battery"
@@ -55,14 +56,23 @@ def test_what_looks_secret_goes(field: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    "found",
     [
-        "tokens=8192", "tokens_per_second: 1234.5, loss 3", "ValueError: boom", "http://host:8080/status",
-        "serviceAccountName: elastipod", "imagePullSecrets",
+        pytest.param({"httpHeaders": [{"name": "X-Api-Key", "value": SECRET}]}, id="a header of a probe"),
+        pytest.param({"command": ["bash", "-c", f"train --wandb-api-key {SECRET}"]}, id="behind its option in a shell"),
+        pytest.param({"password": 1234567890}, id="a number"),
     ],
-)  # fmt: skip
-def test_what_explains_stays(text: str) -> None:
-    assert redacted_text(text) == text
+)
+def test_what_looks_secret_goes_from_fields(found: dict[str, Any]) -> None:
+    text = json.dumps(redacted_object({"spec": found}))
+    assert SECRET not in text
+    assert "1234567890" not in text
+    assert "REDACTED" in text
+
+
+def test_counts_stay_in_fields() -> None:
+    spec = {"args": ["--max-tokens", "4096"], "tokenExpirationSeconds": 3600}
+    assert redacted_object({"spec": spec})["spec"] == spec
 
 
 def test_names_of_secrets_stay() -> None:
@@ -73,7 +83,7 @@ def test_names_of_secrets_stay() -> None:
 def test_a_log_loses_values_of_variables() -> None:
     values = values_of_variables([{"spec": {"containers": [container()]}}])
     assert redacted_log(f"connecting with {SECRET}\nstep 1", values) == "connecting with REDACTED\nstep 1"
-    assert values_of_variables([{"spec": {"containers": [{"env": [{"name": "N", "value": "1"}]}]}}]) == set()
+    assert values_of_variables([{"spec": {"containers": [{"env": [{"name": "N", "value": "1"}]}]}}]) == []
 
 
 def test_lines_of_the_operator_about_this_job_only() -> None:
@@ -82,6 +92,10 @@ def test_lines_of_the_operator_about_this_job_only() -> None:
         '{"job": "team/llm"}',
         "POST /namespaces/team/pods/llm 409",
     ]
+    others = ["my-team/llm", "team/llm.v2", "team/llm-2", "POST /namespaces/team/pods/my.llm", "x.team/llm"]
+    assert not [line for line in others if lines_about(line, "team/llm", 1)]
+    mine = ["team/llm.", "'team/llm'", "job=team/llm: done", "GET /namespaces/team/pods/llm?x=1"]
+    assert [line for line in mine if lines_about(line, "team/llm", 1)] == mine
     assert lines_about("team/llm 1\nteam/llm 2", "team/llm", 1) == "team/llm 2"
 
 
@@ -103,6 +117,41 @@ def answers() -> dict[str, object]:
         "get pods --all-namespaces --selector=hp-training-control-plane": {"items": [leader]},
         "logs op-1": f'{{"job": "team/llm", "message": "{SECRET}"}}\nother/job',
     }
+
+
+def leader(name: str, watches: str) -> dict[str, Any]:
+    env = [{"name": "WATCH_NAMESPACES", "value": watches}]
+    containers = [{"name": "proxy"}, {"name": "main", "command": ["elastipod", "operator"], "env": env}]
+    return {"metadata": {"name": name, "namespace": "ops"}, "spec": {"containers": containers}}
+
+
+LEADERS = "get pods --all-namespaces --selector=hp-training-control-plane"
+
+
+def test_the_operator_of_the_jobs_namespace_is_read(kubectl: FakeKubectl, tmp_path: Path) -> None:
+    """Its log is not that of its sidecar, nor that of another release."""
+    two = {"items": [leader("op-1", "other"), leader("op-2", "x, team")]}
+    kubectl.answer({**answers(), LEADERS: two, "logs op-2 -c main": "team/llm: mine"})
+    path = tmp_path / "x.tar.gz"
+    assert cli.main(["bundle", "llm", "--file", str(path)]) == 0
+    assert unpacked(path)["llm-bundle/operator.log"] == "team/llm: mine"
+
+
+@pytest.mark.parametrize(
+    ("watches", "told"),
+    [
+        ("other", "log of the operator: no operator watches namespace team: ops/op-1, ops/op-3 watch others"),
+        ("", "logs of other operators that watch namespace team: ops/op-3"),
+    ],
+)
+def test_an_operator_that_may_be_of_another_release_is_said(
+    kubectl: FakeKubectl, tmp_path: Path, watches: str, told: str
+) -> None:
+    two = {"items": [leader("op-1", watches), leader("op-3", watches)]}
+    kubectl.answer({**answers(), LEADERS: two})
+    path = tmp_path / "x.tar.gz"
+    assert cli.main(["bundle", "llm", "--file", str(path)]) == 0
+    assert unpacked(path)["llm-bundle/unread.txt"].splitlines() == [told]
 
 
 def unpacked(path: Path) -> dict[str, str]:
@@ -146,6 +195,103 @@ def test_what_may_not_be_read_is_said(kubectl: FakeKubectl, tmp_path: Path) -> N
         "log of pod llm-a-0: (Forbidden): pods is forbidden",
         "log of the operator: (Forbidden): pods is forbidden",
     ]
+
+
+def test_of_a_pod_whose_log_cannot_be_read_the_rest_is_there(kubectl: FakeKubectl, tmp_path: Path) -> None:
+    waits = 'container "train" in pod "llm-a-0" is waiting to start: ContainerCreating'
+    kubectl.answer({**answers(), "logs llm-a-0": f"[pod/llm-a-0/init] hello\nerror: {waits}"})
+    path = tmp_path / "x.tar.gz"
+    assert cli.main(["bundle", "llm", "--file", str(path)]) == 0
+    files = unpacked(path)
+    assert files["llm-bundle/logs/llm-a-0.log"] == "[pod/llm-a-0/init] hello\n"
+    assert files["llm-bundle/unread.txt"] == f"log of pod llm-a-0: {waits}\n"
+    (call,) = [call for call in kubectl.calls() if call[:2] == ["logs", "llm-a-0"]]
+    assert {"--ignore-errors", "--limit-bytes=4194304"} <= set(call)
+
+
+def test_values_of_variables_are_in_no_file(kubectl: FakeKubectl, tmp_path: Path) -> None:
+    """Messages of pods, Events and the operator repeat what a script has printed."""
+    found = answers()
+    job: Any = found[f"get {JOBS} llm"]
+    quoting = {"type": "Failed", "status": "True", "reason": "WorkerCrash", "message": f"rank 0: “no {SECRET}”"}
+    job["status"]["conditions"] = [quoting]
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus"}
+    pods: Any = found["get pods --selector=HPJob=llm"]
+    ended = {"terminated": {"exitCode": 1, "message": f"cannot open {SECRET}"}}
+    pods["items"][0]["status"] = {"containerStatuses": [{"name": "train", "state": ended}]}
+    found["get events"] = {"items": [{"reason": "Running", "message": f"the script said {SECRET}"}]}
+    template = {"spec": {"containers": [container()]}}
+    workload = {"metadata": {"name": "w"}, "spec": {"podSets": [{"template": template}], "note": f"about {SECRET}"}}
+    found["get workloads.kueue.x-k8s.io"] = {"items": [workload]}
+    found["get localqueues.kueue.x-k8s.io"] = f"Error from server: the proxy {SECRET} is gone"
+    kubectl.answer(found)
+    path = tmp_path / "x.tar.gz"
+    assert cli.main(["bundle", "llm", "--file", str(path)]) == 0
+    files = unpacked(path)
+    assert len(files) == 9
+    assert not [name for name, text in files.items() if SECRET in text]
+
+
+def test_names_that_are_values_too_stay(kubectl: FakeKubectl, tmp_path: Path) -> None:
+    """The operator gives pods their own names and that of their job as variables."""
+    found = answers()
+    pods: Any = found["get pods --selector=HPJob=llm"]
+    pods["items"][0]["metadata"]["namespace"] = "team"
+    env = [{"name": "ELASTIPOD_POD", "value": "llm-a-0"}, {"name": "ELASTIPOD_JOB", "value": "team/llm"}]
+    pods["items"][0]["spec"] = {"containers": [{"name": "train", "env": env}]}
+    long = {**found, "logs llm-a-0": "I am llm-a-0 of team/llm"}
+    kubectl.answer(long)
+    path = tmp_path / "x.tar.gz"
+    assert cli.main(["bundle", "llm", "--file", str(path)]) == 0
+    files = unpacked(path)
+    assert files["llm-bundle/logs/llm-a-0.log"] == "I am llm-a-0 of team/llm\n"
+    assert json.loads(files["llm-bundle/pods.json"])[0]["metadata"]["name"] == "llm-a-0"
+
+
+def test_values_are_found_line_by_line_and_in_json() -> None:
+    env = [{"name": "CONFIG", "value": 'first "line"\nsecond line'}]
+    values = values_of_variables([{"spec": {"containers": [{"env": env}]}}])
+    log = 'read: second line\n{"value": "first \\"line\\"\\nsecond line"}'
+    assert redacted_log(log, values) == 'read: REDACTED\n{"value": "REDACTED"}'
+
+
+def test_a_folder_that_may_not_be_read_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "lstat", refused)
+    monkeypatch.setattr(Path, "stat", refused)
+    assert cli.main(["bundle", "llm", "--file", "/closed/x.tar.gz"]) == 2
+    assert "/closed/x.tar.gz cannot be written: Permission denied" in capsys.readouterr().err
+
+
+def test_the_archive_is_never_readable_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[int] = []
+    path = tmp_path / "x.tar.gz"
+    packs = tarfile.open
+
+    def watched(**options: Any) -> tarfile.TarFile:
+        modes.append(stat.S_IMODE(path.stat().st_mode))
+        return packs(**options)
+
+    monkeypatch.setattr("tarfile.open", watched)
+    write(path, "llm", {"why.txt": "x"})
+    assert modes == [0o600]
+
+
+def test_an_interrupted_archive_is_removed(
+    kubectl: FakeKubectl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    kubectl.answer(answers())
+    path = tmp_path / "x.tar.gz"
+    monkeypatch.setattr("tarfile.TarFile.addfile", interrupted)
+    assert cli.main(["bundle", "llm", "--file", str(path)]) == 130
+    assert not path.exists()
 
 
 def test_an_existing_file_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,18 +15,16 @@ from tests.unit.client.fake_kubectl import FakeKubectl
 from elastipod import cli
 from elastipod_client.check import Verdict
 from elastipod_client.cluster_checks import (
-    NEEDED,
-    NEEDED_FOR_QUEUES,
     check_agents,
     check_crd,
     check_lease,
     check_operators,
-    check_rights,
     check_version,
     check_writers,
-    operators_among,
 )
+from elastipod_client.operators import operators_among
 from elastipod_client.queue_checks import check_cluster_queues, check_kueue, check_kueue_config, check_quotas
+from elastipod_client.rights_check import CLUSTER_WIDE, NEEDED, NEEDED_FOR_QUEUES, access_reviews, check_rights
 
 ROOT = Path(__file__).resolve().parents[3]
 CRD: dict[str, Any] = yaml.safe_load((ROOT / "crds" / "hyperpodpytorchjobs.yaml").read_text())
@@ -66,15 +64,22 @@ def test_the_version_of_the_cluster(minor: str, verdict: Verdict) -> None:
     assert check_version(version).verdict is verdict
 
 
-def deployment(name: str = "elastipod", ready: int = 2, command: tuple[str, ...] = ("elastipod", "operator")) -> Any:
-    meta = {"name": name, "namespace": "ops", "labels": {"app.kubernetes.io/version": "0.1.0"}}
-    pod = {"serviceAccountName": "elastipod", "containers": [{"command": list(command)}]}
+def deployment(
+    name: str = "elastipod",
+    ready: int = 2,
+    command: tuple[str, ...] = ("elastipod", "operator"),
+    watches: str = "",
+    namespace: str = "ops",
+) -> Any:
+    meta = {"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/version": "0.1.0"}}
+    env = [{"name": "WATCH_NAMESPACES", "value": watches}]
+    pod = {"serviceAccountName": "elastipod", "containers": [{"command": list(command), "env": env}]}
     return {"metadata": meta, "spec": {"template": {"spec": pod}}, "status": {"readyReplicas": ready}}
 
 
 def test_the_operator_is_found_among_others() -> None:
     other = deployment("prometheus", command=("prometheus-operator",))
-    assert operators_among([other, deployment()]) == [deployment()]
+    assert [one.body for one in operators_among([other, deployment()])] == [deployment()]
 
 
 @pytest.mark.parametrize(
@@ -83,12 +88,34 @@ def test_the_operator_is_found_among_others() -> None:
         ([deployment()], Verdict.OK, "ops/elastipod, version 0.1.0, ready pods: 2"),
         ([deployment(ready=0)], Verdict.ERROR, "ops/elastipod has no ready pod"),
         ([], Verdict.ERROR, "no Deployment runs"),
-        ([deployment(), deployment("second")], Verdict.WARNING, "several run: ops/elastipod, ops/second"),
+        ([deployment(), deployment("second")], Verdict.WARNING, "ops/elastipod and ops/second may run the same jobs"),
+        (
+            [deployment(watches="a,b"), deployment("second", watches="b")],
+            Verdict.WARNING,
+            "ops/elastipod and ops/second may run the same jobs",
+        ),
     ],
 )
 def test_the_operator(operators: list[Any], verdict: Verdict, text: str) -> None:
-    check = check_operators(operators)
+    check = check_operators(operators_among(operators))[-1]
     assert (check.verdict, text in check.message) == (verdict, True)
+
+
+APART = [deployment(watches="team, second"), deployment("other", ready=0, watches="third", namespace="ops-2")]
+
+
+def test_operators_of_different_namespaces_are_judged_one_by_one() -> None:
+    checks = check_operators(operators_among(APART))
+    assert [check.verdict for check in checks] == [Verdict.OK, Verdict.ERROR]
+    assert checks[0].message.endswith("namespaces: second, team")
+    assert [check.verdict for check in check_operators(operators_among(APART), "team")] == [Verdict.OK]
+
+
+def test_a_namespace_that_no_operator_watches_is_told() -> None:
+    (check,) = check_operators(operators_among(APART), "fourth")
+    assert check.verdict is Verdict.ERROR
+    assert check.message == "no operator watches namespace fourth: ops-2/other, ops/elastipod watch others"
+    assert "`watchNamespaces`" in check.advice
 
 
 def lease(at: str, holder: str = "pod-1") -> dict[str, Any]:
@@ -140,6 +167,20 @@ def test_rights() -> None:
     check = check_rights([review("list", True), review("patch", False, "status")], "sa")
     assert (check.verdict, check.message) == (Verdict.ERROR, "sa must not: patch pods/status")
     assert check_rights([], "sa").verdict is Verdict.UNKNOWN
+
+
+def test_rights_are_asked_for_in_each_namespace_and_those_without_one_once() -> None:
+    asked = [
+        (one["resource"], one["namespace"])
+        for review in access_reviews("sa", ["a", "b"], has_kueue=True)
+        for one in [review["spec"]["resourceAttributes"]]  # type: ignore[index]
+    ]
+    assert {namespace for kind, namespace in asked if kind == "pods"} == {"a", "b"}
+    assert {namespace for kind, namespace in asked if kind in CLUSTER_WIDE} == {""}
+    assert {one["spec"]["resourceAttributes"]["namespace"] for one in access_reviews("sa", [], has_kueue=False)} == {""}  # type: ignore[index]
+    denied = {"verb": "list", "resource": "pods", "namespace": "b"}
+    check = check_rights([{"spec": {"resourceAttributes": denied}, "status": {"allowed": False}}], "sa")
+    assert check.message == "sa must not: list pods in b"
 
 
 def granted_by_the_chart() -> set[tuple[str, str]]:
@@ -267,6 +308,68 @@ def test_as_json(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]) -> No
     checks = json.loads(capsys.readouterr().out)["checks"]
     assert [check["verdict"] for check in checks] == ["ok"] * 9
     assert not any("--all-namespaces" in call for call in kubectl.calls() if JOBS in call)
+
+
+def asked_namespaces(kubectl: FakeKubectl) -> set[str]:
+    lists = [json.loads(one) for one in kubectl.inputs() if one]
+    return {
+        review["spec"]["resourceAttributes"]["namespace"]
+        for one in lists
+        for review in one["items"]
+        if review["spec"]["resourceAttributes"]["resource"] == "pods"
+    }
+
+
+def test_the_rights_are_asked_for_in_every_watched_namespace(kubectl: FakeKubectl) -> None:
+    kubectl.answer({**cluster(), "get deployments": {"items": APART[:1]}})
+    assert cli.main(["doctor"]) == 0
+    assert asked_namespaces(kubectl) == {"team", "second"}
+
+
+def test_doctor_says_that_no_operator_watches_the_namespace(
+    kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.answer({**cluster(), "get deployments": {"items": APART}})
+    assert cli.main(["doctor", "-n", "fourth"]) == 1
+    assert "no operator watches namespace fourth" in capsys.readouterr().out
+
+
+def test_two_releases_for_different_namespaces_are_well(
+    kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two = [deployment(watches="team"), deployment("other", watches="third", namespace="ops-2")]
+    kubectl.answer({**cluster(), "get deployments": {"items": two}})
+    assert cli.main(["doctor"]) == 0
+    accounts = [line for line in capsys.readouterr().out.splitlines() if "may do all that it needs" in line]
+    assert [account.split("serviceaccount:")[1].split(" ")[0] for account in accounts] == [
+        "ops:elastipod",
+        "ops-2:elastipod",
+    ]
+
+
+def test_a_message_of_several_lines_stays_in_its_line(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]) -> None:
+    queue = {
+        "metadata": {"name": "b"},
+        "status": {"conditions": [{"type": "Active", "status": "False", "message": "a\nb"}]},
+    }
+    kueue = {"spec": {"versions": [{"name": "v1beta2", "served": True}]}}
+    kubectl.answer(
+        {
+            **cluster(),
+            f"{CRDS} workloads": kueue,
+            "get clusterqueues": {"items": [queue]},
+            "get configmaps": kueue_config(),
+        }
+    )
+    assert cli.main(["doctor"]) == 1
+    assert "it admits nothing: a b\n" in capsys.readouterr().out
+
+
+def test_the_option_for_the_namespace_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["doctor", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "what the jobs of this namespace need (default: those of all namespaces)" in told
 
 
 def test_a_cluster_that_does_not_answer(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]) -> None:

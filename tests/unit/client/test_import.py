@@ -9,10 +9,24 @@ from typing import Any
 import pytest
 import yaml
 from tests.nonempty import some
-from tests.unit.client.kubeflow_jobs import ELASTIC, IN_A_SHELL, JOBS, MASTER_AND_WORKERS, OF_A_RUNTIME, TRAIN_JOB
+from tests.unit.client.kubeflow_jobs import (
+    ELASTIC,
+    IN_A_SHELL,
+    JOBS,
+    MASTER_AND_WORKERS,
+    OF_A_RUNTIME,
+    RUNTIME,
+    TRAIN_JOB,
+)
 
 from elastipod import cli
 from elastipod_operator.api.models import HyperPodPyTorchJob
+
+EMPTY_RUNTIME = """
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: ClusterTrainingRuntime
+metadata: {name: torch-distributed}
+"""
 
 
 class Imported:
@@ -105,7 +119,7 @@ def test_a_command_in_a_shell(imported: Any) -> None:
 
 
 def test_a_train_job(imported: Any) -> None:
-    found = imported(TRAIN_JOB)
+    found = imported(f"{EMPTY_RUNTIME}\n---\n{TRAIN_JOB}")
     assert (found.status, found.err) == (0, "")
     assert found.spec == {
         "nprocPerNode": "2",
@@ -139,7 +153,11 @@ def test_what_a_runtime_says_is_taken_over(imported: Any) -> None:
     assert group["replicas"] == 2
     assert group["template"]["spec"]["serviceAccountName"] == "trainer"
     assert group["template"]["spec"]["containers"][0]["image"] == "example.com/torch:2"
-    assert [line.split(": ")[1] for line in found.lost] == ["spec.initializer", "spec.podTemplateOverrides"]
+    assert [line.split(": ")[1] for line in found.lost] == [
+        "ClusterTrainingRuntime/torch-distributed.spec.template.spec.replicatedJobs[dataset-initializer]",
+        "spec.initializer",
+        "spec.podTemplateOverrides",
+    ]
 
 
 def test_a_train_job_without_its_runtime_has_no_image(imported: Any) -> None:
@@ -147,7 +165,121 @@ def test_a_train_job_without_its_runtime_has_no_image(imported: Any) -> None:
     del body["spec"]["trainer"]["image"]
     found = imported(yaml.safe_dump(body))
     assert "add its manifest to FILE" in found.err
+    assert "spec.trainer.image: neither the job nor a runtime has one; replace SET-AN-IMAGE" in found.err
     assert found.status == 1
+
+
+def test_a_runtime_that_is_not_in_the_file_is_named_though_the_job_has_an_image(imported: Any) -> None:
+    found = imported(TRAIN_JOB)
+    assert found.status == 1
+    (line,) = found.lost
+    assert line.startswith("finetune: spec.runtimeRef: ClusterTrainingRuntime torch-distributed is not in the file")
+
+
+RICH_RUNTIME = """
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: ClusterTrainingRuntime
+metadata: {name: torch-distributed}
+spec:
+  mlPolicy: {numNodes: 2, mpi: {numProcPerNode: 8}, torch: {elasticPolicy: {maxNodes: 4}}, novelty: 1}
+  podGroupPolicy: {coscheduling: {}}
+  template:
+    spec:
+      successPolicy: {operator: All}
+      replicatedJobs:
+        - name: launcher
+          template: {spec: {template: {spec: {containers: [{name: node, image: "example.com/l:1"}]}}}}
+        - name: workers
+          replicas: 2
+          dependsOn: [{name: launcher}]
+          template:
+            metadata: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: trainer, tier: gold}}
+            spec:
+              backoffLimit: 3
+              template:
+                spec: {containers: [{name: node, image: "example.com/t:1", env: null}]}
+"""
+
+
+def test_what_a_runtime_says_beyond_its_pods_is_named(imported: Any) -> None:
+    found = imported(f"{RICH_RUNTIME}\n---\n{TRAIN_JOB}")
+    spec = "finetune: ClusterTrainingRuntime/torch-distributed.spec."
+    jobs = "template.spec.replicatedJobs"
+    assert sorted(line.removeprefix(spec).split(": ")[0] for line in found.lost) == [
+        "mlPolicy.mpi",
+        "mlPolicy.novelty",
+        "mlPolicy.torch.elasticPolicy",
+        "podGroupPolicy",
+        f"{jobs}[launcher]",
+        f"{jobs}[workers].dependsOn",
+        f"{jobs}[workers].replicas",
+        f"{jobs}[workers].template.metadata.labels.tier",
+        f"{jobs}[workers].template.spec.backoffLimit",
+        "template.spec.successPolicy",
+    ]
+    (container,) = found.spec["replicaSpecs"][0]["template"]["spec"]["containers"]
+    assert container["env"] == [{"name": "EPOCHS", "value": "3"}], "the runtime's env is null"
+
+
+def test_runtimes_of_one_name_are_told_apart_by_kind_and_namespace(imported: Any) -> None:
+    def runtime(kind: str, namespace: str, image: str) -> dict[str, Any]:
+        body = yaml.safe_load(RUNTIME)
+        body["kind"], body["metadata"]["namespace"] = kind, namespace
+        body["spec"]["template"]["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]["containers"][0][
+            "image"
+        ] = image
+        return dict(body)
+
+    def image_of(kind: str, namespace: str) -> str:
+        job = yaml.safe_load(TRAIN_JOB)
+        del job["spec"]["trainer"]["image"]
+        job["metadata"]["namespace"] = namespace
+        job["spec"]["runtimeRef"]["kind"] = kind
+        bodies = [
+            runtime("ClusterTrainingRuntime", "", "cluster"),
+            runtime("TrainingRuntime", "team", "team"),
+            runtime("TrainingRuntime", "other", "other"),
+        ]
+        found = imported(yaml.safe_dump_all([*bodies, job]))
+        (container,) = found.spec["replicaSpecs"][0]["template"]["spec"]["containers"]
+        return str(container["image"])
+
+    assert image_of("ClusterTrainingRuntime", "team") == "cluster"
+    assert image_of("TrainingRuntime", "team") == "team"
+    assert image_of("TrainingRuntime", "other") == "other"
+    assert image_of("TrainingRuntime", "third") == "SET-AN-IMAGE"
+
+
+def test_a_runtime_that_is_there_twice_is_named(imported: Any) -> None:
+    found = imported(f"{EMPTY_RUNTIME}\n---\n{EMPTY_RUNTIME}\n---\n{TRAIN_JOB}")
+    assert (
+        "the file has ClusterTrainingRuntime torch-distributed more than once; the last one is converted" in found.err
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"env": None}, id="no env"),
+        pytest.param({"command": None, "args": None}, id="no command"),
+    ],
+)
+def test_fields_that_are_null_are_absent(imported: Any, change: dict[str, Any]) -> None:
+    job, runtime = yaml.safe_load(TRAIN_JOB), yaml.safe_load(RUNTIME)
+    job["spec"]["trainer"].update(change)
+    runtime["spec"]["template"]["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["spec"]["containers"][
+        0
+    ].update(change)
+    assert imported(yaml.safe_dump_all([runtime, job])).status == 1
+
+
+def test_labels_of_a_job_are_added_to_those_of_its_runtime(imported: Any) -> None:
+    runtime = yaml.safe_load(RUNTIME)
+    runtime["spec"]["template"]["spec"]["replicatedJobs"][1]["template"]["spec"]["template"]["metadata"] = {
+        "labels": {"a": "b"}
+    }
+    found = imported(yaml.safe_dump_all([runtime, yaml.safe_load(TRAIN_JOB)]))
+    assert found.spec["replicaSpecs"][0]["template"]["metadata"]["labels"] == {"a": "b", "team": "nlp"}
 
 
 def test_a_command_that_is_not_known_is_left_and_named(imported: Any) -> None:
@@ -158,7 +290,7 @@ def test_a_command_that_is_not_known_is_left_and_named(imported: Any) -> None:
 
 
 def test_a_field_that_is_not_known_is_named(imported: Any) -> None:
-    found = imported(TRAIN_JOB.replace("suspend: true", "suspend: true\n  novelty: 1"))
+    found = imported(f"{EMPTY_RUNTIME}\n---\n" + TRAIN_JOB.replace("suspend: true", "suspend: true\n  novelty: 1"))
     assert found.lost == ["finetune: spec.novelty: it has no counterpart that is known here"]
 
 

@@ -90,7 +90,10 @@ def test_reasons_of_kueue_have_an_advice(reason: str) -> None:
 
 
 def test_a_reason_that_nobody_knows_needs_attention() -> None:
-    assert explained(condition("Suspended", "Whatever", "a later version says something")).needs_attention
+    found = explained(condition("Suspended", "Whatever", "a later version says something"))
+    assert found.needs_attention
+    assert NOTHING not in found.text
+    assert "To do: this version does not know the reason: see the message" in found.text
 
 
 def test_a_fault_of_workers_points_at_their_log() -> None:
@@ -111,6 +114,20 @@ def test_each_part_of_a_warning_has_its_own_advice() -> None:
         ("EditsPending", "edits take effect later"),
         ("QueueStopped", "the queue is stopped"),
     ]
+
+
+@pytest.mark.parametrize(("named", "count"), [("llm-a-1", 1), ("llm-a-10", 2)])
+def test_a_pod_is_not_told_by_a_message_about_one_whose_name_is_longer(named: str, count: int) -> None:
+    overdue = condition(
+        "Warning", "PodsNotDeleted", f"the job waits for pod {named}: its node does not end it", "False"
+    )
+    meta = {"name": "llm", "namespace": "team", "uid": "u", "creationTimestamp": "2026-01-01T11:00:00Z"}
+    job = {"metadata": meta, "status": {"conditions": [overdue, TRAINS]}}
+    labels = {"elastipod.io/spec": "a", "elastipod.io/ordinal": "1", "elastipod.io/incarnation": "0"}
+    deleted = {"deletionTimestamp": "2026-01-01T11:50:00Z", "deletionGracePeriodSeconds": 30}
+    pod = {"metadata": {"name": "llm-a-1", "labels": labels, **deleted}, "spec": {}, "status": {"phase": "Running"}}
+    found = explain(Situation(now=NOW, job=job, pods=[pod])).blockers
+    assert [str(one.reason) for one in found].count("PodsNotDeleted") == count
 
 
 def test_old_events_are_not_told() -> None:

@@ -57,3 +57,38 @@ def test_a_picture_without_what_draws_it(
     assert cli.main(["timeline", "llm", "-o", "svg"]) == 2
     told = "-o svg needs the package matplotlib; in a checkout of elastipod, run: pip install '.[cli]'"
     assert told in capsys.readouterr().err
+
+
+def change(generation: int, running_at: str | None) -> dict[str, Any]:
+    at = f"2026-01-01T00:0{generation}:00Z"
+    return {
+        **HISTORY[0],
+        "generation": generation,
+        "kind": "resize",
+        "at": at,
+        "detected_at": at,
+        "running_at": running_at,
+    }
+
+
+def test_a_generation_that_another_replaced_never_runs(
+    kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.answer(answers([*HISTORY, change(2, None), change(3, None)]))
+    assert cli.main(["timeline", "llm"]) == 0
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[2:]] == ["never", "yet"]
+
+
+@pytest.mark.parametrize("form", ["svg", "html"])
+@pytest.mark.parametrize("running_at", [None, "2999-01-01T00:00:06Z"])
+def test_a_clock_that_is_behind_gives_a_picture_or_a_sentence(
+    kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str], form: str, running_at: str | None
+) -> None:
+    at = "2999-01-01T00:00:00Z"
+    found = answers([{**HISTORY[0], "at": at, "detected_at": at, "running_at": running_at}])
+    found[f"get {JOBS} llm"]["metadata"]["creationTimestamp"] = at  # type: ignore[index]
+    kubectl.answer(found)
+    assert cli.main(["timeline", "llm", "-o", form]) == (1 if running_at is None else 0)
+    out = capsys.readouterr().out
+    assert ("the clock of this machine has not reached the first step" in out) is (running_at is None)
+    assert ("<svg" in out) is (running_at is not None)

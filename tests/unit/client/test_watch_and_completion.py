@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from tests.unit.client.fake_kubectl import FakeKubectl
 from elastipod import cli
 from elastipod_client.completion import SHELLS, complete
 from elastipod_client.kubectl import Kubectl, KubectlError, NotFoundError
+from elastipod_client.situation import Situation
 from elastipod_client.watch import follow
 
 JOBS = "hyperpodpytorchjobs.sagemaker.amazonaws.com"
@@ -51,6 +55,35 @@ def test_watching_ends_with_the_job(
     assert waits == [5.0, 5.0]
     assert out.count("team/llm   Running   running 2, target 2, maximum 4") == 1, "what has not changed is not repeated"
     assert out.count(f"team/llm   {state}") == 1
+
+
+def test_what_only_grows_older_is_not_printed_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log of the command would have all of it for every second that a pod is older."""
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    pods = [pod("llm-a-0", "Running")]
+    pods[0]["metadata"]["creationTimestamp"] = began.isoformat()
+    ages = [timedelta(seconds=10), timedelta(seconds=12), timedelta(minutes=50)]
+    coming = [Situation(now=began + age, job=job("Running"), pods=pods) for age in ages]
+    coming.append(replace(coming[-1], job=job("Completed")))
+    monkeypatch.setattr("elastipod_client.watch.observe", lambda *_: coming.pop(0))
+    assert follow(Kubectl(), "llm", 1.0, is_once=False, sleep=lambda _: None) == 0
+    assert capsys.readouterr().out.count("llm-a-0") == 2
+
+
+def test_lines_of_a_live_picture_are_cut_to_the_terminal(
+    kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = answers("Completed")
+    found["get pods"] = {"items": [pod("llm-with-a-long-name-" * 5 + "0", "Running")]}
+    kubectl.answer(found)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("elastipod_client.watch.get_terminal_size", lambda: os.terminal_size((40, 20)))
+    assert follow(Kubectl(), "llm", 5.0, is_once=False) == 0
+    lines = re.sub(r"\x1b\[[0-9]*[A-Z]", "", capsys.readouterr().out).splitlines()
+    assert any(line.startswith("llm-with-a-long-name-") for line in lines)
+    assert max(map(len, lines)) == 40
 
 
 GONE = f'Error from server (NotFound): {JOBS} "llm" not found'
@@ -134,6 +167,9 @@ MODULES = {name: command.module for name, command in cli.COMMANDS.items()}
         pytest.param(["doctor", ""], [], id="a command without a job"),
         pytest.param(["audit", ""], [], id="a command of another part"),
         pytest.param(["nothing", ""], [], id="no command"),
+        pytest.param(["why", "llm", "--output=j"], ["--output=json"], id="a value behind ="),
+        pytest.param(["why", "llm", "--output", "=", "j"], ["json"], id="a value behind =, as bash splits it"),
+        pytest.param(["why", "llm", "--output", "="], ["json", "text", "wide", "yaml"], id="nothing behind =, in bash"),
     ],
 )
 def test_candidates(words: list[str], found: list[str]) -> None:
@@ -149,6 +185,12 @@ def test_jobs_are_those_of_the_namespace_that_the_words_name() -> None:
 
     complete(["why", "-n", "team", "--context=c", ""], MODULES, jobs)
     assert asked == [Kubectl(namespace="team", context="c")]
+
+
+def test_bash_splits_options_at_their_equals_sign() -> None:
+    asked: list[Kubectl] = []
+    complete(["why", "--namespace", "=", "team", ""], MODULES, lambda kubectl: asked.append(kubectl) or ["llm"])  # type: ignore[func-returns-value]
+    assert asked == [Kubectl(namespace="team")]
 
 
 def test_kubectl_gets_its_directive(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,12 +209,17 @@ def test_each_shell_has_a_script(capsys: pytest.CaptureFixture[str], shell: str)
     assert "elastipod completion candidates -- " in capsys.readouterr().out
 
 
-def test_bash_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script, with a stand-in for the command that prints what it was asked and two candidates."""
+@pytest.mark.parametrize(
+    ("words", "at", "found"),
+    [("elastipod wh", 1, "why"), ("elastipod why --output =", 3, "why watch"), ("elastipod why -o = wh", 4, "why")],
+)
+def test_bash_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, at: int, found: str) -> None:
+    """The script, with a stand-in for the command that prints two candidates."""
     program = tmp_path / "elastipod"
     program.write_text('#!/bin/sh\nprintf "%s\\n" "why" "watch"\n')
     program.chmod(0o755)
-    script = SHELLS["bash"] + '\nCOMP_WORDS=(elastipod wh); COMP_CWORD=1; _elastipod; echo "${COMPREPLY[@]}"'
+    script = SHELLS["bash"] + '\nCOMP_WORDS=(WORDS); COMP_CWORD=AT; _elastipod; echo "${COMPREPLY[@]}"'
+    script = script.replace("WORDS=(WORDS)", f"WORDS=({words})").replace("CWORD=AT", f"CWORD={at}")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "why\n"
+    assert done.stdout == f"{found}\n"

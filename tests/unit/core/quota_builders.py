@@ -17,7 +17,7 @@ from tests.unit.core.builders import (
     seconds,
 )
 
-from elastipod_operator.core.names import workload_name
+from elastipod_operator.core.names import PodId, workload_name
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.snapshot import (
     ObservedWorkload,
@@ -62,8 +62,8 @@ def queued(record: Record) -> Record:
     return replace(record, queue=QUEUE)
 
 
-def on(number: int, ordinal: int, **changes: Any) -> Any:
-    return pod(ordinal, workload=workload_name("job", "job-uid", number), **changes)
+def on(number: int, identity: PodId | int, **changes: Any) -> Any:
+    return pod(identity, workload=workload_name("job", "job-uid", number), **changes)
 
 
 def train(size: int, **changes: Any) -> list[Seen]:

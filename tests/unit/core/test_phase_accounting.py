@@ -26,7 +26,7 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.core.phase_accounting import Phase, goodput, phase_times_since, total
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import PhaseTimes, Record, TransitionKind
+from elastipod_operator.core.record import Depth, PhaseTimes, Record, TransitionKind
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedPod, Snapshot
 
 WAITS = (pod(1, phase="Pending", node="", ip="", started=False), None)
@@ -70,6 +70,12 @@ STEPS = [(pod(n), running(step=50, step_at=NOW, step_pace=seconds(2))) for n in 
             [(pod(0), agent(AgentState.STOPPING, saving=True)), (pod(1), ready(1, drained=True))],
             Phase.SAVING,
             id="who has not ended saves",
+        ),
+        pytest.param(
+            trains(transition=transition(depth=Depth.MEMORY)),
+            [(pod(n), agent(AgentState.STOPPING, saving=True)) for n in range(2)],
+            Phase.DRAINING,
+            id="in memory nothing is saved",
         ),
         pytest.param(
             trains(transition=transition(TransitionKind.SUSPEND, target_size=0)),

@@ -15,6 +15,7 @@ from tests.unit.core.builders import (
     ready,
     replicas_of,
     running,
+    seconds,
     silent,
     trains,
     transition,
@@ -22,9 +23,9 @@ from tests.unit.core.builders import (
 from tests.unit.core.supply_builders import AWAY, removed, supplied
 
 from elastipod_operator.core.actions import Action, DeletePod, ShutDownAgent
-from elastipod_operator.core.pod_removal import remove
+from elastipod_operator.core.pod_removal import LEAVERS_STAY, remove
 from elastipod_operator.core.record import Record
-from elastipod_operator.core.snapshot import AgentState, ObservedNode
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,34 @@ def test_a_member_that_is_about_to_go_is_kept(others: Seen, goes: bool) -> None:
     record = trains(transition=transition())
     actions, _ = supplied(record, (pod(0, disruption="x"), ready(1)), others)
     assert bool([n for n, _, _ in removed(actions) if n == pod(0).name]) is goes
+
+
+CONNECTS = trains(generation=2, generation_began_at=NOW - seconds(1))
+STEPS = running(2, step=9, step_at=NOW)
+
+
+@pytest.mark.parametrize(
+    ("record", "member", "leaver", "goes"),
+    [
+        pytest.param(CONNECTS, running(2), (pod(2), ready()), False, id="nor does one go while the world connects"),
+        pytest.param(CONNECTS, running(2), (pod(2, disruption="x"), ready()), False, id="nor one on a node that goes"),
+        pytest.param(CONNECTS, running(2), (pod(pid(0, 0)), ready()), False, id="nor one that was replaced"),
+        pytest.param(CONNECTS, STEPS, (pod(2), ready()), True, id="after the first step"),
+        pytest.param(replace(CONNECTS, generation_began_at=NOW - LEAVERS_STAY), running(2), (pod(2), ready()), True, id="nor for long"),
+        pytest.param(CONNECTS, running(2), (pod(2), silent(600)), True, id="a silent one"),
+        pytest.param(replace(CONNECTS, generation=1), running(1), (pod(2), ready()), True, id="at the first start"),
+    ],
+)  # fmt: skip
+def test_pods_that_left_stay_for_the_first_step(
+    record: Record, member: ObservedAgent, leaver: Seen, goes: bool
+) -> None:
+    """Their removal would take processors and disks from those who connect."""
+    newest = pod(pid(0, 1)) if leaver[0].id == pid(0, 0) else pod(0)
+    record = replace(record, members=(newest.id, pid(1)))
+    actions, wake = supplied(record, (newest, member), (pod(1), member), leaver)
+    assert (leaver[0].name in {name for name, _, _ in removed(actions)}) is goes
+    if not goes:
+        assert wake == NOW + seconds(1)
 
 
 def test_a_lost_member_keeps_nobody() -> None:

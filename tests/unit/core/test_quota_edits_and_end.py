@@ -11,6 +11,7 @@ from tests.unit.core.builders import (
     Seen,
     acts,
     agent,
+    pid,
     pod,
     policy,
     ready,
@@ -37,6 +38,7 @@ from elastipod_operator.core.snapshot import (
     AgentState,
     ObservedWorkload,
     Policy,
+    Snapshot,
     SpecLimits,
 )
 
@@ -212,6 +214,49 @@ def test_a_base_beyond_a_lower_maximum_stays_too() -> None:
     assert [a.name for a in acts(surplus, DeletePod)] == [pod(1).name], (
         "what the base has room for is not wanted any more"
     )
+
+
+def _after_two_edits(first: ObservedWorkload) -> Snapshot:
+    """Give a job of which a spare was added and then the minimum lowered: its increments begin with a pod of the base spec now.
+
+    Its elastic pod was created on the first increment, and the second one stands for its slot now.
+    """
+    specs = (SpecLimits("base", 2, spares=1), SpecLimits("extra", 4))
+    wishes = policy(1, 3, payback=False, specs=specs)
+    members = (pid(0, spec="base"), pid(0, spec="extra"))
+    base = workload(0, counts=(("base", 2),))
+    second = workload(2, counts=(("extra", 1),))
+    pods = [
+        (on(0, pid(0, spec="base"), node="a"), running()),
+        (on(0, pid(1, spec="base"), node="b"), ready(0)),
+        (on(1, pid(0, spec="extra"), node="c"), running()),
+    ]
+    return look(queued(replace(trains(2), members=members)), [base, first, second], *pods, wishes=wishes)
+
+
+@pytest.mark.parametrize(
+    ("first", "cause"),
+    [
+        pytest.param(workload(1, counts=(("extra", 1),)), "SpecEdited", id="it fits no more"),
+        pytest.param(evicted(1, counts=(("base", 1),)), "Preempted", id="Kueue takes it back"),
+        pytest.param(
+            workload(1, counts=(("base", 1),), finished=True), "QuotaLost", id="somebody marked it as finished"
+        ),
+    ],
+)
+def test_a_pod_leaves_an_increment_that_must_go_although_another_one_stands_for_its_slot(
+    first: ObservedWorkload, cause: str
+) -> None:
+    """Else the increment would never be free of pods, and the job never grow again."""
+    todo = plan(_after_two_edits(first))
+    assert todo.record.transition is not None
+    assert (todo.record.transition.kind, todo.record.transition.cause) == (TransitionKind.RESIZE, cause)
+
+
+def test_a_pod_stays_whose_increment_went_while_another_one_stands_for_its_slot() -> None:
+    """Also while the increment that has its former number is on its way to being admitted."""
+    for first in (pending(1, counts=(("base", 1),)), workload(1, counts=(("base", 1),), admitted=False)):
+        assert plan(_after_two_edits(first)).record.transition is None
 
 
 def test_a_spare_that_is_taken_away_goes_while_its_quota_stays() -> None:

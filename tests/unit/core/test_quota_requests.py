@@ -35,6 +35,7 @@ from elastipod_operator.core.backoff import backoff
 from elastipod_operator.core.growth_mode import GrowthMode
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
+from elastipod_operator.core.pod_removal import LEAVERS_STAY
 from elastipod_operator.core.quota import quota_requests_of
 from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import PartialGang, Record, RequeueBackoff, TransitionKind
@@ -94,7 +95,8 @@ def test_an_evicted_increment_is_left_in_order_and_then_given_back() -> None:
     is_idle = [(p, ready(1, drained=True)) for p, _ in train(4)]
     shrunk = plan(look(todo.record, requests, *is_idle))
     assert shrunk.record.members == (pid(0), pid(1), pid(2))
-    assert [a.name for a in acts(shrunk, DeletePod)] == [on(2, 3).name]
+    later = plan(look(shrunk.record, requests, *is_idle, now=NOW + LEAVERS_STAY))
+    assert [a.name for a in acts(later, DeletePod)] == [on(2, 3).name]
     assert not acts(shrunk, DeleteWorkload)
     gone = plan(look(shrunk.record, requests, *train(3)))
     assert [a.name for a in acts(gone, DeleteWorkload)] == [evicted(2).name]
@@ -189,9 +191,11 @@ def test_a_first_start_with_increments_gives_the_first_ranks_to_the_base(order: 
     record = replace(started.record, running_since=NOW)
     pods = [(on(max(0, n - 1), n), running(record.generation)) for n in order]
     going = plan(look(record, requests, *pods))
-    shrunk = plan(look(going.record, requests, *((p, ready(record.generation, drained=True)) for p, _ in pods)))
+    is_idle = [(p, ready(record.generation, drained=True)) for p, _ in pods]
+    shrunk = plan(look(going.record, requests, *is_idle))
     assert shrunk.record.members == (pid(0), pid(1))
-    assert sorted(a.name for a in acts(shrunk, DeletePod)) == [on(1, 2).name, on(2, 3).name]
+    later = plan(look(shrunk.record, requests, *is_idle, now=NOW + LEAVERS_STAY))
+    assert sorted(a.name for a in acts(later, DeletePod)) == [on(1, 2).name, on(2, 3).name]
 
 
 def test_the_spares_of_a_base_come_after_those_who_train() -> None:
@@ -223,7 +227,8 @@ def test_a_hole_in_the_middle_is_nothing_special() -> None:
     is_idle = [(p, ready(1, drained=True)) for p, _ in train(4)]
     shrunk = plan(look(todo.record, requests, *is_idle))
     assert shrunk.record.members == (pid(0), pid(1), pid(3))
-    assert [a.name for a in acts(shrunk, DeletePod)] == [on(1, 2).name]
+    later = plan(look(shrunk.record, requests, *is_idle, now=NOW + LEAVERS_STAY))
+    assert [a.name for a in acts(later, DeletePod)] == [on(1, 2).name]
 
 
 def test_uneven_increments_are_asked_for_one_after_the_other() -> None:

@@ -184,6 +184,27 @@ def test_not_all_run_while(other: ObservedAgent) -> None:
     assert not [n for n in todo.events if n.reason == "Running"]
 
 
+@pytest.mark.parametrize(
+    ("generation", "began_s", "others", "is_marked"),
+    [
+        pytest.param(2, 0.5, running(2), False, id="the first step is awaited"),
+        pytest.param(2, 0.5, running(2, step=7, step_at=NOW), True, id="it was made"),
+        pytest.param(2, 0.5, agent(AgentState.COMPLETED, 2), True, id="somebody has finished"),
+        pytest.param(2, 1.0, running(2), True, id="for a second: some scripts report no steps"),
+        pytest.param(1, 0.5, running(1), True, id="a first start interrupts nobody"),
+    ],
+)
+def test_a_generation_is_marked_as_running_after_its_pause(
+    generation: int, began_s: float, others: ObservedAgent, is_marked: bool
+) -> None:
+    """The writes that go with it would take processors from the ranks that connect."""
+    record = trains(generation=generation, running_since=None, generation_began_at=NOW - seconds(began_s))
+    draft = step_of(observed(job(record), [(pod(0), running(generation)), (pod(1), others)]))
+    assert (draft.record.running_since is not None) is is_marked
+    if not is_marked:
+        assert draft.wake_at == NOW + seconds(0.5)
+
+
 def test_who_has_finished_already_has_run() -> None:
     members = [(pod(0), running()), (pod(1), agent(AgentState.COMPLETED))]
     assert plan(observed(job(trains(running_since=None)), members)).record.running_since == NOW

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -153,6 +154,33 @@ def test_training_that_goes_on_has_no_deadline() -> None:
     for mine, other in ((silent(100_000), STEPS), (reached(100_000), STEPS), (reached(100_000), EVALUATES)):
         replica = the_first(snapshot(mine, other))
         assert (replica.health, replica.presumed_lost_at) == (Health.SILENT, None)
+
+
+@pytest.mark.parametrize("known", [ready(0), agent(None), ready(None)], ids=["READY", "nothing", "READY, another make"])
+def test_a_member_that_only_others_reach_has_a_deadline_for_its_start(known: ObservedAgent) -> None:
+    """The others wait for it at the rendezvous, and it can get no /start."""
+    begun = trains(2, running_since=None, generation_began_at=NOW - seconds(7200))
+    for since_s, health in ((-1, Health.SILENT), (0, Health.LOST)):
+        at = NOW - UNDECIDED_LIMIT - seconds(since_s)
+        mine = replace(
+            known, last_answer=at if known.last_answer is not None else None, trying_since=at,
+            is_reached=True, peers_asked_at=NOW - seconds(2),
+        )  # fmt: skip
+        found = observed(job(begun, policy(1, 4)), [(pod(0), mine), (pod(1), running())])
+        replica = the_first(found)
+        assert replica.health is health
+        if health is Health.SILENT:
+            assert replica.presumed_lost_at == NOW + seconds(1)
+            assert plan(found).record.transition is None
+        else:
+            assert "other agents reach it, but the operator cannot tell it to start its workers" in replica.detail
+            assert replica.cause == "AgentSilent"
+
+
+def test_a_member_that_has_started_has_no_deadline_while_others_start() -> None:
+    begun = trains(3, running_since=None, generation_began_at=NOW - seconds(7200))
+    found = observed(job(begun, policy(1, 4)), [(pod(0), reached(7000)), (pod(1), ready(0)), (pod(2), running())])
+    assert the_first(found).presumed_lost_at is None
 
 
 def test_a_silent_spare_is_replaced_unless_nobody_answers() -> None:

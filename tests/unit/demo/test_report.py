@@ -98,6 +98,18 @@ def test_without_a_kill_there_is_no_detection_time() -> None:
     assert changes(story)[-1].detection_s is None
 
 
+def test_a_kill_is_detected_by_the_first_recovery_after_it_and_by_no_other() -> None:
+    history = [
+        entry(1, 0, 2, "start", "GangReady", 3.0),
+        entry(2, 2, 2, "recovery", "WorkerCrash", 10.0),
+        entry(3, 2, 2, "recovery", "WorkerCrash", 20.0, detected_s=19.5),
+        entry(4, 2, 2, "recovery", "WorkerCrash", 30.0),
+    ]
+    logs = [log(number, 0, 2, steps={number: 10.0 * number - 1}) for number in (1, 2, 3, 4)]
+    run = run_of(history, logs, Mark(KILL_MARK, CREATED_AT + 19.0))
+    assert [change.detection_s for change in changes(run)] == [None, 0.5, None]
+
+
 def test_a_recovery_at_the_same_size_is_no_new_size(story: Run) -> None:
     assert sizes(story) == (2, 4, 2)
 
@@ -170,6 +182,10 @@ def test_a_run_that_showed_everything_has_no_shortcomings() -> None:
         pytest.param({"sizes": [2, 4]}, "Completed", 0, "2 -> 4, not 2 -> 4 -> 2 -> 4 -> 2 -> 4 -> 2", id="a size that was never reached"),
         pytest.param({"recoveries": []}, "Completed", 0, "no recovery", id="a crash that nobody saw"),
         pytest.param(
+            {"recoveries": [CRASH, {**CRASH, "cause": "WorkerHang"}]}, "Completed", 0,
+            "recovered 2 times although one worker was killed: causes WorkerCrash, WorkerHang", id="a crash of a worker that nobody killed",
+        ),
+        pytest.param(
             {"resizes": [{"from": 2, "to": 4, "cause": "NodeDrained", "depth": "memory", "steps_repeated": 3}]},
             "Completed", 0, "repeated 3 steps",
             id="a resize that repeats steps",
@@ -191,6 +207,12 @@ def test_a_run_that_showed_everything_has_no_shortcomings() -> None:
 def test_shortcomings_are_named(change: dict[str, Any], state: str, audit_exit: int, problem: str) -> None:
     [sentence] = shortcomings({**build_report(elastic_run(), AUDIT), **change}, state=state, audit_exit=audit_exit)
     assert problem in sentence
+
+
+def test_a_port_that_was_taken_is_a_second_attempt_at_the_same_recovery() -> None:
+    again = {**CRASH, "cause": "MasterPortTaken"}
+    report = {**build_report(elastic_run(), AUDIT), "recoveries": [CRASH, again]}
+    assert shortcomings(report, state="Completed", audit_exit=0) == []
 
 
 def test_a_job_that_never_trained_still_gives_a_report() -> None:

@@ -12,38 +12,10 @@ import torch
 from tests.unit.in_memory.models import build
 from torch import nn
 
-from elastipod.checkpoint.image import checksum
 from elastipod.in_memory import digests_at_rest
 from elastipod.in_memory import members as module
 from elastipod.in_memory.digests_at_rest import DigestsAtRest
-from elastipod.in_memory.members import (
-    Content,
-    Members,
-    TensorShape,
-    as_bytes,
-    digest_of,
-    digest_of_tensor,
-    empty_like_shape,
-)
-
-WEIGHTS = torch.randint(1, 1 << 62, (1024,), generator=torch.Generator().manual_seed(1)) * 2 + 1
-ROW = 1024  # words of 8 bytes
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_a_digest_of_whole_rows_is_their_weighted_sum_modulo_2_to_the_64(rows: int) -> None:
-    words = torch.randint(-(1 << 62), 1 << 62, (rows, ROW), generator=torch.Generator().manual_seed(2))
-    total = sum(int(word) * int(weight) for row in words for word, weight in zip(row, WEIGHTS, strict=True))
-    assert digest_of_tensor(words) == f"{total % (1 << 64):016x}"
-
-
-def test_bytes_beyond_whole_rows_count_with_a_checksum() -> None:
-    few = torch.arange(5, dtype=torch.uint8)
-    assert digest_of_tensor(few) == f"{checksum(few):016x}"
-    both = torch.cat([torch.ones(8 * ROW, dtype=torch.uint8), few])
-    total = int(digest_of_tensor(both[: 8 * ROW]), 16) + int(digest_of_tensor(few), 16)
-    assert digest_of_tensor(both) == f"{total % (1 << 64):016x}"
-    assert len(digest_of_tensor(torch.empty(0))) == 16
+from elastipod.in_memory.members import Content, Members, TensorShape, digest_of, empty_like_shape
 
 
 def test_one_digest_of_many_knows_no_order() -> None:
@@ -89,19 +61,6 @@ def test_values_have_one_digest_whatever_the_order_of_their_keys() -> None:
     assert module._digest_of_values(one) == module._digest_of_values(other)
     assert module._digest_of_values(one) == hashlib.sha256(text.encode()).hexdigest()
     assert module._digest_of_values('{"b": [2, 1]}') != module._digest_of_values('{"b": [1, 2]}')
-
-
-def test_bytes_of_a_tensor_are_its_own_memory_where_that_is_whole_and_aligned() -> None:
-    whole = torch.arange(8, dtype=torch.int32)
-    assert as_bytes(whole).data_ptr() == whole.data_ptr()
-    assert as_bytes(whole).tolist()[:5] == [0, 0, 0, 0, 1]
-    assert as_bytes(whole[2:]).data_ptr() == whole[2:].data_ptr()
-    for copied in (whole[1:], whole[::2], torch.arange(6).view(2, 3).t()):
-        raw = as_bytes(copied)
-        assert raw.data_ptr() != copied.data_ptr()
-        assert raw.view(copied.dtype).tolist() == copied.flatten().tolist()
-    assert as_bytes(torch.ones(1, requires_grad=True)).requires_grad is False
-    assert as_bytes(torch.tensor(1, dtype=torch.int16)).tolist() == [1, 0]
 
 
 def test_a_tensor_is_described_by_its_type_and_sizes() -> None:

@@ -190,13 +190,16 @@ def test_digests_are_computed_at_the_end_of_a_world_where_there_is_a_state(compl
     assert memory._at_rest.mock_calls == ([mock.call.begin()] if completed is not None else [])
 
 
-@pytest.mark.parametrize("step", [4, None])
-def test_what_was_followed_stands_still_once_the_next_generation_begins(step: int | None) -> None:
+@pytest.mark.parametrize(("step", "has_begun", "begins"), [(4, False, True), (4, True, False), (None, False, False)])
+def test_what_was_followed_stands_still_once_the_next_generation_begins(
+    step: int | None, has_begun: bool, begins: bool
+) -> None:
+    """Its digests are computed then, unless they were when its donor stopped."""
     memory = MemoryState(Members(built()), mock.Mock())
-    memory.following, memory._at_rest = mock.Mock(step=step), mock.Mock()
+    memory.following, memory._at_rest = mock.Mock(step=step), mock.Mock(has_begun=has_begun)
     memory.finish_following()
     assert memory.following.mock_calls == [mock.call.finish()]
-    assert memory._at_rest.mock_calls == ([mock.call.begin()] if step is not None else [])
+    assert memory._at_rest.mock_calls == [mock.call.begin()] * begins
 
 
 @pytest.mark.parametrize(("can", "is_possible"), [(None, True), (True, True), (False, False)])
@@ -207,6 +210,6 @@ def test_a_state_can_be_followed_unless_the_script_applies_it(
     monkeypatch.setattr("elastipod.in_memory.memory_state.Following", made)
     members, limit = Members(built()), mock.Mock()
     memory = MemoryState(members, limit) if can is None else MemoryState(members, limit, can_be_followed=can)
-    assert made.mock_calls == [mock.call(members, is_possible=is_possible)]
+    assert made.mock_calls == [mock.call(members, is_possible=is_possible, at_end=memory._at_rest.begin)]
     assert (memory.members, memory.origin, memory.rank, memory._images) == (members, 0, RankState(), {})
     assert memory._limit is limit

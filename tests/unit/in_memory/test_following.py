@@ -20,7 +20,7 @@ from elastipod.in_memory import follower as follower_module
 from elastipod.in_memory.agent_link import WorldPlace
 from elastipod.in_memory.apply_step import apply_gradients
 from elastipod.in_memory.donor import Donor
-from elastipod.in_memory.follow_wire import FollowingEnded, send, shake_hands
+from elastipod.in_memory.follow_wire import FollowingEnded, send, shake_hands, shut_down
 from elastipod.in_memory.followed_state import FollowedState
 from elastipod.in_memory.follower import Follower
 from elastipod.in_memory.members import Members
@@ -237,6 +237,70 @@ def test_a_donor_that_dies_within_a_step_leaves_nothing_that_counts(
     assert len(sent[8]["of"]) == 6
     assert follower.finish() is None
     assert follower.has_begun
+
+
+def follows(training: Training, monkeypatch: pytest.MonkeyPatch) -> MemoryState:
+    """Give the state of a newcomer that follows a training as a prepared worker does."""
+    address = ("127.0.0.1", training.donor.port)
+    monkeypatch.setattr(follower_module, "donor_address", lambda store, generation, key: address)
+    monkeypatch.setattr(follower_module, "WHOLE_S", 0.0)
+    monkeypatch.setenv(FOLLOWED_STORE_ENV, "a store")
+    monkeypatch.setenv(WORKER_KEY_ENV, KEY)
+    memory = MemoryState(Members(build(9)), PhaseLimit())
+    memory.following.begin()
+    training.wait_for_followers(1)
+    return memory
+
+
+def test_a_newcomer_computes_its_digests_as_soon_as_its_donor_has_stopped(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next generation need not have begun, and does not compute them again."""
+    read: list[str] = []
+    digests = Members.digests
+    memory = follows(training, monkeypatch)
+
+    def noted(*given: Any) -> dict[str, str]:
+        read.append(threading.current_thread().name)
+        return digests(*given)
+
+    monkeypatch.setattr(Members, "digests", noted)
+    training.train(12)
+    assert read == [], "not while it follows"
+    training.donor.close()
+    _until(lambda: read)
+    memory.finish_following()
+    assert memory.following.step == 14
+    found = memory._at_rest.digests()
+    assert read == ["elastipod-digests", "MainThread"]
+    assert found == digests(memory.members)
+
+
+def test_a_newcomer_whose_donor_dies_midway_has_no_digests(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = follows(training, monkeypatch)
+    training.train(3)
+    for each in training.donor.followers:
+        each.end("it dies")
+    assert memory.following._follower is not None
+    memory.following._follower._thread.join(PATIENCE_S)
+    assert not memory._at_rest.has_begun
+    memory.finish_following()
+    assert memory.following.step is None
+    assert not memory._at_rest.has_begun
+
+
+def test_a_newcomer_whose_donor_dies_between_steps_has_digests_once_its_state_stands_still(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = follows(training, monkeypatch)
+    training.train(12)
+    shut_down(training.donor.followers[0]._peer)
+    assert memory.following._follower is not None
+    memory.following._follower._thread.join(PATIENCE_S)
+    assert not memory._at_rest.has_begun
+    memory.finish_following()
+    assert memory.following.step == 14
+    assert memory._at_rest.has_begun
 
 
 def test_a_newcomer_that_has_followed_and_is_left_alone_does_not_begin_anew(

@@ -132,6 +132,17 @@ def test_a_rank_that_failed_in_its_optimizer_resumes_from_its_own_image() -> Non
     assert members.digests() == digests, "the image is not what the members train on"
 
 
+def test_digests_of_a_state_that_an_optimizer_has_left_half_way_are_those_of_now() -> None:
+    """Else a newcomer that has followed to that step would say that it holds all of it, and not be filled."""
+    memory = state_of(trained(3), 3)
+    memory.rank = RankState(Phase.TRAINING, 2, WHOLE, 3)
+    memory._at_rest.begin()
+    before = memory._at_rest.digests()
+    train(memory.members, 1)
+    memory.move(memory.rank.failed_inside_optimizer())
+    assert memory._at_rest.digests() == memory.members.digests() != before
+
+
 def test_only_a_change_of_phase_begins_a_limit() -> None:
     memory = state_of(trained(0), 0)
     limits: Limits = memory._limit  # type: ignore[assignment]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,8 +23,10 @@ from tests.unit.in_memory.forked_ranks import raised_by, run_ranks
 from elastipod import group_release
 from elastipod.in_memory import process_groups
 from elastipod.in_memory.agent_link import WorldPlace
+from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.phases import LIMITS, Phase
 from elastipod.in_memory.process_groups import MAX_TRIES, ProcessGroups, _Wait
+from elastipod.torch_compat import ends_groups_without_lock, gloo_backends
 
 
 @pytest.fixture(autouse=True)
@@ -314,20 +317,81 @@ def test_ranks_of_a_large_world_look_less_often(monkeypatch: pytest.MonkeyPatch)
     assert clock.sleeps == [0.1, 0.1, 0.1]
 
 
-def test_groups_end_beside_the_training_and_before_others_are_built() -> None:
+class EndsLate:
+    """A part of a group that takes its time to end. has_ended: it sets that when it has; may_end: it waits for that."""
+
+    def __init__(self, has_ended: threading.Event, may_end: threading.Event) -> None:
+        self._has_ended, self._may_end = has_ended, may_end
+
+    def __del__(self) -> None:
+        assert self._may_end.wait(PATIENCE_S)
+        self._has_ended.set()
+
+
+def ends_late() -> tuple[threading.Event, threading.Event]:
+    """Release such a part; give its events."""
+    events = threading.Event(), threading.Event()
+    group_release.release_in_background([EndsLate(*events)])
+    return events
+
+
+def test_groups_end_beside_the_training_that_follows_them() -> None:
     """gloo takes tens of milliseconds to end a group."""
-    ends, may_end = threading.Event(), threading.Event()
-
-    class Group:
-        def __del__(self) -> None:
-            assert may_end.wait(PATIENCE_S)
-            ends.set()
-
-    group_release.release_in_background([Group()])
-    assert not ends.is_set(), "it returned before the group has ended"
+    has_ended, may_end = ends_late()
+    assert not has_ended.is_set(), "it returned before the group has ended"
     may_end.set()
     group_release.wait_until_released()
-    assert ends.is_set()
+    assert has_ended.is_set()
+
+
+@pytest.mark.skipif(not ends_groups_without_lock(), reason="the rank waits first")
+def test_a_world_is_built_while_groups_of_the_former_one_end_and_trains_when_they_have() -> None:
+    has_ended, may_end = ends_late()
+    groups = ProcessGroups("gloo", None)
+    groups.connect(place(0, 1, free_port()), never)
+    assert dist.is_initialized()
+    assert not has_ended.is_set()
+    threading.Timer(0.05, may_end.set).start()
+    groups.await_former()
+    assert has_ended.is_set()
+    groups.leave()
+    group_release.wait_until_released()
+
+
+def test_connections_of_groups_that_still_end_are_none_of_the_new_world() -> None:
+    ports = [free_port(), free_port()]
+
+    def body(rank: int) -> Any:
+        groups = kept(ProcessGroups("gloo", None))
+        opened, ending = [], []
+        for generation, port in enumerate(ports, start=1):
+            groups.connect(place(rank, 2, port, generation=generation), never)
+            assert groups._connections is not None
+            opened.append(set(groups._connections._opened.values()))
+            ending += gloo_backends()
+            total = sum_of(rank)
+            groups.leave()
+        return [all(opened), len(opened[0] & opened[1]), total]
+
+    assert run_ranks(2, body) == [[True, 0, 1]] * 2
+
+
+def test_a_rank_whose_former_groups_do_not_end_is_ended_by_the_limit_of_its_phase(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(LIMITS, Phase.VERIFYING, timedelta(seconds=0.02))
+    said: SimpleQueue[str] = SimpleQueue()
+    limit = PhaseLimit(said.put)
+    _, may_end = ends_late()
+    limit.enter(Phase.VERIFYING)
+    waiting = threading.Thread(target=ProcessGroups("gloo", None).await_former)
+    waiting.start()
+    assert said.get(timeout=PATIENCE_S).startswith(
+        "this rank has been verifying for more than 0.02 s; its process ends"
+    )
+    may_end.set()
+    waiting.join(PATIENCE_S)
+    limit.close()
 
 
 def test_what_is_released_is_gloos_part_of_every_group(monkeypatch: pytest.MonkeyPatch) -> None:

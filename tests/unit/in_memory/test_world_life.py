@@ -98,8 +98,8 @@ def test_a_rank_joins_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
         "memory.following.begin", "link.park", "memory.finish_following", "memory.rank.assigned", "memory.move", "link.watch",
         "limit.paused", "groups.connect", "memory.rank.connected", "memory.move", "memory.exchange_offers", "memory.begin_filling",
         "groups.allow_for", "groups.opening", "memory.build_mesh", "memory.build", "memory.fill", "memory.donor_of",
-        "memory.finish_filling", "before", "memory.verify", "memory.rank.verified", "memory.move", "groups.begin_training",
-        "memory.following.listen",
+        "memory.finish_filling", "before", "memory.verify", "groups.await_former", "memory.rank.verified", "memory.move",
+        "groups.begin_training", "memory.following.listen",
     ]  # fmt: skip
     assert rank.names() == wanted
     assert rank.memory.following.listen.mock_calls == [mock.call(PLACE, rank.groups.publish)]
@@ -226,6 +226,7 @@ def test_without_a_launcher_a_replicated_state_is_alone_and_needs_no_groups(monk
     assert rank.life.place is SINGLE
     assert rank.groups.connect.mock_calls == rank.groups.connect_alone.mock_calls == []
     assert rank.groups.begin_training.mock_calls == rank.groups.allow_for.mock_calls == []
+    assert rank.groups.await_former.mock_calls == []
     rank.life.leave(None)
     rank.life.close(True)
     assert rank.groups.leave.mock_calls == []

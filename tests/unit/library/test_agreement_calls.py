@@ -150,8 +150,8 @@ def test_ranks_meet_once_at_the_stop_call(monkeypatch: pytest.MonkeyPatch, is_la
     rank = Rank(monkeypatch, Client({"arrived": 3 if is_last else 2}))
     agreement = stopped_at(rank, 3)
     assert [agreement.record_call() for _ in range(5)] == [False, False, True, True, True]
-    met = [("set", "together", b"1")] if is_last else []
-    assert rank.client.log == [("set", "arrived/1", b"1"), ("add", "arrived"), *met, ("wait", "together", 1.0)]
+    told = ("set", "together" if is_last else "arrived/1", b"1")  # the others wait for nothing but the last one's word
+    assert rank.client.log == [("add", "arrived"), told, ("wait", "together", 1.0)]
 
 
 def test_ranks_that_do_not_come_to_the_stop_call_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

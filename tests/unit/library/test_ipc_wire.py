@@ -123,6 +123,12 @@ def test_a_rank_names_the_run_that_each_call_belongs_to(agent: RecordingAgent) -
     assert agent.said()[-1] == ("past_barrier", {"run": 7})
 
 
+def test_a_rank_that_enters_its_run_at_once_says_so_with_one_call(agent: RecordingAgent) -> None:
+    client = agent.closes(InProcessRestartSocketClient())
+    assert client.hyperpod_barrier(enters=True) == ("job_start", agent.answers["barrier"][0]["start"])
+    assert agent.said()[-2:] == [("barrier", {"wait_s": 60.0, "after": 4}), ("past_barrier", {"run": 7})]
+
+
 def test_a_start_sets_the_variables_of_its_run_and_removes_those_of_the_last_one(agent: RecordingAgent) -> None:
     agent.closes(InProcessRestartSocketClient()).hyperpod_barrier()
     assert os.environ["ELASTIPOD_GENERATION"] == "8"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from elastipod_local.cgroups import Hierarchy, Layout, NodeGroup, parse_mounts
-from elastipod_local.errors import LocalClusterError
+from elastipod_local.cgroups import Hierarchy, Layout, NodeGroup, parse_mounts, require_shareable
+from elastipod_local.errors import LocalClusterError, UnsupportedError
 
 HYBRID = """\
 proc /proc proc rw,relatime 0 0
@@ -83,6 +84,47 @@ def test_a_container_whose_processes_are_in_the_root_group_is_told_what_to_do(
         f"the control group {unified.layout.hierarchies[0].mount_point} cannot share out memory, because it holds processes "
         "of its own; move them into a group below it first, or start the container with --cgroupns=host"
     )
+
+
+def test_the_refusal_of_a_group_that_shares_out_processors_already_is_the_same(
+    unified: NodeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processors can be shared out beside processes of its own; then the kernel refuses all else in these words."""
+    refuse(monkeypatch, "write_text", errno.EOPNOTSUPP)
+    with pytest.raises(LocalClusterError, match="cannot share out memory, because it holds processes of its own"):
+        unified.create()
+
+
+def test_all_controllers_are_asked_for_at_once(unified: NodeGroup) -> None:
+    """One by one the first would be granted, and leave behind a group that can have none of the others."""
+    root = unified.layout.hierarchies[0].mount_point
+    (root / "cgroup.controllers").write_text("cpuset cpu io memory hugetlb pids rdma\n")
+    unified.create()
+    assert (root / "cgroup.subtree_control").read_text() == "+cpu +cpuset +io +memory +pids +hugetlb"
+
+
+@pytest.mark.parametrize(
+    ("files", "possible"),
+    [
+        pytest.param({"cgroup.procs": "1\n7\n"}, True, id="the machine's own root group"),
+        pytest.param({"cgroup.type": "domain\n", "cgroup.procs": "1\n7\n"}, False, id="that of a container"),
+        pytest.param({"cgroup.type": "domain\n", "cgroup.procs": ""}, True, id="that of a container with systemd"),
+        pytest.param(
+            {"cgroup.type": "domain\n", "cgroup.procs": "1\n", "cgroup.subtree_control": "cpu memory io\n"},
+            True,
+            id="one that shares out what there is",
+        ),
+    ],
+)
+def test_a_container_with_a_root_group_of_its_own_is_told_before_anything_is_built(
+    files: dict[str, str], possible: bool, unified: NodeGroup
+) -> None:
+    root = unified.layout.hierarchies[0].mount_point
+    (root / "cgroup.controllers").write_text("cpu io memory\n")
+    for name, content in files.items():
+        (root / name).write_text(content)
+    with nullcontext() if possible else pytest.raises(UnsupportedError, match="--cgroupns=host"):
+        require_shareable(unified.layout)
 
 
 @pytest.mark.parametrize("method", ["write_text", "mkdir"])

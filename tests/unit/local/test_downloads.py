@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import platform
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +16,14 @@ import pytest
 from tests.nonempty import every
 from tests.unit.local.release_hosts import ReleaseHosts, archive, release_hosts, wait_for_threads
 
-from elastipod_local import binaries, downloads, gobuild, httpfetch, kubewheel
+from elastipod_local import binaries, downloads, gobuild, httpfetch, kubewheel, state
 from elastipod_local.downloads import Archive, Release
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.gobuild import GoModule
 from elastipod_local.host import Progress
 from elastipod_local.httpfetch import Transfer, base_of, download
 from elastipod_local.ociregistry import OciFiles
+from elastipod_local.state import exclusive
 
 ARCH = "amd64"
 
@@ -275,3 +278,22 @@ def test_every_pinned_checksum_has_its_length() -> None:
     for checksum in pinned:
         algorithm, _, digest = checksum.partition(":")
         assert len(bytes.fromhex(digest)) * 2 == lengths[algorithm]
+
+
+def test_a_download_that_waits_for_another_process_is_told_as_such(
+    all_releases: ReleaseHosts, built: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(downloads, "REPORT_EVERY_S", 0.1)
+    monkeypatch.setattr(state, "TELL_AFTER_S", 0.0)
+    [release] = [one for one in downloads.RELEASES if one.name == "etcd"]
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        held.close()
+
+    with ExitStack() as held:
+        held.enter_context(exclusive(release.cache("amd64").parent / "etcd-release.lock", wait_s=0))
+        assert "etcd" in downloads.fetch(["etcd"], tell)
+    assert f"waiting for another elastipod process (pid {os.getpid()})" in told[0]
+    assert "connecting" not in told[0]

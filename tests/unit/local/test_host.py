@@ -11,9 +11,18 @@ from pathlib import Path
 import pytest
 from tests.agent_client import until
 
+from elastipod_local import host
 from elastipod_local.cluster import Cluster
 from elastipod_local.errors import CommandError, LocalClusterError
-from elastipod_local.host import run, run_logged, tool_environment, without_proxy
+from elastipod_local.host import (
+    STOP_SIGNALS,
+    run,
+    run_logged,
+    signals_ignored,
+    stop_signals_raise,
+    tool_environment,
+    without_proxy,
+)
 from elastipod_local.processes import ProcessId
 
 PACKAGES = str(Path(sys.modules[run.__module__].__file__ or "").parents[1])
@@ -84,3 +93,70 @@ def test_every_program_of_a_cluster_reaches_it_past_the_proxy(monkeypatch: pytes
     monkeypatch.delenv("no_proxy", raising=False)
     for environment in (tool_environment(), tool_environment({"no_proxy": ""}), Cluster("a", tmp_path).environment()):
         assert environment["NO_PROXY"] == environment["no_proxy"] == f"corp.example,{OURS}"
+
+
+class Interruption(BaseException):
+    """What a stop signal raises here."""
+
+
+@pytest.mark.parametrize("signum", STOP_SIGNALS)
+def test_the_first_stop_signal_interrupts_and_no_other_disturbs_the_clean_up(
+    signum: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_leave_terminal", lambda: None)  # which is that of the tests here
+    before = [signal.getsignal(one) for one in STOP_SIGNALS]
+    with stop_signals_raise(Interruption):
+        with pytest.raises(Interruption):
+            signal.raise_signal(signum)
+        for other in STOP_SIGNALS:
+            signal.raise_signal(other)
+    assert [signal.getsignal(one) for one in STOP_SIGNALS] == before
+
+
+def test_a_hang_up_that_nohup_keeps_out_stays_out() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals_raise(Interruption):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_no_stop_signal_disturbs_what_ignores_them() -> None:
+    with signals_ignored():
+        for signum in STOP_SIGNALS:
+            signal.raise_signal(signum)
+
+
+ON_A_TERMINAL = """
+import sys
+from elastipod_local.host import say, stop_signals_raise
+try:
+    with stop_signals_raise(KeyboardInterrupt):
+        say("ready")
+        while True:
+            say("still here")
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    open(sys.argv[1], "w").close()
+"""
+
+
+def test_a_terminal_that_hangs_up_ends_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
+    """Each line that it prints from then on would be refused."""
+    cleaned_up = tmp_path / "cleaned-up"
+    controller, terminal = os.openpty()
+    tool = subprocess.Popen(
+        ["setsid", "--ctty", "--wait", sys.executable, "-c", ON_A_TERMINAL, str(cleaned_up)],
+        env={**os.environ, "PYTHONPATH": PACKAGES},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    try:
+        assert os.read(controller, 5) == b"ready"
+    finally:
+        os.close(controller)
+    assert tool.wait(60) == 0
+    assert cleaned_up.exists()

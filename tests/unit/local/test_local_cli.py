@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from datetime import timedelta
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from elastipod_local import binaries, cli
+from elastipod_local import binaries, cli, host
 from elastipod_local.cluster import Cluster
 from elastipod_local.errors import LocalClusterError
+from elastipod_local.host import STOP_SIGNALS
 from elastipod_local.kueue_config import KueueOptions
 from elastipod_operator.kube.observed_node import NOTICES
 
@@ -98,6 +100,15 @@ def test_ctrl_c_has_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Cluster, "up", interrupt)
+    assert cli.main(["up"]) == cli.EXIT_INTERRUPTED
+
+
+@pytest.mark.parametrize("signum", STOP_SIGNALS)
+def test_every_way_to_stop_a_command_takes_down_what_it_made(
+    signum: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_leave_terminal", lambda: None)  # which is that of the tests here
+    monkeypatch.setattr(Cluster, "up", lambda *_, **__: signal.raise_signal(signum))
     assert cli.main(["up"]) == cli.EXIT_INTERRUPTED
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from elastipod_local import host, machine
 from elastipod_local.errors import LocalClusterError, UnsupportedError
@@ -21,7 +24,9 @@ exit 1
 def able(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     """A machine that lacks nothing."""
     monkeypatch.setattr(host, "is_root", lambda: True)
-    monkeypatch.setattr(machine, "require_namespaces", lambda: None)
+    for check in ("require_namespaces", "require_control_groups"):
+        monkeypatch.setattr(machine, check, lambda: None)
+    monkeypatch.setattr(machine, "require_overlay", lambda folder: None)
     monkeypatch.setattr(machine, "missing_packages", list)
     monkeypatch.setattr(machine, "cache_dir", lambda: Path("/var/cache/elastipod"))
     return monkeypatch
@@ -69,3 +74,45 @@ def test_a_container_without_namespaces_is_told_how_to_be_started(
 @pytest.mark.needs_root
 def test_a_machine_whose_root_gets_namespaces_passes() -> None:
     require_namespaces()
+
+
+def test_both_folders_are_tried_in_which_nodes_need_overlays(able: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tried: list[Path] = []
+    able.setattr(machine, "require_overlay", tried.append)
+    require_nodes_possible(tmp_path)
+    assert tried == [Path("/var/cache/elastipod"), tmp_path]
+
+
+ON_AN_OVERLAY = """
+import sys
+from pathlib import Path
+from elastipod_local.errors import UnsupportedError
+from elastipod_local.machine import require_overlay
+for folder in map(Path, sys.argv[1:]):
+    try:
+        require_overlay(folder)
+        print("possible")
+    except UnsupportedError as told:
+        print(told)
+"""
+
+
+@pytest.mark.needs_root
+def test_a_container_whose_root_is_an_overlay_is_told_where_to_mount_a_volume(tmp_path: Path) -> None:
+    for name in ("lower", "upper", "work", "root", "volume"):
+        (tmp_path / name).mkdir()
+    overlay = f"lowerdir={tmp_path}/lower,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
+    inside = f'mount -t overlay -o {overlay} container {tmp_path}/root && exec "$0" "$@"'
+    folders = (tmp_path / "root" / ".run" / "cluster", tmp_path / "volume" / "cache")
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", inside, sys.executable, "-c", ON_AN_OVERLAY, *map(str, folders)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    refused, possible = done.stdout.splitlines()
+    assert f"{folders[0]} is on a file system that takes no overlay (mount: " in refused
+    assert f"mount a volume there (docker run --volume NAME:{folders[0]} ...)" in refused
+    assert possible == "possible", done.stderr
+    assert [entry.name for entry in (tmp_path / "upper").iterdir()] == []
+    assert [entry.name for entry in (tmp_path / "volume").iterdir()] == []

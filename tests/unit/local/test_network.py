@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.patience import PATIENCE_S
 
+from elastipod_local import network
 from elastipod_local.processes import TAG
 
 BRIDGES_LEFT = """
@@ -44,3 +45,29 @@ def test_the_bridge_of_a_cluster_without_a_folder_and_processes_is_deleted(tmp_p
         process.wait()
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["elastipod0", "elastipod2"]
+
+
+REACHED = """
+import os, socket, sys
+from elastipod_local import network
+from elastipod_local.host import run
+run(["ip", "link", "set", "lo", "up"])
+server = socket.create_server(("127.0.0.1", 0))
+port = server.getsockname()[1]
+print(network.refusal(os.getpid(), "127.0.0.1", port) or "reached")
+server.close()
+print(network.refusal(os.getpid(), "127.0.0.1", port))
+"""
+
+
+@pytest.mark.needs_root
+def test_what_a_node_cannot_reach_is_told_with_the_kernels_words() -> None:
+    done = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", REACHED], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.stdout.splitlines() == ["reached", "Connection refused"], done.stderr
+
+
+def test_the_lock_for_the_whole_machine_lies_where_only_root_can_put_anything() -> None:
+    """Which /run is on every Linux, and /run/lock is not."""
+    assert network.ALLOCATION_LOCK.parent == Path("/run")

@@ -24,3 +24,19 @@ def test_a_cache_that_cannot_be_made_is_told_with_what_to_do(monkeypatch: pytest
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(LocalClusterError, match=r"file/elastipod cannot be made .*; set XDG_CACHE_HOME to a folder"):
         cache_dir()
+
+
+def test_a_cache_behind_a_link_is_named_by_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A node follows no link to another disk: it has that disk only where it is mounted."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "link"))
+    assert cache_dir() == tmp_path / "disk" / "elastipod"
+
+
+def test_a_relative_cache_is_ignored_as_the_specification_asks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It would be another one in each folder, and none at all inside a node."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert cache_dir() == tmp_path / "home" / ".cache" / "elastipod"

@@ -159,3 +159,25 @@ def test_what_the_tiers_need_is_known() -> None:
     assert "kueue" in programs_for("e2e", ["cluster"])  # a test installs it
     assert programs_for("chart", []) == ["helm"]
     assert programs_for("unit", ["cluster"]) == []
+
+
+def test_images_that_take_longer_than_the_programs_are_waited_for_aloud(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "REPORT_EVERY_S", 0.05)
+    said: list[str] = []
+    told = threading.Event()
+
+    def tell(text: str) -> None:
+        said.append(text)
+        if text.startswith("  waiting for the images"):
+            told.set()
+
+    def slow(progress: Progress) -> ImageSet:
+        images = machine.images(progress)
+        assert told.wait(PATIENCE_S)
+        return images
+
+    monkeypatch.setattr(prepare, "ensure_images", slow)
+    assert prepare.prepare(["etcd"], with_images=True, progress=tell) == IMAGES
+    assert said[-1].startswith("  waiting for the images (bootstrapping Debian bookworm), ")

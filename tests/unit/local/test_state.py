@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastipod_local import state as state_module
 from elastipod_local.addressing import Addressing
 from elastipod_local.errors import LocalClusterError
 from elastipod_local.kueue_config import KueueOptions
@@ -100,3 +102,41 @@ def test_a_second_holder_of_the_lock_is_told_who_has_it(tmp_path: Path) -> None:
         pass
     with exclusive(tmp_path / "lock", wait_s=0):
         pass
+
+
+def test_a_long_wait_for_a_lock_tells_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "TELL_AFTER_S", 0.1)
+    monkeypatch.setattr(state_module, "TELL_EVERY_S", 60.0)
+    told: list[str] = []
+    with (
+        exclusive(tmp_path / "lock", wait_s=0),
+        pytest.raises(LocalClusterError),
+        exclusive(tmp_path / "lock", wait_s=0.3, progress=told.append),
+    ):
+        pass
+    assert told == [f"  waiting for another elastipod process (pid {os.getpid()}) that works on {tmp_path}, 0 s"]
+
+
+def test_a_lock_that_is_free_is_taken_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "TELL_AFTER_S", 0.0)
+    told: list[str] = []
+    with exclusive(tmp_path / "lock", wait_s=9, progress=told.append):
+        pass
+    assert told == []
+
+
+def test_a_lock_file_follows_no_link_and_is_for_its_owner_alone(tmp_path: Path) -> None:
+    """Who could read it could hold the lock, and a link of his would have us empty another file."""
+    (tmp_path / "precious").write_text("content")
+    (tmp_path / "lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="symbolic links"), exclusive(tmp_path / "lock", wait_s=0):
+        pass
+    assert (tmp_path / "precious").read_text() == "content"
+    with exclusive(tmp_path / "other", wait_s=0):
+        assert (tmp_path / "other").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_lock_of_a_shorter_pid_reads_whole(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("12345678901\n")
+    with exclusive(tmp_path / "lock", wait_s=0):
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"

@@ -83,3 +83,17 @@ def test_jobs_beyond_the_limit_are_not_exported() -> None:
     found = [name for name in scraped(jobs, {}) if name.startswith("elastipod_job_restarts")]
     assert len(found) == job_collector.MAX_EXPORTED_JOBS
     assert not [name for name in found if f'"job-{job_collector.MAX_EXPORTED_JOBS}"' in name]
+
+
+def test_finished_jobs_make_room_for_those_that_have_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_collector, "MAX_EXPORTED_JOBS", 3)
+    states = ("Completed", "Running", "Failed", "Suspended", "Completed", "Faulted")
+    jobs = {str(n): replace(TRAINS, name=f"job-{n}", state=state) for n, state in enumerate(states)}
+
+    def exported() -> list[str]:
+        found = [name for name in scraped(jobs, {}) if name.startswith("elastipod_job_restarts")]
+        return [name.split('"')[1] for name in found]
+
+    assert exported() == ["job-1", "job-3", "job-5"]
+    del jobs["3"]
+    assert exported() == ["job-1", "job-5", "job-0"]

@@ -27,7 +27,7 @@ def test_an_event_of_a_pod_wakes_its_job_alone(job: str | None, is_gone: bool) -
 
 def test_a_job_of_another_controller_is_left_alone() -> None:
     """Also one that was named for it just now."""
-    store, reconciler = mock.Mock(), mock.Mock()
+    store, reconciler = mock.Mock(jobs={}), mock.Mock()
     body: dict[str, Any] = {"metadata": {"uid": "u", "annotations": {ANNOTATION_CONTROLLER: "theirs"}}}
     WatchEvents(store, reconciler, Scope("mine").holds).job(body, is_gone=False)
     assert (store.put_job.mock_calls, reconciler.wake.mock_calls) == ([], [])

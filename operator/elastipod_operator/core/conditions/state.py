@@ -7,14 +7,17 @@ from datetime import datetime, timedelta
 from ..context import Context
 from ..ranks import base_minimum
 from ..reasons import Reason
-from ..record import Record, TransitionKind
+from ..record import Record, Transition, TransitionKind
 from ..replica import Health
 from ..snapshot import AgentState
+from ..time_order import earliest
 from ..wording import counted, share, training
 from .draft import ConditionDraft, avoidance, first_problem, time_of_day
 
 # Running stays the state through planned resizes, and through recoveries up to this long.
 FAULT_REPORTED_AFTER = timedelta(seconds=30)
+# What a change waits for is told only after this time: nobody reads it of a shorter one, whose pause each write would prolong.
+WAIT_REPORTED_AFTER = timedelta(seconds=2)
 
 
 def describe(record: Record, context: Context) -> tuple[ConditionDraft, datetime | None]:
@@ -32,24 +35,32 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft, datetime
         ), None
     if transition is not None and transition.kind is TransitionKind.START:
         return _starting(record, context), None
-    text = training(len(record.members), record.generation)
+    text, changes_at = training(len(record.members), record.generation), None
     if transition is not None:
-        text = f"{transition.message}; {_waiting_for(record, context)}"
+        text, changes_at = _changing(transition, record, context)
     if record.fault_at is None:
         reason = (
             Reason.RESIZING if transition is not None else Reason.TRAINING if record.running_since else Reason.STARTING
         )
-        return ConditionDraft("Running", True, reason, text), None
+        return ConditionDraft("Running", True, reason, text), changes_at
     shown_at = record.fault_at + FAULT_REPORTED_AFTER
     if context.now < shown_at and record.consecutive_failures < 2:
-        return ConditionDraft("Running", True, Reason.RECOVERING, text), shown_at
+        return ConditionDraft("Running", True, Reason.RECOVERING, text), earliest(shown_at, changes_at)
     cause = transition.cause if transition is not None else Reason.RECOVERING
     if record.consecutive_failures >= 2:
         text = f"{text} ({record.consecutive_failures} failures in a row without progress)"
         if transition is not None and transition.not_before is not None and context.now < transition.not_before:
             text += f"; next attempt at {time_of_day(transition.not_before)}"
         text += "; see the workers' logs with kubectl logs"
-    return ConditionDraft("Faulted", True, cause, text), None
+    return ConditionDraft("Faulted", True, cause, text), changes_at
+
+
+def _changing(transition: Transition, record: Record, context: Context) -> tuple[str, datetime | None]:
+    """Say why the job changes and what it waits for; gives when the latter is due to be told."""
+    told_at = transition.began_at + WAIT_REPORTED_AFTER
+    if context.now < told_at:
+        return transition.message, told_at
+    return f"{transition.message}; {_waiting_for(record, context)}", None
 
 
 def _starting(record: Record, context: Context) -> ConditionDraft:

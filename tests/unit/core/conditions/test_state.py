@@ -94,6 +94,16 @@ def test_a_change_is_told_in_figures(pods: list[Seen], words: str) -> None:
     assert report(observed(job(trains(transition=transition())), pods)).conditions[-1].message == words
 
 
+def test_a_short_change_is_written_once() -> None:
+    """Each write takes processors from the pause: what is waited for is told only where somebody could read it."""
+    record = trains(transition=transition(began_s=1))
+    looks = [observed(job(record), [(pod(0), running()), (pod(1), other)]) for other in (running(), ready(1))]
+    assert [report(look).conditions[-1].message for look in looks] == ["a test", "a test"]
+    wake_at = plan(looks[1]).wake_at
+    assert wake_at is not None
+    assert wake_at <= NOW + seconds(1), "then it is told what is waited for"
+
+
 @pytest.mark.parametrize(
     ("changes", "has_next_try"),
     [
