@@ -15,7 +15,7 @@ from elastipod.worker_file import WorkerFile
 home, rank = Path(os.environ["HOME"]), int(os.environ["LOCAL_RANK"])
 file = WorkerFile.open(os.environ["ELASTIPOD_WORKER_FILE"])
 signal.signal(signal.SIGUSR1, lambda *_: None)  # otherwise the agent says after a while that nobody hears of the drain
-print("up", rank, flush=True)
+print("awake", rank, flush=True)
 def wait_for(name):
     while not (home / f"{name}-{rank}").exists():
         time.sleep(0.02)
@@ -33,7 +33,7 @@ def test_saving_begins_when_the_last_worker_knows_and_ends_with_the_workers(
     agent = run_agent(ON_ORDER, "--nproc-per-node=2")
     home = tmp_path
     agent.start(1)
-    agent.until_printed("up", 2)
+    agent.until_printed("awake", 2)
     assert agent.status()["saving"] is False
     agent.drain(1)
     (home / "ask-0").touch()
@@ -52,7 +52,7 @@ def test_saving_begins_when_the_last_worker_knows_and_ends_with_the_workers(
 def test_who_is_ended_hard_saves_nothing(run_agent: RunAgent, tmp_path: Path) -> None:
     agent = run_agent(ON_ORDER)
     agent.start(1)
-    agent.until_printed("up")
+    agent.until_printed("awake")
     agent.drain(1)
     (tmp_path / "ask-0").touch()
     until(lambda: agent.status()["saving"], "the agent to say that all workers know")

@@ -114,7 +114,7 @@ STAGES = {
     "there is no operator": Stage(job(Event(0.001, "operator_dies", 1, 300)), 60),
     "has completed": Stage(job(), 200, None, 60),
     "waits for the quota of its base": Stage(queued(plain_gangs=(PlainGang(0.0, 3, 0, runs_s=100.0),)), 60),
-    "lost the quota of its increments": Stage(queued(plain_gangs=(SMALL,)), 134),
+    "lost the quota of its increments": Stage(queued(plain_gangs=(SMALL,)), 140),
     "was preempted and waits": Stage(queued(plain_gangs=(WHOLE,)), 130),
     "is being preempted": Stage(queued(plain_gangs=(WHOLE,)), 99, until="Preempted"),
     "its Workload was deactivated": Stage(queued(Event(100.0, "deactivate", 0, 60.0)), 130),

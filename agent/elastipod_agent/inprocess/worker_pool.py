@@ -357,6 +357,7 @@ class WorkerPool:
         if local_ranks:
             self._clears_data = False
             await self._spawn(local_ranks)
+            self.on_change()  # the run may have ended meanwhile, and waits for processes
 
     async def _spawn(self, local_ranks: frozenset[int]) -> None:
         for local_rank in local_ranks:
