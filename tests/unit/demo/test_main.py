@@ -227,6 +227,7 @@ def test_a_cluster_that_cannot_be_taken_down_does_not_hide_how_the_demo_went(
     assert ("all shown" if isinstance(outcome, DemoResult) else "waited 120 s") in said
 
 
+@pytest.mark.usefixtures("without_nohup")
 def test_a_dropped_connection_takes_the_cluster_down(machine: pytest.MonkeyPatch) -> None:
     class Dropped(FakeDemo):
         def run(self) -> DemoResult:

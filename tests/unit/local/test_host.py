@@ -99,6 +99,7 @@ class Interruption(BaseException):
     """What a stop signal raises here."""
 
 
+@pytest.mark.usefixtures("without_nohup")
 @pytest.mark.parametrize("signum", STOP_SIGNALS)
 def test_the_first_stop_signal_interrupts_and_no_other_disturbs_the_clean_up(
     signum: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -142,6 +143,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.usefixtures("without_nohup")
 def test_a_terminal_that_hangs_up_ends_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
     """Each line that it prints from then on would be refused."""
     cleaned_up = tmp_path / "cleaned-up"
@@ -156,7 +158,9 @@ def test_a_terminal_that_hangs_up_ends_a_command_as_ctrl_c_does(tmp_path: Path) 
     os.close(terminal)
     try:
         assert os.read(controller, 5) == b"ready"
-    finally:
         os.close(controller)
-    assert tool.wait(60) == 0
+        assert tool.wait(60) == 0
+    finally:
+        tool.kill()
+        tool.wait()
     assert cleaned_up.exists()

@@ -103,6 +103,7 @@ def test_ctrl_c_has_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["up"]) == cli.EXIT_INTERRUPTED
 
 
+@pytest.mark.usefixtures("without_nohup")
 @pytest.mark.parametrize("signum", STOP_SIGNALS)
 def test_every_way_to_stop_a_command_takes_down_what_it_made(
     signum: signal.Signals, monkeypatch: pytest.MonkeyPatch
