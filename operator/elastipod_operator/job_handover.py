@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from .core.names import FINALIZER
+from .core.names import ANNOTATION_STATE, FINALIZER
 from .core.snapshot import ObservedJob
 from .kube.api import CALL_ERRORS, ApiError
-from .kube.reading import finalizers_of, mapping, text, uid_of
+from .kube.reading import annotations_of, finalizers_of, mapping, text, uid_of
 from .kube.writes import is_conflict, is_refusal, log_fields, timed_write
 
 log = logging.getLogger(__name__)
@@ -40,16 +40,20 @@ class JobHandover:
     def __init__(self, api: HandoverCalls, holds: Callable[[Body], bool]) -> None:
         self._api = api
         self._holds = holds
+        self._is_closed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, job: ObservedJob, body: Body) -> None:
         """Remove the finalizer in the background. body: the job as the watch shows it now."""
+        if self._is_closed:  # another operator may lead by now
+            return
         task = asyncio.create_task(self._let_go(job, body), name=f"handover of {job.uid}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
         """Give up what is under way."""
+        self._is_closed = True
         tasks = [*self._tasks]
         for task in tasks:
             task.cancel()
@@ -58,17 +62,22 @@ class JobHandover:
     async def _let_go(self, job: ObservedJob, body: Body) -> None:
         seen: Body | None = body
         retry_s = FIRST_RETRY_S
-        while not await self._is_settled(job, seen):
+        while not await self._is_settled(job, seen, record=annotations_of(body).get(ANNOTATION_STATE)):
             await asyncio.sleep(retry_s)
             seen, retry_s = None, min(LAST_RETRY_S, 2 * retry_s)
 
-    async def _is_settled(self, job: ObservedJob, seen: Body | None) -> bool:
-        """Try once; False if it must be tried again. seen: the job, None to read it."""
+    async def _is_settled(self, job: ObservedJob, seen: Body | None, *, record: str | None) -> bool:
+        """Try once; False if it must be tried again. seen: the job, None to read it. record: what was last written of its state."""
         try:
             body = await self._api.effective_job(job.namespace, job.name) if seen is None else seen
             names = finalizers_of(body)
             if uid_of(body) != job.uid or FINALIZER not in names or self._holds(body):
                 return True
+            if (
+                mapping(body.get("metadata")).get("deletionTimestamp")
+                and annotations_of(body).get(ANNOTATION_STATE) != record
+            ):
+                return True  # another release of Elastipod runs the job by now, and takes its own time to end it
             version = text(mapping(body.get("metadata")).get("resourceVersion"))
             left = {"finalizers": [name for name in names if name != FINALIZER]}
             await timed_write("record", self._api.patch_metadata(job, version, left))

@@ -41,8 +41,12 @@ def open_session() -> aiohttp.ClientSession:
     )
 
 
+class ReadTooLate(TimeoutError):
+    """An answer came, but this operator stood still and read it long afterwards."""
+
+
 async def in_time(call: Awaitable[T], limit_s: float) -> T:
-    """Give the answer to a request, which has a limit of its own. Raises TimeoutError if it is read much later.
+    """Give the answer to a request, which has a limit of its own. Raises ReadTooLate if it is read much later.
 
     An operator that stood still reads what was true before that. It must not take it for news.
     """
@@ -50,7 +54,7 @@ async def in_time(call: Awaitable[T], limit_s: float) -> T:
     asked_at = loop.time()
     answer = await call
     if loop.time() - asked_at > limit_s + READING_S:
-        raise TimeoutError("the answer was read too late")
+        raise ReadTooLate("the answer was read too late")
     return answer
 
 
@@ -112,7 +116,8 @@ class StatusRequests:
         except TooLarge as error:
             raise InvalidStatus(str(error)) from error
         except (OSError, PollInterrupted) as error:
-            if polled.is_long and not isinstance(error, TimeoutError):
+            is_silent = isinstance(error, TimeoutError) and not isinstance(error, ReadTooLate)
+            if polled.is_long and not is_silent:
                 polled.fact = with_kernel_activity(polled)  # it has been silent since then
             raise
         finally:

@@ -55,6 +55,8 @@ def _leavers_stay_until(record: Record, replicas: Replicas, now: datetime) -> da
     """Give until when the pods that left this generation stay: until its first step, but not for long; None if they go now."""
     if record.transition is not None or record.generation_began_at is None or record.generation < 2:
         return None
+    if record.running_since is not None:  # from now on idle pods may be told to prepare
+        return None
     until = record.generation_began_at + LEAVERS_STAY
     return until if now < until and not has_made_step(record, replicas) else None
 

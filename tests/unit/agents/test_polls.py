@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 from aiohttp import web
 from tests.unit.agents.fake_agent import JOB, FakeAgent, serving, until
 from tests.unit.operator_shell.virtual_time import run_in_virtual_time
 
+from elastipod_operator import clock
+from elastipod_operator.agents.polled_agent import Address, PolledAgent
 from elastipod_operator.agents.polls import (
     KEPT_HEADERS,
     LAST_DATA_AND_ACK,
@@ -25,7 +30,8 @@ from elastipod_operator.agents.polls import (
     _read_head,
 )
 from elastipod_operator.agents.status_cache import AgentStatusCache
-from elastipod_operator.agents.status_requests import in_time, open_session
+from elastipod_operator.agents.status_requests import ReadTooLate, StatusRequests, in_time, open_session
+from elastipod_operator.core.snapshot import ObservedAgent
 
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -143,6 +149,21 @@ def test_an_answer_that_is_read_long_after_it_came_is_no_answer(read_after_s: fl
         return
     with pytest.raises(TimeoutError, match="read too late"):
         run_in_virtual_time(in_time(answer(), 3.0))
+
+
+def test_of_a_long_poll_that_is_read_too_late_the_last_sign_of_life_counts() -> None:
+    """The machine was there all the time: a pause of the operator must not make its agents silent."""
+    connection = mock.Mock(
+        heard_at=lambda: time.monotonic() - 4, ask=lambda *_: asyncio.sleep(46, mock.Mock(status=200))
+    )
+    polled = PolledAgent(Address(JOB, "10.0.0.1", 8080), mock.Mock(), version=1, connection=connection)
+    polled.authenticator.exchange = lambda _method, _target, _body, send: send({})  # type: ignore[method-assign,return-value]
+    polled.fact = ObservedAgent(last_answer=clock.now() - timedelta(seconds=46))
+    requests = StatusRequests(mock.Mock(), mock.Mock())
+    with pytest.raises(ReadTooLate):
+        run_in_virtual_time(requests.ask(polled, lambda _: 40.0))
+    assert polled.fact.last_answer is not None
+    assert clock.now() - polled.fact.last_answer < timedelta(seconds=10)
 
 
 async def test_a_late_timer_of_an_earlier_poll_ends_no_later_one() -> None:

@@ -64,7 +64,7 @@ def test_a_member_that_is_about_to_go_is_kept(others: Seen, goes: bool) -> None:
     assert bool([n for n, _, _ in removed(actions) if n == pod(0).name]) is goes
 
 
-CONNECTS = trains(generation=2, generation_began_at=NOW - seconds(1))
+CONNECTS = trains(generation=2, generation_began_at=NOW - seconds(1), running_since=None)
 STEPS = running(2, step=9, step_at=NOW)
 
 
@@ -76,6 +76,7 @@ STEPS = running(2, step=9, step_at=NOW)
         pytest.param(CONNECTS, running(2), (pod(pid(0, 0)), ready()), False, id="nor one that was replaced"),
         pytest.param(CONNECTS, STEPS, (pod(2), ready()), True, id="after the first step"),
         pytest.param(replace(CONNECTS, generation_began_at=NOW - LEAVERS_STAY), running(2), (pod(2), ready()), True, id="nor for long"),
+        pytest.param(replace(CONNECTS, running_since=NOW), running(2), (pod(2), ready()), True, id="nor once the job counts as running"),
         pytest.param(CONNECTS, running(2), (pod(2), silent(600)), True, id="a silent one"),
         pytest.param(replace(CONNECTS, generation=1), running(1), (pod(2), ready()), True, id="at the first start"),
     ],

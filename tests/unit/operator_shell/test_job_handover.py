@@ -11,7 +11,7 @@ import pytest
 from tests.unit.kube.bodies import JOB_UID, job_body
 from tests.unit.operator_shell.virtual_time import run_in_virtual_time
 
-from elastipod_operator.core.names import ANNOTATION_CONTROLLER, FINALIZER
+from elastipod_operator.core.names import ANNOTATION_CONTROLLER, ANNOTATION_STATE, FINALIZER
 from elastipod_operator.core.snapshot import ObservedJob
 from elastipod_operator.job_handover import JobHandover
 from elastipod_operator.kube.api import ApiError
@@ -116,6 +116,35 @@ def test_what_others_write_meanwhile_stays() -> None:
 
 def test_a_job_that_comes_back_meanwhile_keeps_it() -> None:
     assert FINALIZER in play(OURS, THEIRS, OURS).finalizers
+
+
+def test_a_job_that_another_release_runs_and_ends_by_now_keeps_it() -> None:
+    """That release found the finalizer there, and drains the job before it lets it go."""
+
+    async def scenario() -> list[str]:
+        jobs = Jobs()
+        jobs.errors = [TimeoutError()]
+        jobs.name(OURS)
+        jobs.name(THEIRS)
+        await asyncio.sleep(0)
+        taken = {ANNOTATION_CONTROLLER: THEIRS, ANNOTATION_STATE: "theirs"}
+        jobs.edit(annotations=taken, deletionTimestamp="2026-01-01T00:00:00Z")
+        await asyncio.sleep(60)
+        return jobs.finalizers
+
+    assert FINALIZER in run_in_virtual_time(scenario())
+
+
+def test_an_operator_that_has_closed_writes_nothing() -> None:
+    async def scenario() -> int:
+        jobs = Jobs()
+        jobs.name(OURS)
+        await jobs.handover.close()
+        jobs.name(THEIRS)
+        await asyncio.sleep(60)
+        return jobs.num_patches
+
+    assert run_in_virtual_time(scenario()) == 0
 
 
 @pytest.mark.parametrize(
