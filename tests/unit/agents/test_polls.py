@@ -156,8 +156,8 @@ def test_of_a_long_poll_that_is_read_too_late_the_last_sign_of_life_counts() -> 
     connection = mock.Mock(
         heard_at=lambda: time.monotonic() - 4, ask=lambda *_: asyncio.sleep(46, mock.Mock(status=200))
     )
-    polled = PolledAgent(Address(JOB, "10.0.0.1", 8080), mock.Mock(), version=1, connection=connection)
-    polled.authenticator.exchange = lambda _method, _target, _body, send: send({})  # type: ignore[method-assign,return-value]
+    plain = mock.Mock(exchange=lambda _method, _target, _body, send: send({}))
+    polled = PolledAgent(Address(JOB, "10.0.0.1", 8080), plain, version=1, connection=connection)
     polled.fact = ObservedAgent(last_answer=clock.now() - timedelta(seconds=46))
     requests = StatusRequests(mock.Mock(), mock.Mock())
     with pytest.raises(ReadTooLate):
