@@ -125,7 +125,7 @@ class AgentLink:
         """
         self._await_watcher()
         reset_elastic_event(is_abandoned=after_fault)
-        _, start = self._client.hyperpod_barrier(enters=True)
+        _, start = self._client.enter_next_run()
         os.environ.update(start["worker_envs"])
         place = WorldPlace.from_env()
         if place is None:

@@ -62,20 +62,27 @@ class InProcessRestartSocketClient:
         self._run = max(self._run, int(answer["run"]))
         self._created_in_run = int(answer["now"])
 
-    def hyperpod_barrier(self, timeout: float | None = None, *, enters: bool = False) -> Message:
+    def hyperpod_barrier(self, timeout: float | None = None) -> Message:
         """Report that this rank is at the barrier, and wait for the next start.
 
-        timeout: seconds, None for no limit. enters: then report `hyperpod_past_rcb_barrier` too, in the same call.
-        Gives ("job_start", {"worker_envs": {name: value}, "aggregate_worker_data": {...}}). The caller must put ``worker_envs`` into
-        os.environ; the ELASTIPOD_* variables are set already. Raises HyperPodIPCException after the timeout. After a failure every
-        surviving rank must come back to this barrier.
+        timeout: seconds, None for no limit. Gives ("job_start", {"worker_envs": {name: value}, "aggregate_worker_data": {...}}).
+        The caller must put ``worker_envs`` into os.environ; the ELASTIPOD_* variables are set already. Raises
+        HyperPodIPCException after the timeout. After a failure every surviving rank must come back to this barrier.
         """
+        return self._await_start(timeout, "began")
+
+    def enter_next_run(self, timeout: float | None = None) -> Message:
+        """As `hyperpod_barrier`, and report `hyperpod_past_rcb_barrier` too, in the same call to the agent."""
+        return self._await_start(timeout, "past_barrier")
+
+    def _await_start(self, timeout: float | None, then: str) -> Message:
+        """Wait at the barrier, and report with the call `then` that this rank has its start."""
         _reset_elastic_event()
         answer = self._wait("barrier", timeout, after=lambda: self._run)
         self._run = int(answer["run"])
         start: dict[str, Any] = answer["start"]
         _export_own_variables(start["worker_envs"])
-        self._connections.call("past_barrier" if enters else "began", run=self._run)
+        self._connections.call(then, run=self._run)
         return InProcessRestartSocketMessageType.JOB_START.value, start
 
     def hyperpod_past_rcb_barrier(self) -> None:

@@ -41,8 +41,12 @@ asyncio.run(main())
 """
 HAS_SHARED_MEMORY = """
 import time
+from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 memory = SharedMemory(create=True, size=4096)
+while b"resource_tracker" not in Path("/proc", str(resource_tracker._resource_tracker._pid), "cmdline").read_bytes():
+    time.sleep(0.01)  # until then it looks like this script
 print(memory.name, flush=True)
 time.sleep(600)
 """

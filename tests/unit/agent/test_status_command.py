@@ -131,13 +131,13 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]
 def test_the_answer_is_printed(
     alone: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("ELASTIPOD_TOKEN", "abc")
+    monkeypatch.setenv("ELASTIPOD_TOKEN", "my-token")
     with answering(200, json.dumps(RUNNING).encode()) as (port, shown):
         assert alone(f"--port={port}") == 0
         assert "state       running for" in capsys.readouterr().out
         assert alone(f"--port={port}", "--json") == 0
         assert json.loads(capsys.readouterr().out) == RUNNING
-    assert shown == ["Bearer abc"] * 2
+    assert shown == ["Bearer my-token"] * 2
 
 
 def test_an_agent_with_a_key_is_asked_with_a_mac(
@@ -146,13 +146,13 @@ def test_an_agent_with_a_key_is_asked_with_a_mac(
     held = Credentials(key="f" * 64, pod="job-workers-0")
     monkeypatch.setenv("ELASTIPOD_KEY", held.key)
     monkeypatch.setenv("ELASTIPOD_POD", held.pod)
-    monkeypatch.setenv("ELASTIPOD_TOKEN", "abc")
+    monkeypatch.setenv("ELASTIPOD_TOKEN", "my-token")
     guard = MacGuard(held)
     with answering(200, json.dumps(RUNNING).encode(), guard.admit) as (port, shown):
         assert alone(f"--port={port}") == 0
     assert "state       running for" in capsys.readouterr().out
     assert shown[0] is None
-    assert "abc" not in str(shown)
+    assert "my-token" not in str(shown)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def client() -> Any:
         "MASTER_PORT": "29500",
         "ELASTIPOD_GENERATION": "7",
     }
-    played.hyperpod_barrier.return_value = (None, {"worker_envs": envs})
+    played.enter_next_run.return_value = (None, {"worker_envs": envs})
     return played
 
 
@@ -84,11 +84,11 @@ def test_a_rank_is_released_from_the_barrier_with_its_place(
     found = link.park(after_fault=True) if after_fault else link.park()
     assert found == WorldPlace(7, 1, 4, "10.0.0.1", 29500)
     assert reset.mock_calls == [mock.call(is_abandoned=after_fault)]
-    assert client.mock_calls == [mock.call.hyperpod_barrier(enters=True)]
+    assert client.mock_calls == [mock.call.enter_next_run()]
 
 
 def test_a_release_without_a_rank_is_an_error(monkeypatch: pytest.MonkeyPatch, client: Any) -> None:
-    client.hyperpod_barrier.return_value = (None, {"worker_envs": {"RANK": "-1"}})
+    client.enter_next_run.return_value = (None, {"worker_envs": {"RANK": "-1"}})
     monkeypatch.setattr(agent_link, "reset_elastic_event", mock.Mock())
     with pytest.raises(
         HyperPodIPCException,

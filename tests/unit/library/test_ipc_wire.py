@@ -125,7 +125,7 @@ def test_a_rank_names_the_run_that_each_call_belongs_to(agent: RecordingAgent) -
 
 def test_a_rank_that_enters_its_run_at_once_says_so_with_one_call(agent: RecordingAgent) -> None:
     client = agent.closes(InProcessRestartSocketClient())
-    assert client.hyperpod_barrier(enters=True) == ("job_start", agent.answers["barrier"][0]["start"])
+    assert client.enter_next_run() == ("job_start", agent.answers["barrier"][0]["start"])
     assert agent.said()[-2:] == [("barrier", {"wait_s": 60.0, "after": 4}), ("past_barrier", {"run": 7})]
 
 
