@@ -46,12 +46,14 @@ def check_crd(crd: Body | None) -> Check:
     """Check that the CRD is there, is Elastipod's, and has the fields of this version."""
     if crd is None:
         return error("CRD", f"{CRD_NAME} does not exist", INSTALL)
+    versions = [one for one in mappings(mapping(crd.get("spec")).get("versions")) if one.get("served")]
+    if not versions:
+        return error("CRD", "it serves no version, so the API server knows no jobs", UPGRADE)
     if is_foreign(crd):
         advice = (
             "Do not delete it: that deletes all jobs. End the other controller, then install with crds.takeOver=true."
         )
         return error("CRD", "it belongs to another controller: its spec has no field elastipod", advice)
-    versions = [one for one in mappings(mapping(crd.get("spec")).get("versions")) if one.get("served")]
     spec = _properties(_properties(mapping(mapping(versions[0].get("schema")).get("openAPIV3Schema")), "spec"))
     known = set(_properties(mapping(spec["elastipod"])))
     if missing := OWN_FIELDS - known:

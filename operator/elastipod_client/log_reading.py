@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from elastipod_operator.kube.containers import agent_container_of_pod
@@ -39,7 +40,8 @@ def streams_of(job: Body, pods: Sequence[Body]) -> tuple[list[str], int]:
 
 def without_errors(printed: str) -> tuple[str, list[str]]:
     """Split what kubectl printed with --prefix and --ignore-errors into the lines of logs, and what it could not read."""
-    lines = printed.splitlines(keepends=True)
+    # A line of a worker may have characters, such as \r of a progress bar, at which str.splitlines would begin a new one.
+    lines = re.findall(r"[^\n]+\n?|\n", printed)
     return "".join(line for line in lines if not is_unreadable(line)), [
         line.removeprefix(UNREADABLE).strip() for line in lines if is_unreadable(line)
     ]

@@ -40,6 +40,9 @@ def crd(change: str = "") -> dict[str, Any]:
         del spec["elastipod"]["properties"]["recovery"]
     elif change == "newer":
         spec["elastipod"]["properties"]["later"] = {}
+    elif change == "not served":
+        for version in found["spec"]["versions"]:
+            version["served"] = False
     return found
 
 
@@ -51,6 +54,7 @@ def crd(change: str = "") -> dict[str, Any]:
         (crd("foreign"), Verdict.ERROR, "it belongs to another controller"),
         (crd("older"), Verdict.WARNING, "spec.elastipod lacks recovery"),
         (crd("newer"), Verdict.WARNING, "spec.elastipod has later"),
+        (crd("not served"), Verdict.ERROR, "it serves no version"),
     ],
 )
 def test_the_crd(found: dict[str, Any] | None, verdict: Verdict, text: str) -> None:

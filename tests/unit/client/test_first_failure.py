@@ -54,6 +54,12 @@ def test_the_newest_traceback_of_the_rank_is_shown(rank: int, last: str) -> None
     assert shown[-1].endswith(last)
 
 
+def test_a_progress_bar_is_one_line() -> None:
+    log = "[default0]: 10%\r[default0]: 20%\r\n[default0]:Traceback (most recent call last):\n[default0]:KeyError: 'a\x85b'\n"
+    assert excerpt(log, 0) == ["[default0]:Traceback (most recent call last):", "[default0]:KeyError: 'a\x85b'"]
+    assert len(excerpt(log.partition("[default0]:Trace")[0])) == 1
+
+
 def test_without_a_traceback_the_end_is_shown() -> None:
     assert excerpt("\n".join(f"line {n}" for n in range(100)))[-1] == "line 99"
     assert len(excerpt("\n".join(f"line {n}" for n in range(100)))) == 40

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.client.fake_kubectl import FakeKubectl
 
 from elastipod import cli
+from elastipod_client.log_reading import without_errors
 
 JOBS = "hyperpodpytorchjobs.sagemaker.amazonaws.com"
 AGENTS = [{"name": f"ELASTIPOD_{name}", "value": "x"} for name in ("JOB", "RUN_ID", "POD", "AGENT_PORT")]
@@ -97,3 +98,10 @@ def test_following_logs_ends_quietly_when_nobody_reads_them(kubectl: FakeKubectl
 def test_follow_and_the_first_failure_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["logs", "llm", "-f", "--first-failure"]) == 2
     assert "exclude each other" in capsys.readouterr().err
+
+
+def test_words_of_a_worker_are_not_taken_for_those_of_kubectl() -> None:
+    printed = f"[pod/a] 10 %\rerror: not kubectl's\n[pod/b] x\x85y\nerror: {WAITS}\n"
+    kept, errors = without_errors(printed)
+    assert (kept, errors) == ("[pod/a] 10 %\rerror: not kubectl's\n[pod/b] x\x85y\n", [WAITS])
+    assert without_errors("") == ("", [])
