@@ -219,7 +219,7 @@ class Demo:
     @contextmanager
     def _watching(self, job: ExampleJob) -> Iterator[Watcher]:
         watcher = Watcher(
-            self._cluster.kubectl,
+            self._cluster.api_server,
             name=job.name,
             shared=self._cluster.shared,
             on_snapshot=self._view.job,

@@ -7,7 +7,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +19,9 @@ from elastipod_local.errors import LocalClusterError
 POLL_EVERY_S = 2.0
 RATE_OVER_S = 5.0
 ENDED = frozenset({"Completed", "Failed"})
+# What the API server has at hand is new enough, and costs it no reading from etcd beside the training.
+JOBS = "/apis/sagemaker.amazonaws.com/v1/namespaces/default/hyperpodpytorchjobs?resourceVersion=0"
+EVENTS = "/api/v1/namespaces/default/events?resourceVersion=0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +82,13 @@ class JobSnapshot:
         return f"{self.job}: state {self.state}{said}, size {self.size}, {step}{last}{f'; {self.problem}' if self.problem else ''}"
 
 
-class Kubectl(Protocol):
-    """The only interface to the cluster that is needed here."""
+class Api(Protocol):
+    """The only interface to the cluster that is needed here: an object, or None while the server does not answer.
 
-    def __call__(self, *arguments: str, timeout_s: float) -> str: ...
+    A kubectl for each look would take processor time from the training, most of all in the pauses that the demo shows.
+    """
+
+    def get(self, path: str) -> Mapping[str, Any] | None: ...
 
 
 def read_job(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,14 +181,14 @@ class Watcher:
 
     def __init__(
         self,
-        kubectl: Kubectl,
+        api: Api,
         *,
         name: str,
         shared: Path,
         on_snapshot: Callable[[JobSnapshot], None],
         on_event: Callable[[str], None],
     ) -> None:
-        self._kubectl = kubectl
+        self._api = api
         self._name = name
         self._shared = shared
         self._on_snapshot = on_snapshot
@@ -248,10 +253,10 @@ class Watcher:
                 self._changed.notify_all()
 
     def _poll(self) -> None:
-        items, problem = self._fetch()
-        jobs = (item for item in items if item["kind"] == "HyperPodPyTorchJob")
-        job = next((item for item in jobs if item["metadata"]["name"] == self._name), None)
-        fresh = self._events.add([item for item in items if item["kind"] == "Event" and is_about(item, self._name)])
+        jobs, events = self._api.get(JOBS), self._api.get(EVENTS)
+        problem = "the API server does not answer" if jobs is None or events is None else ""
+        job = next((item for item in _items(jobs) if item["metadata"]["name"] == self._name), None)
+        fresh = self._events.add([item for item in _items(events) if is_about(item, self._name)])
         facts = read_job(job) if job else {}
         snapshot = JobSnapshot(
             job=self._name,
@@ -269,12 +274,6 @@ class Watcher:
             self._snapshot = snapshot
             self._changed.notify_all()
 
-    def _fetch(self) -> tuple[list[Mapping[str, Any]], str]:
-        """Give the job and its Events. An API server that does not answer is only a problem to show."""
-        try:
-            answer = self._kubectl("get", "hyperpodpytorchjobs,events", "--output=json", timeout_s=20)
-        except LocalClusterError as error:
-            return [], f"kubectl failed: {error}"
-        with suppress(json.JSONDecodeError):
-            return json.loads(answer)["items"], ""
-        return [], "kubectl did not print JSON"
+
+def _items(found: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any]]:
+    return found["items"] if found is not None else ()

@@ -11,7 +11,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.demo.runs import CREATED, GROW_SHRINK_CRASH, log
 
-from elastipod_local.demo.watcher import JobEvent, JobSnapshot, Watcher, is_about, read_job, read_progress
+from elastipod_local.demo.watcher import EVENTS, JobEvent, JobSnapshot, Watcher, is_about, read_job, read_progress
 from elastipod_local.errors import LocalClusterError
 
 
@@ -40,16 +40,17 @@ def event(uid: str, reason: str, *, count: int = 1, about: str = "lm") -> dict[s
 
 
 class Api:
-    """Answers `kubectl get` with the next of a list of answers; the last one stays."""
+    """Answers each look, at first for jobs and then for Events, with the next of a list; the last one stays. None: no answer."""
 
-    def __init__(self, *answers: list[dict[str, Any]] | LocalClusterError) -> None:
+    def __init__(self, *answers: list[dict[str, Any]] | None) -> None:
         self._answers = list(answers)
 
-    def __call__(self, *arguments: str, timeout_s: float) -> str:
-        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-        if isinstance(answer, LocalClusterError):
-            raise answer
-        return json.dumps({"items": answer})
+    def get(self, path: str) -> dict[str, Any] | None:
+        is_of_events = path == EVENTS
+        answer = self._answers.pop(0) if is_of_events and len(self._answers) > 1 else self._answers[0]
+        if answer is None:
+            return None
+        return {"items": [item for item in answer if (item["kind"] == "Event") is is_of_events]}
 
 
 @pytest.fixture
@@ -132,7 +133,7 @@ def test_a_job_that_ends_early_ends_the_wait(watch: Callable[[Api], Watcher]) ->
 
 
 def test_an_api_server_that_does_not_answer_is_not_the_end(watch: Callable[[Api], Watcher]) -> None:
-    with watch(Api(LocalClusterError("connection refused"), [job()])) as watcher:
+    with watch(Api(None, [job()])) as watcher:
         watcher.wait_for(lambda snapshot: snapshot.state == "Running", "running", deadline_s=PATIENCE_S)
 
 
