@@ -50,7 +50,7 @@ def excerpt(log: str, local_rank: int | None = None) -> list[str]:
     local_rank: whose failure it is; if it is None or has no traceback, that of the rank that failed first. All lines are of one
     rank. A traceback ends with the first line of its rank that is not indented, which names the exception, and what follows it.
     """
-    lines = log.removesuffix("\n").split("\n")  # not at \r, with which progress bars begin anew
+    lines = log.removesuffix("\n").split("\n")  # not at \r, which progress bars print
     newest = _newest(lines, _failures(lines))
     if not newest:
         return lines[-MAX_LINES // 2 :]

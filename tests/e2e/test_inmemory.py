@@ -69,7 +69,7 @@ def test_planned_changes_keep_processes_and_repeat_no_step(play: Any, undisturbe
     worlds = [job.joined(generation) for generation in (1, 2, 3)]
     assert [len(world) for world in worlds] == [2, 4, 2]
     assert worlds[0][0][0] == worlds[1][0][0] == worlds[2][0][0], "rank 0 is one process"
-    assert job.ended.processes == 4
+    assert job.ended.processes == 4, job.told()
     assert not any(job.report.steps_repeated.values()), job.told()
     assert (job.finals, job.report.exact) == ({undisturbed}, True), job.told()
 

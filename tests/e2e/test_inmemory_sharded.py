@@ -96,7 +96,7 @@ def test_planned_changes_keep_processes_and_repeat_no_step(
     worlds = [job.joined(generation) for generation in (1, 2, 3)]
     assert [len(world) for world in worlds] == list(sizes), job.told()
     assert worlds[0][0][0] == worlds[1][0][0] == worlds[2][0][0], "rank 0 is one process"
-    assert job.ended.processes == max(sizes)
+    assert job.ended.processes == max(sizes), job.told()
     assert not any(job.report.steps_repeated.values()), job.told()
     assert_as_if_nothing_happened(job, undisturbed)
 

@@ -68,7 +68,10 @@ class KeepableWorkers:
         pooled, pool = self._pooled, self._pool
         if pooled is None or pool is None:
             return await self._processes.finish()
-        if self._lives_on(pooled, pool):
+        lives_on = self._lives_on(pooled, pool)
+        if self._run.fault is not None and self._run.is_ending:
+            self._kept.keeps_after_fault = lives_on
+        if lives_on:
             end = await pooled.finish()
             if not pool.is_closing:
                 return end
@@ -94,7 +97,10 @@ class KeepableWorkers:
         return pool if is_readable else None
 
     def _pooled_workers(self, pool: WorkerPool) -> PooledWorkers:
-        return PooledWorkers(self._runtime.settings, self._run, pool=pool, coordinator=self._coordinator)
+        return PooledWorkers(
+            self._runtime.settings, self._run, pool=pool, coordinator=self._coordinator,
+            begins_successors=self._kept.keeps_after_fault,
+        )  # fmt: skip
 
     def _are_kept(self) -> bool:
         return self._run.fault is None and self._coordinator.kept_state is not None

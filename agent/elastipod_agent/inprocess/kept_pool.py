@@ -24,7 +24,8 @@ class KeptPool:
     """At most one pool of kept workers. Belongs to the event loop's thread.
 
     guard: runs a part of the agent's own work. on_change: called when the pool begins or has ended, with it or None. on_preparation:
-    called with how far prepared workers are, until their first run; None when they were told to end.
+    called with how far prepared workers are, until their first run; None when they were told to end. keeps_after_fault: whether the
+    stop after the last fault left the workers their processes, as the next one probably will.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class KeptPool:
         on_preparation: Callable[[WorkerPreparation | None], None],
     ) -> None:
         self.task: asyncio.Task[None] | None = None
+        self.keeps_after_fault = True
         self._runtime = runtime
         self._coordinator = coordinator
         self._guard = guard

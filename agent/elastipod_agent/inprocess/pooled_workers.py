@@ -27,16 +27,23 @@ class PooledWorkers:
     """Starts and ends no process: the pool does that between generations. See `GenerationWorkers`.
 
     A fault leaves the other workers alone. `supervise` then waits for the stop that says what to do with them, and `finish`
-    returns when all ranks are at the barrier again.
+    returns when all ranks are at the barrier again. begins_successors: whether dead workers are succeeded before the stop.
     """
 
     def __init__(
-        self, settings: Settings, run: GenerationRun, *, pool: WorkerPool, coordinator: RunCoordinator
+        self,
+        settings: Settings,
+        run: GenerationRun,
+        *,
+        pool: WorkerPool,
+        coordinator: RunCoordinator,
+        begins_successors: bool = True,
     ) -> None:
         self._settings = settings
         self._run = run
         self._pool = pool
         self._coordinator = coordinator
+        self._begins_successors = begins_successors
         self._local_ranks = range(settings.layout.nproc)
         self._join_by = 0.0  # monotonic
         self._has_ended = False  # all workers have left the run
@@ -193,7 +200,7 @@ class PooledWorkers:
     def _may_begin_successors(self) -> bool:
         """Tell whether the next run probably goes on with this pod's living processes: nobody asks for more, and the pod stays."""
         run = self._run
-        return not (run.is_ending or run.is_last or run.reported_fault or run.finding)
+        return self._begins_successors and not (run.is_ending or run.is_last or run.reported_fault or run.finding)
 
     async def _wait_for_stop(self) -> None:
         """Wait until the operator stops the run; in a drain it has already."""

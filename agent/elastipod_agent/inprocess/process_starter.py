@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable, Mapping
 
 from elastipod_agent.core.requests import StartRequest
@@ -60,15 +61,14 @@ class ProcessStarter:
         return Fault(reason, failure_without_worker(why_not))
 
     async def _replace_workers(self, start: StartRequest, local_ranks: frozenset[int]) -> None:
-        """Start processes. An exec that hangs (on storage that is gone) is ended like a late rank. Raises OSError."""
+        """Start processes. An exec that hangs (on storage that is gone) is ended like a late rank, or at the end. Raises OSError."""
         environ: Mapping[str, str] = self._runtime.environ
         spawning = asyncio.ensure_future(self._group.replace_workers(environ, start, local_ranks))
-        limit_s = self._runtime.settings.inprocess_timeout_s
+        late_at = time.monotonic() + self._runtime.settings.inprocess_timeout_s
         while not spawning.done():
-            await asyncio.wait([spawning], timeout=limit_s)
-            if not spawning.done():
+            await asyncio.wait([spawning], timeout=KILL_AGAIN_S)
+            if not spawning.done() and (self._is_closing() or time.monotonic() >= late_at):
                 self._runtime.reaper.kill_pending_children()
-                limit_s = KILL_AGAIN_S
         spawning.result()
 
     async def _pre_train(self, start: StartRequest) -> str | None:

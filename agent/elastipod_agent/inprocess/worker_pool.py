@@ -361,7 +361,9 @@ class WorkerPool:
 
     async def _spawn(self, local_ranks: frozenset[int]) -> None:
         for local_rank in local_ranks:
-            self._ranks[local_rank].is_renewed, self._ranks[local_rank].was_waiting = True, False
+            record = self._ranks[local_rank]
+            record.is_renewed, record.was_waiting = True, False
+            record.to_be_replaced = False  # its new process is the replacement
         fault = await self._starter.start(self._start, local_ranks, self._reset_rank)
         if fault is None:
             self._restart_deadlines(self._settings.inprocess_timeout_s, local_ranks)

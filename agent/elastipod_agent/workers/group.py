@@ -208,6 +208,8 @@ class WorkerGroup:
                     return
                 self._num_replacements += is_replacement
                 worker = await self._spawn_one(base, local_rank, waiting.pop(0) if waiting else None)
+                if worker is None:
+                    return
                 others = [one for one in self.workers if one.local_rank != local_rank]
                 self.workers = sorted([*others, worker], key=lambda one: one.local_rank)
                 if self._wake_signal is not None:
@@ -218,8 +220,16 @@ class WorkerGroup:
             for pending in waiting:
                 pending.discard()
 
-    async def _spawn_one(self, base: Mapping[str, str], local_rank: int, pending: PendingChild | None) -> WorkerProcess:
+    async def _spawn_one(
+        self, base: Mapping[str, str], local_rank: int, pending: PendingChild | None
+    ) -> WorkerProcess | None:
+        """Start one worker; None when spawning was given up while its files were opened. Raises OSError."""
         error_file, opened = await self._open_output(local_rank)
+        if self._given_up.is_set():
+            opened.close()
+            if pending is not None:
+                pending.discard()
+            return None
         self._file.set_checks_events(local_rank, checks=False)  # the previous process did
         env = worker_env(
             base,

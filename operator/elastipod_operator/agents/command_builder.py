@@ -11,7 +11,7 @@ from typing import Any
 from ..core.actions import Action, AssignSpare, PrepareWorkers, ShutDownAgent, StartWorkers, StopWorkers
 from ..core.names import master_port
 from ..core.record import Record, RestartMode
-from ..core.snapshot import ObservedAgent, ObservedPod
+from ..core.snapshot import AgentState, ObservedAgent, ObservedPod
 from .agent_ports import AgentStatuses
 from .commands import Command
 from .encoded_json import EncodedJson
@@ -101,10 +101,14 @@ class CommandBuilder:
             if fact.memory_state:
                 mode = RestartMode.IN_PROCESS if action.keeps else RestartMode.PROCESSES
                 body["restart_mode"] = mode.value
-        elif action.reach is not RestartMode.IN_PROCESS or (fact.memory_state and action.keeps):
+        elif action.reach is not RestartMode.IN_PROCESS or (action.keeps and self._may_keep(fact)):
             # Absent, it means in process to an agent that was started for it, and new processes to any other.
             body["restart_mode"] = action.reach.value
         return body
+
+    def _may_keep(self, fact: ObservedAgent) -> bool:
+        """Whether an agent keeps workers. While it stops, it does not say so before the successors of dead ones have announced it."""
+        return bool(fact.memory_state) or fact.state is AgentState.STOPPING
 
     @cached_property
     def _keeps_state(self) -> bool:

@@ -20,6 +20,9 @@ from .time_order import earliest
 # After the deadline of the drain: first the agent ends the workers by itself, then the operator orders it, then the pod goes.
 HARD_STOP_AFTER = timedelta(seconds=15)
 GIVE_UP_AFTER = timedelta(seconds=45)
+# In a recovery in memory an agent is not ready before a new process has been built beside those that it keeps. It allows that as long
+# (its --inprocess-timeout) and then ends them all by itself.
+SUCCESSORS_WITHIN = timedelta(minutes=10)
 # Agents get time-outs in whole seconds and do not all act at the same instant.
 FORCED_END = timedelta(seconds=2)
 RECHECK_AFTER = timedelta(seconds=1)
@@ -46,16 +49,28 @@ def stop_members(record: Record, context: Context) -> tuple[Record, list[Action]
         due = _due(replica, record, policy)
         # Quota must be returned even if all agents are silent: Kueue waits for it, and a kubelet ends pods without their agents.
         must_go = context.grant.is_suspended or replica.id.slot in replicas.quota_lost
-        is_given_up = now >= due + GIVE_UP_AFTER and (must_go or not replicas.all_silent)
+        give_up_at = due + GIVE_UP_AFTER
+        if not must_go and _may_wait_for_successors(replica, record):
+            give_up_at += SUCCESSORS_WITHIN
+        is_given_up = now >= give_up_at and (must_go or not replicas.all_silent)
         if replica.health is Health.LOST or is_given_up:
             if replica.id not in record.lost:
                 record = replace(record, lost=(*record.lost, replica.id))
                 actions += remove(replica, "its agent did not stop its workers in time")
             continue
-        next_step = earliest(*(at for at in (due + HARD_STOP_AFTER, due + GIVE_UP_AFTER) if at > now))
+        next_step = earliest(*(at for at in (due + HARD_STOP_AFTER, give_up_at) if at > now))
         wakes.append(max(next_step or now, now + RECHECK_AFTER))
         actions += _stops(replica, record, members, due, now, told_to_leave(replica, record, context))
     return record, actions, earliest(*wakes)
+
+
+def _may_wait_for_successors(replica: Replica, record: Record) -> bool:
+    """Whether an agent that answers keeps workers for the next generation, and may still build successors of others."""
+    transition = record.transition
+    assert transition is not None
+    is_in_memory = transition.kind is TransitionKind.RECOVERY and transition.depth is Depth.MEMORY
+    builds = replica.agent.state is AgentState.STOPPING and replica.health is not Health.SILENT
+    return is_in_memory and builds and replica.id in record.members
 
 
 def _must_end_kept(replica: Replica, record: Record) -> bool:

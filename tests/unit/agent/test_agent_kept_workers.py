@@ -15,6 +15,7 @@ from tests.unit.agent.agent_in_process import AgentInProcess
 from tests.unit.agent.kept_workers_job import KEEP, LOOP, Job
 
 from elastipod_agent.inprocess.worker_pool import WorkerPool
+from elastipod_agent.workers.group import WorkerGroup
 from elastipod_agent.ipc.link import REPORT_DELAY_S
 
 
@@ -176,6 +177,51 @@ def test_a_successor_ends_with_the_others_where_they_are_not_kept(job: Job, how:
     job.run(scenario)
     assert not any(map(is_alive, imported(job.agent)))
     assert "the agent itself failed" not in job.agent.printed()
+
+
+def test_no_successor_comes_before_the_decision_where_the_last_one_kept_no_process(job: Job) -> None:
+    """As with spec.elastipod.recovery: Process, or an operator that knows of no kept workers."""
+
+    def crash(generation: int, mode: str, *, successors: int) -> None:
+        before = len(imported(job.agent))
+        job.order(1, "crash")
+        job.agent.until("faulted")
+        time.sleep(0.3)
+        until(lambda: len(imported(job.agent)) >= before + successors, "the successor")
+        assert len(imported(job.agent)) == before + successors
+        job.stop(generation, restart_mode=mode)
+
+    def scenario() -> None:
+        for generation, (mode, successors) in enumerate(
+            [("process_level_restart", 1), (KEEP, 0), (KEEP, 1)], start=1
+        ):
+            job.start(generation)
+            job.announced()
+            crash(generation, mode, successors=successors)
+
+    job.run(scenario)
+
+
+def test_a_rank_that_died_is_replaced_once_where_all_are_to_be(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced: list[int] = []
+    replace_workers = WorkerGroup.replace_workers
+
+    async def noted(group: WorkerGroup, environ: Any, start: Any, local_ranks: frozenset[int]) -> None:
+        replaced.extend(local_ranks)
+        await replace_workers(group, environ, start, local_ranks)
+
+    def scenario() -> None:
+        job.start(1)
+        job.announced()
+        job.order(1, "crash")
+        job.agent.until("faulted")
+        replaced.clear()
+        job.stop(1, restart_mode="process_level_restart")
+        job.start(2)
+
+    monkeypatch.setattr(WorkerGroup, "replace_workers", noted)
+    job.run(scenario, options=("--inprocess-restart",))
+    assert sorted(replaced) == [0, 1]
 
 
 def test_a_successor_that_fails_before_the_stop_is_not_started_again_until_then(job: Job) -> None:

@@ -22,7 +22,7 @@ from elastipod_operator.core.actions import (
 )
 from elastipod_operator.core.names import PodId, master_port
 from elastipod_operator.core.record import RestartMode
-from elastipod_operator.core.snapshot import ObservedAgent
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent
 
 DATA = [{"rank": 0, "data": "a"}]
 
@@ -193,6 +193,8 @@ def test_a_hard_stop_names_the_mode_to_workers_that_can_be_kept(
 ) -> None:
     stop = StopWorkers(pod(0).name, 3, graceful=False, timeout_s=0, reach=reach, keeps=keeps)
     assert body_of(stop, running(3, **KEEPER)).get("restart_mode") == said
+    stopping = agent(AgentState.STOPPING, generation=3)
+    assert body_of(stop, stopping).get("restart_mode") == said, "also while new ones have not announced it yet"
 
 
 def test_a_newcomer_to_workers_that_are_kept_learns_of_them() -> None:

@@ -29,7 +29,7 @@ from tests.unit.core.builders import (
 
 from elastipod_operator.core.actions import Action, DeletePod, ShutDownAgent, StopWorkers
 from elastipod_operator.core.names import PodId, Slot
-from elastipod_operator.core.record import Record, TransitionKind
+from elastipod_operator.core.record import Depth, Record, TransitionKind
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent
 from elastipod_operator.core.stopping import is_hard_stop_due, stop_members
 
@@ -87,6 +87,30 @@ def test_who_never_stops_is_given_up(left_s: float, is_lost: bool) -> None:
         assert wake is None
         again = replace(after, lost=(pid(3), pid(0)))
         assert stop(again, (pod(0), STOPPING), PARKED) == (again, [], None), "once"
+
+
+@pytest.mark.parametrize(
+    ("depth", "seen", "late_s", "suspend", "is_lost"),
+    [
+        pytest.param(Depth.MEMORY, STOPPING, 644, False, False, id="a model may take minutes to build"),
+        pytest.param(Depth.MEMORY, STOPPING, 645, False, True, id="not for ever"),
+        pytest.param(Depth.MEMORY, STOPPING, 45, True, True, id="who must return the quota does not wait for it"),
+        pytest.param(Depth.MEMORY, faulted(), 45, False, True, id="who cannot end a process builds none"),
+        pytest.param(Depth.MEMORY, silent(60), 45, False, True, id="nor who is not heard of"),
+        pytest.param(Depth.PROCESS, STOPPING, 45, False, True, id="where nothing is kept, nothing is built"),
+    ],
+)
+def test_who_keeps_workers_may_build_successors_of_others(
+    depth: Depth, seen: ObservedAgent, late_s: float, suspend: bool, is_lost: bool
+) -> None:
+    change = transition(
+        TransitionKind.RECOVERY, began_s=600, deadline=NOW - seconds(late_s), graceful=False, depth=depth
+    )
+    record = trains(transition=change)
+    snapshot = observed(job(record, policy(suspend=suspend)), [(pod(0), seen), PARKED])
+    after, _, wake = stop_members(record, context(snapshot))
+    assert after.lost == ((pid(0),) if is_lost else ())
+    assert (wake is None) is is_lost, "who is waited for is looked at again"
 
 
 def test_who_is_given_up_joins_those_before() -> None:
