@@ -15,8 +15,8 @@ from tests.unit.agent.agent_in_process import AgentInProcess
 from tests.unit.agent.kept_workers_job import KEEP, LOOP, Job
 
 from elastipod_agent.inprocess.worker_pool import WorkerPool
-from elastipod_agent.workers.group import WorkerGroup
 from elastipod_agent.ipc.link import REPORT_DELAY_S
+from elastipod_agent.workers.group import WorkerGroup
 
 
 @pytest.fixture
@@ -192,9 +192,7 @@ def test_no_successor_comes_before_the_decision_where_the_last_one_kept_no_proce
         job.stop(generation, restart_mode=mode)
 
     def scenario() -> None:
-        for generation, (mode, successors) in enumerate(
-            [("process_level_restart", 1), (KEEP, 0), (KEEP, 1)], start=1
-        ):
+        for generation, (mode, successors) in enumerate([("process_level_restart", 1), (KEEP, 0), (KEEP, 1)], start=1):
             job.start(generation)
             job.announced()
             crash(generation, mode, successors=successors)
