@@ -5,8 +5,8 @@ Public names that moved between torch 2.4 and today, and the few private ones th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -94,7 +94,37 @@ def number_groups_anew() -> None:
 
 
 def abort_groups() -> None:
-    """Abort all process groups together, from any thread. Does nothing before torch 2.6, and little with gloo."""
+    """Abort the collectives of all process groups together, from any thread. Does nothing before torch 2.6, and little with gloo.
+
+    torch still knows the groups afterwards, so later collectives fail as well. Its own abort forgets them: a rank that is on its way to
+    a collective would then look like a single process, and would go on without the others.
+    """
+    default = dist.group.WORLD
+    if default is None or not hasattr(default, "abort"):
+        return
+    names = dict(dist.distributed_c10d._world.pg_names)
+    with _aborted_together(default):
+        for group in sorted(names, key=lambda each: names[each], reverse=True):  # in torch's own order
+            group.abort()
+
+
+@contextmanager
+def _aborted_together(group: Any) -> Iterator[None]:
+    """Begin and end a group of NCCL's calls, without which the aborts of several communicators can wait for each other."""
+    try:
+        backend = group._get_backend(torch.device(accelerator_type()))
+    except RuntimeError:  # none for the accelerator
+        backend = None
+    begin, end = (getattr(backend, name, lambda: None) for name in ("_group_start", "_group_end"))
+    begin()
+    try:
+        yield
+    finally:
+        end()
+
+
+def abort_and_forget_groups() -> None:
+    """Abort all process groups, and let torch forget them, as `destroy_process_group` does. Does nothing before torch 2.6."""
     abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
     if abort is not None and dist.is_initialized():
         abort()

@@ -42,6 +42,7 @@ class Options:
     checkpoint_every: int = 0
     is_exact: bool = True
     mutant: str = ""
+    backend: str | None = None
 
 
 def build() -> dict[str, object]:
@@ -77,6 +78,7 @@ def train(options: Options) -> None:
         checkpoints=folder / "checkpoints" if options.checkpoint_every else None,
         checkpoint_every=options.checkpoint_every,
         sample_log=folder / "samples",
+        backend=options.backend,
     )
     if options.mutant:
         inmemory_mutants.plant(options.mutant, state)

@@ -58,6 +58,17 @@ def test_a_replaced_rank_is_filled_by_the_one_that_kept_its_process(play: Any, u
     assert (job.finals, job.report.exact) == ({undisturbed}, True), job.told()
 
 
+def test_groups_of_several_backends_live_through_a_planned_change_and_a_crash(play: Any, undisturbed: str) -> None:
+    """As with NCCL, whose groups carry host memory through gloo; torch aborts and forgets them in other ways than those of gloo alone."""
+    kill = PlannedFault(FaultKind.KILL, Moment.BACKWARD, rank=1, step=12)
+    job = play(size=2, resizes=[Resize(5, 3)], faults=[kill], options={"backend": "cpu:gloo"})
+    worlds = [job.joined(generation) for generation in (1, 2, 3)]
+    assert [len(world) for world in worlds] == [2, 3, 3], job.told()
+    assert worlds[0][0][0] == worlds[1][0][0] == worlds[2][0][0], "rank 0 is one process"
+    assert job.ended.processes == 4, job.told()
+    assert (job.finals, job.report.exact) == ({undisturbed}, True), job.told()
+
+
 def test_a_rank_that_holds_the_reduced_gradients_commits_though_its_peer_dies(play: Any, undisturbed: str) -> None:
     job = play(size=2, faults=[PlannedFault(FaultKind.KILL, Moment.BEFORE_APPLY, rank=0, step=8)])
     assert {step for _, _, step in job.joined(2).values()} == {8}, "no step is lost"

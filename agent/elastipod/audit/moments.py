@@ -52,8 +52,13 @@ def _copies(tensor: torch.Tensor) -> int | None:
 
 
 def _square(tensor: torch.Tensor) -> float:
-    """Sum the squares, in parts that fit into a cache: a wider copy of all is not needed, and torch's norm with a wider type is slower."""
+    """Sum the squares, on a CPU in parts that fit into a cache: torch's norm with a wider type is slower there, as it copies all."""
     import torch
 
-    parts = (part.double() for part in torch.split(tensor.detach().reshape(-1), _PART))
+    plain = tensor.detach()
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)
+    if plain.device.type != "cpu":  # a part would cost as much as the launch of its kernels
+        return float(torch.linalg.vector_norm(plain, dtype=torch.float64)) ** 2
+    parts = (part.double() for part in torch.split(plain.reshape(-1), _PART))
     return float(sum(part.dot(part) for part in parts))

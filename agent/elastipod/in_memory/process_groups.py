@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -29,6 +30,7 @@ from elastipod.ipc.protocol import WORKER_KEY_ENV
 from elastipod.store_wait import wait_until_listening
 from elastipod.store_wire import Greeting
 from elastipod.torch_compat import (
+    abort_and_forget_groups,
     abort_groups,
     ends_groups_without_lock,
     gloo_backends,
@@ -69,6 +71,7 @@ class ProcessGroups:
         self._former_store: Any = None
         self._served: StoreConnection | None = None
         self._connections: PeerConnections | None = None
+        self._hooks: tuple[Any, Any] = (None, None)  # sys.excepthook before and after torch has built a group
 
     def connect(
         self,
@@ -112,7 +115,7 @@ class ProcessGroups:
 
     def connect_alone(self) -> None:
         """Build the default process group of a single process, for a model that is sharded over one rank."""
-        dist.init_process_group(self._backend, store=dist.HashStore(), rank=0, world_size=1, timeout=self._timeout)  # type: ignore[attr-defined]
+        self._init(store=dist.HashStore(), rank=0, world_size=1, timeout=self._timeout)  # type: ignore[attr-defined]
 
     def await_former(self) -> None:
         """Return once the groups of former generations have ended: what hangs there is to end this process before it trains."""
@@ -161,7 +164,6 @@ class ProcessGroups:
         """Take all groups down. Peers that are still inside a collective with this rank see it fail."""
         self._connections = None  # a peer may still be reading what this rank has sent last
         if dist.is_initialized():
-            self._abort_backend()
             _destroy_groups()
         if self._served is not None:
             self._served.close("this rank has left its generation")
@@ -169,6 +171,20 @@ class ProcessGroups:
             self._served = None
         # The server of a store that this process hosts stays until the next world is built: others may be reading it.
         self._former_store, self._store = self._store or self._former_store, None
+
+    def _init(self, **options: Any) -> None:
+        """Build the default process group, without what torch has put around `sys.excepthook` for the one before.
+
+        It names the rank there before each line of a traceback, and never takes it off.
+        """
+        own, of_torch = self._hooks
+        if own is not None and sys.excepthook is of_torch:
+            sys.excepthook = own
+        own = sys.excepthook
+        try:
+            dist.init_process_group(self._backend, **options)
+        finally:
+            self._hooks = own, sys.excepthook
 
     def _served_store(self, place: WorldPlace, wait: _Wait) -> Any:
         greeting, key = Greeting(place.generation, place.rank), os.environ.get(WORKER_KEY_ENV, "")
@@ -209,13 +225,7 @@ class ProcessGroups:
         number_groups_anew()
         sockets = open_sockets()
         try:
-            dist.init_process_group(
-                self._backend,
-                store=store,
-                rank=place.rank,
-                world_size=place.world_size,
-                timeout=timedelta(seconds=TRY_S),
-            )
+            self._init(store=store, rank=place.rank, world_size=place.world_size, timeout=timedelta(seconds=TRY_S))
             own = _OK if store.add("connected", 1) == place.world_size else ""
         except RuntimeError as error:
             log.info("rank %d could not connect to its peers: %s", place.rank, _first_line(error))
@@ -236,9 +246,12 @@ def world_prefix(generation: int) -> str:
 
 
 def _destroy_groups() -> None:
-    held = gloo_backends() if dist.get_backend() == "gloo" else []
-    with suppress(RuntimeError):  # the group is broken already and is no longer used
-        dist.destroy_process_group()
+    held = gloo_backends()
+    if dist.get_backend() != "gloo":
+        abort_and_forget_groups()
+    if dist.is_initialized():
+        with suppress(RuntimeError):  # the group is broken already and is no longer used
+            dist.destroy_process_group()
     release_in_background(held)
 
 

@@ -103,7 +103,7 @@ def transfer(
 def _is_held(content: Content, shape: TensorShape, own: Mapping[str, str], expected: Mapping[str, str]) -> bool:
     """Whether a receiver holds a tensor as the donor does. Those without a digest, such as buffers, always travel."""
     tensor = content.tensors.get(shape.key)
-    is_alike = tensor is not None and tuple(tensor.shape) == shape.sizes
+    is_alike = tensor is not None and (tensor.dtype, tuple(tensor.shape)) == (getattr(torch, shape.dtype), shape.sizes)
     return is_alike and shape.key in expected and own.get(shape.key) == expected[shape.key]
 
 

@@ -24,7 +24,7 @@ def digests_of_tensors(tensors: Sequence[torch.Tensor]) -> list[str]:
     return [
         f"{of_rows + of_rest & 0xFFFF_FFFF_FFFF_FFFF:016x}"
         for first in range(0, len(tensors), _AT_ONCE)
-        for of_rows, of_rest in _sums([as_bytes(each) for each in tensors[first : first + _AT_ONCE]])
+        for of_rows, of_rest in _sums(tensors[first : first + _AT_ONCE])
     ]
 
 
@@ -36,20 +36,27 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return flat.reshape(-1).view(torch.uint8)
 
 
-def _sums(raws: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
-    """Give what the whole rows of each tensor sum up to, and what is left after them."""
-    ends = [raw.numel() // _ROW_BYTES * _ROW_BYTES for raw in raws]
-    of_rows = iter(_sums_of_rows([raw[:end] for raw, end in zip(raws, ends, strict=True) if end]))
-    of_rests = _sums_of_words([raw[end:] if end else raw for raw, end in zip(raws, ends, strict=True)])
-    for end, of_rest in zip(ends, of_rests, strict=True):
-        yield next(of_rows) if end else 0, of_rest
+def _sums(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
+    """Give what the whole rows of each tensor sum up to, and what is left after them. At most one tensor is copied at a time."""
+    columns, rests, have_rows = [], [], []
+    for each in tensors:
+        raw = as_bytes(each)
+        end = raw.numel() // _ROW_BYTES * _ROW_BYTES
+        have_rows.append(end > 0)
+        if end:
+            columns.append(_sum_of_rows(raw[:end].view(torch.int64).view(-1, len(_WEIGHTS))))
+        is_copy = raw.numel() > 0 and raw.data_ptr() != each.data_ptr()
+        rests.append(raw[end:].clone() if is_copy and end else raw[end:])
+    of_rows = iter(_weighted(columns))
+    for has_rows, of_rest in zip(have_rows, _sums_of_words(rests), strict=True):
+        yield next(of_rows) if has_rows else 0, of_rest
 
 
-def _sums_of_rows(raws: Sequence[torch.Tensor]) -> list[int]:
-    if not raws:
+def _weighted(columns: Sequence[torch.Tensor]) -> list[int]:
+    if not columns:
         return []
-    columns = torch.stack([_sum_of_rows(raw.view(torch.int64).view(-1, len(_WEIGHTS))) for raw in raws])
-    found: list[int] = (columns * _WEIGHTS.to(columns.device)).sum(1).tolist()
+    stacked = torch.stack(list(columns))
+    found: list[int] = (stacked * _WEIGHTS.to(stacked.device)).sum(1).tolist()
     return found
 
 

@@ -105,9 +105,10 @@ class WorldLife:
         memory.finish_filling()
         self._pass(chaos.Moment.VERIFYING)
         before_verifying()
-        memory.verify(donor)
         if self._has_groups:
+            # What a former collective of the script may still write is there before the replicas are compared.
             self._groups.await_former()  # within the limit of this phase
+        memory.verify(donor)
         memory.move(memory.rank.verified())
         if self._has_groups:
             self._groups.begin_training()
@@ -154,6 +155,8 @@ class WorldLife:
             self.durable.close(None if has_finished else WorldLost("the process ends"))
         self._unwrap()
         if self._has_groups:
+            if not has_finished:  # a collective that waits for a peer that hangs would keep this process from ending
+                self._groups.abort()
             self._groups.leave()
         if self.link is not None:
             self.link.close()

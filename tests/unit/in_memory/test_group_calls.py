@@ -65,6 +65,7 @@ class Torch:
         monkeypatch.setattr(dist, "get_backend", lambda: self.backend)
         monkeypatch.setattr(dist, "destroy_process_group", self._destroy)
         for name in (
+            "abort_and_forget_groups",
             "abort_groups",
             "release_in_background",
             "number_groups_anew",
@@ -259,8 +260,8 @@ def test_an_abort_and_a_leave_end_what_the_backend_has(torch_: Torch, backend: s
     assert torch_.connections.return_value.mock_calls == [mock.call.shut_down()], "once"
     torch_.log.clear()
     groups.leave()
-    held = ["backend"] if backend == "gloo" else []
-    assert torch_.log == [*aborts, "destroy", ("release_in_background", held)]
+    forgets = [("abort_and_forget_groups",)] if aborts else []
+    assert torch_.log == [*forgets, "destroy", ("release_in_background", ["backend"])]
     torch_.log.clear()
     groups.leave()
     groups.abort()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import weakref
 
 import pytest
 import torch
 
+from elastipod.in_memory import tensor_digests
 from elastipod.in_memory.tensor_digests import as_bytes, digests_of_tensors
 
 WEIGHTS = (torch.randint(1, 1 << 62, (1024,), generator=torch.Generator().manual_seed(1)) * 2 + 1).tolist()
@@ -46,6 +48,24 @@ def test_a_digest_is_that_of_the_bytes_of_any_type_and_place(dtype: torch.dtype)
     many = torch.randn(70, 40, generator=torch.Generator().manual_seed(4)).to(dtype)
     found = digests_of_tensors([many, many.t(), many[1:, 3:], many[0, 1:4], many[0, 0]])
     assert found == [by_the_word(each) for each in (many, many.t(), many[1:, 3:], many[0, 1:4], many[0, 0])]
+
+
+def test_the_copies_of_many_tensors_are_not_held_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of weights and moments in channels_last; on an accelerator they would be gigabytes."""
+    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    most = 0
+
+    def noted(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal most
+        found = as_bytes(tensor)
+        alive.add(found)
+        most = max(most, len(alive))
+        return found
+
+    monkeypatch.setattr(tensor_digests, "as_bytes", noted)
+    tensors = [random_bytes(64 * 1024, seed=seed).view(256, 256).t() for seed in range(20)]
+    assert digests_of_tensors(tensors) == [by_the_word(each) for each in tensors]
+    assert most <= 2
 
 
 def test_more_tensors_than_are_looked_at_together_have_their_digests() -> None:

@@ -71,6 +71,22 @@ def test_a_rank_that_waits_for_a_peer_that_hangs_is_freed_by_an_abort(hanging_pe
     groups.leave()
 
 
+@pytest.mark.parametrize("is_aborted", [False, True], ids=["a planned change", "a fault"])
+def test_groups_of_several_backends_end_and_are_built_anew(is_aborted: bool) -> None:
+    """As with NCCL, whose groups carry host memory through gloo: "cpu:gloo,cuda:nccl"."""
+    groups, hook = ProcessGroups("cpu:gloo", timedelta(seconds=90)), sys.excepthook
+    for _ in range(3):
+        groups.connect_alone()
+        assert dist.get_backend() != "gloo"
+        if is_aborted:
+            groups.abort()
+            assert dist.is_initialized(), "a rank that is on its way to a collective is not alone"
+        groups.leave()
+        assert not dist.is_initialized()
+    groups.await_former()
+    assert hook in (sys.excepthook, groups._hooks[0]), "torch's own prefix is there once"
+
+
 @pytest.fixture
 def no_collection() -> Iterator[None]:
     gc.disable()

@@ -98,7 +98,7 @@ def test_a_rank_joins_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
         "memory.following.begin", "link.park", "memory.finish_following", "memory.rank.assigned", "memory.move", "link.watch",
         "limit.paused", "groups.connect", "memory.rank.connected", "memory.move", "memory.exchange_offers", "memory.begin_filling",
         "groups.allow_for", "groups.opening", "memory.build_mesh", "memory.build", "memory.fill", "memory.donor_of",
-        "memory.finish_filling", "before", "memory.verify", "groups.await_former", "memory.rank.verified", "memory.move",
+        "memory.finish_filling", "before", "groups.await_former", "memory.verify", "memory.rank.verified", "memory.move",
         "groups.begin_training", "memory.following.listen",
     ]  # fmt: skip
     assert rank.names() == wanted
@@ -355,7 +355,8 @@ def test_the_end_waits_for_a_save_only_when_the_training_has_finished(
     rank.life.join(PLAN, rank.parts.before)
     rank.parts.reset_mock()
     rank.life.close(has_finished)
-    assert rank.names() == ["durable.close", "groups.leave", "link.close"]
+    frees = [] if has_finished else ["groups.abort"]
+    assert rank.names() == ["durable.close", *frees, "groups.leave", "link.close"]
     ((why,), _) = rank.parts.durable.close.call_args
     assert (why is None) if has_finished else (type(why) is WorldLost and str(why) == "the process ends")
 

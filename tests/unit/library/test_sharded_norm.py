@@ -80,3 +80,9 @@ def test_squares_are_summed_with_the_precision_of_float64() -> None:
     assert optimizer_norm(one) == (5.0 + float(torch.tensor(3e-9)) ** 2) ** 0.5
     big = optimizer({"exp_avg": torch.full((2,), 1e30)})
     assert optimizer_norm(big) == pytest.approx(2**0.5 * 1e30)
+
+
+def test_complex_moments_count_with_both_parts() -> None:
+    moment = torch.tensor([3 + 4j, 12j], dtype=torch.complex64)
+    state = {"first": {"exp_avg": moment, "exp_avg_sq": torch.zeros(2, dtype=torch.complex64)}}
+    assert optimizer_norm(SimpleNamespace(state=state)) == 13.0  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elastipod import torch_compat
 from elastipod.torch_compat import (
+    abort_and_forget_groups,
     abort_groups,
     accelerator_type,
     accelerators_of,
@@ -64,17 +65,49 @@ def test_the_type_of_the_accelerator(monkeypatch: pytest.MonkeyPatch, there: Any
     assert accelerator_type() == wanted
 
 
-def test_groups_are_aborted_only_where_torch_can_and_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_are_aborted_and_forgotten_only_where_torch_can_and_there_are_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(C10D, "_abort_process_group", lambda *args: calls.append(args))
-    abort_groups()
+    abort_and_forget_groups()
     assert calls == []
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    abort_groups()
+    abort_and_forget_groups()
     assert calls == [()]  # no group: all of them together
     monkeypatch.delattr(C10D, "_abort_process_group")
-    abort_groups()
+    abort_and_forget_groups()
     assert calls == [()]
+
+
+class Group:
+    """A process group of which one backend groups its calls, as NCCL does."""
+
+    def __init__(self, log: list[str], name: str, *, has_backend: bool = True) -> None:
+        self._log, self._name, self._has_backend = log, name, has_backend
+
+    def abort(self) -> None:
+        self._log.append(self._name)
+
+    def _get_backend(self, device: torch.device) -> Any:
+        if not self._has_backend:
+            raise RuntimeError("no backend for this device")
+        begin, end = (lambda: self._log.append("begin")), (lambda: self._log.append("end"))
+        return SimpleNamespace(_group_start=begin, _group_end=end)
+
+
+@pytest.mark.parametrize(("has_backend", "expected"), [(True, ["begin", "two", "one", "end"]), (False, ["two", "one"])])
+def test_all_groups_are_aborted_together_and_stay_known(
+    monkeypatch: pytest.MonkeyPatch, has_backend: bool, expected: list[str]
+) -> None:
+    log: list[str] = []
+    abort_groups()  # there is none
+    groups = {Group(log, name, has_backend=has_backend): number for name, number in (("one", "1"), ("two", "2"))}
+    monkeypatch.setattr(C10D, "_world", SimpleNamespace(pg_names=groups, default_pg=next(iter(groups))))
+    monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=next(iter(groups))))
+    abort_groups()
+    assert log == expected
+    assert len(groups) == 2
 
 
 def test_keys_of_a_part_are_below_its_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
