@@ -154,9 +154,6 @@ class ProcessGroups:
             connections.shut_down()
         if self._served is not None:
             self._served.close("the generation is over")
-        self._abort_backend()
-
-    def _abort_backend(self) -> None:
         if dist.is_initialized() and dist.get_backend() != "gloo":
             abort_groups()
 

@@ -45,17 +45,17 @@ def _sums(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
         have_rows.append(end > 0)
         if end:
             columns.append(_sum_of_rows(raw[:end].view(torch.int64).view(-1, len(_WEIGHTS))))
-        is_copy = raw.numel() > 0 and raw.data_ptr() != each.data_ptr()
-        rests.append(raw[end:].clone() if is_copy and end else raw[end:])
+        is_copy = raw.data_ptr() != each.data_ptr()
+        rests.append(raw[end:].clone() if end and is_copy else raw[end:])
     of_rows = iter(_weighted(columns))
     for has_rows, of_rest in zip(have_rows, _sums_of_words(rests), strict=True):
         yield next(of_rows) if has_rows else 0, of_rest
 
 
-def _weighted(columns: Sequence[torch.Tensor]) -> list[int]:
+def _weighted(columns: list[torch.Tensor]) -> list[int]:
     if not columns:
         return []
-    stacked = torch.stack(list(columns))
+    stacked = torch.stack(columns)
     found: list[int] = (stacked * _WEIGHTS.to(stacked.device)).sum(1).tolist()
     return found
 

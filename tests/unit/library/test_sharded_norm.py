@@ -84,5 +84,4 @@ def test_squares_are_summed_with_the_precision_of_float64() -> None:
 
 def test_complex_moments_count_with_both_parts() -> None:
     moment = torch.tensor([3 + 4j, 12j], dtype=torch.complex64)
-    state = {"first": {"exp_avg": moment, "exp_avg_sq": torch.zeros(2, dtype=torch.complex64)}}
-    assert optimizer_norm(SimpleNamespace(state=state)) == 13.0  # type: ignore[arg-type]
+    assert optimizer_norm(optimizer({"exp_avg": moment, "exp_avg_sq": torch.zeros(2, dtype=torch.complex64)})) == 13.0
