@@ -104,6 +104,8 @@ class ProcessGroups:
                     if is_over():
                         self.abort()  # the call for it may have come before there was anything to abort
                     self._former_store = None  # every rank that read it is here
+                    # NCCL connects in the first collective of a group: all ranks wait there for a key of the slowest one's.
+                    self._store.set_timeout(self._timeout)
                     return
                 if wait.is_at_end:
                     break
