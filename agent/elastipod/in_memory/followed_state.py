@@ -26,6 +26,7 @@ class FollowedState:
             raise FollowingEnded("only optimizers without a GradScaler can be followed")
         named = dict(members.model.named_parameters())
         self.parameters = list(named.values())
+        self._counted_beside = [_counted_beside(each) for each in self.optimizers]
         slots = {id(each): slot for slot, each in enumerate(self.parameters)}
         built = [[name, str(each.dtype), list(each.shape)] for name, each in named.items()]
         trained = [
@@ -57,7 +58,8 @@ class FollowedState:
         parameter, found = self.parameters[slot], []
         for number, name, dtype, sizes in shapes:
             if number != PARAMETER:
-                device = parameter.device if sizes else torch.device("cpu")
+                is_beside = sizes or id(parameter) in self._counted_beside[number]
+                device = parameter.device if is_beside else torch.device("cpu")
                 shape = TensorShape(name, dtype, tuple(sizes))
                 self.optimizers[number].state[parameter][name] = empty_like_shape(shape, device)
             found.append(parameter.detach() if number == PARAMETER else self.optimizers[number].state[parameter][name])
@@ -73,3 +75,9 @@ class FollowedState:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+
+
+def _counted_beside(optimizer: torch.optim.Optimizer) -> set[int]:
+    """Give the ids of the parameters whose steps are counted on their own device: kernels of the optimizer read the counters there."""
+    groups = [group for group in optimizer.param_groups if group.get("fused") or group.get("capturable")]
+    return {id(parameter) for group in groups for parameter in group["params"]}

@@ -47,6 +47,18 @@ def test_what_gradients_alone_do_not_repeat_is_refused(has_scaler: bool) -> None
         FollowedState(Members(members))
 
 
+@pytest.mark.parametrize("option", ["fused", "capturable", None])
+def test_steps_are_counted_where_the_optimizer_reads_the_counter(option: str | None) -> None:
+    """A kernel that was given the address of a counter on the host would break the device's context, and with it the process."""
+    model = nn.Linear(2, 1, device="meta")
+    optimizer = torch.optim.AdamW(model.parameters())
+    if option:
+        optimizer.param_groups[0][option] = True
+    told = [0, [[PARAMETER, "", "float32", [1, 2]], [0, "step", "float32", []], [0, "exp_avg", "float32", [1, 2]]]]
+    found = [each.device.type for each in FollowedState(Members((model, optimizer))).places(told)]
+    assert found == ["meta", "meta" if option else "cpu", "meta"]
+
+
 def test_options_are_those_of_all_groups_without_their_parameters() -> None:
     (first,), (second,) = decode_value(state().options())
     assert (first["params"], first["lr"], first["momentum"]) == (None, 0.5, 0.5)
