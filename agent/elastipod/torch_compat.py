@@ -222,6 +222,17 @@ def release_mesh_groups(mesh: Any) -> None:
             getattr(each, "_pg_registry", {}).clear()
 
 
+def sharded_tensor(local: torch.Tensor, mesh: Any, placements: Sequence[Any], sizes: torch.Size) -> DTensor:
+    """Give a DTensor of which this rank has ``local``, wherever that lies.
+
+    `DTensor.from_local` would move it to an accelerator that the mesh is of, also where FSDP2 keeps the state on the host.
+    """
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    described = TensorMeta(sizes, torch.empty(sizes, device="meta").stride(), local.dtype)
+    return DTensor(local, DTensorSpec(mesh, tuple(placements), tensor_meta=described), requires_grad=False)
+
+
 def drop_sharding_caches() -> None:
     """Forget how operations on DTensors were divided: the results name meshes of a former world, which equal those of a new one."""
     propagator: Any = DTensor._op_dispatcher.sharding_propagator

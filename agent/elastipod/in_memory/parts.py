@@ -16,7 +16,7 @@ import torch
 from elastipod.errors import ElastipodError
 from elastipod.in_memory.members import Content, Members, TensorShape
 from elastipod.in_memory.tensor_digests import as_bytes
-from elastipod.torch_compat import DTensor
+from elastipod.torch_compat import DTensor, sharded_tensor
 
 _INDEX_BITS = 20
 
@@ -171,8 +171,5 @@ def _new_tensor(shape: ShardedShape, part: int, members: Members, mesh: Any) -> 
         return local
     from torch.distributed.tensor import Replicate, Shard
 
-    sizes = torch.Size(shape.whole.sizes)
-    stride = torch.empty(sizes, device="meta").stride()
     placements = [*(Replicate() for _ in range(mesh.ndim - 1)), Shard(shape.dim)]
-    made: torch.Tensor = DTensor.from_local(local, mesh, placements, run_check=False, shape=sizes, stride=stride)
-    return made
+    return sharded_tensor(local, mesh, placements, torch.Size(shape.whole.sizes))

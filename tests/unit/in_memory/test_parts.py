@@ -112,9 +112,9 @@ class Divided(torch.Tensor):
         return self.as_subclass(torch.Tensor)
 
     @classmethod
-    def from_local(cls, local: torch.Tensor, mesh: Any, placements: Any, **options: Any) -> Divided:
+    def make(cls, local: torch.Tensor, mesh: Any, placements: Any, sizes: torch.Size) -> Divided:
         found = local.as_subclass(cls)
-        found.made = {"mesh": mesh, "placements": placements, **options}
+        found.made = {"mesh": mesh, "placements": placements, "sizes": sizes}
         return found
 
 
@@ -138,6 +138,7 @@ OWN = ShardedShape(TensorShape("optimizer.own", "int64", (7,)), None)
 @pytest.fixture
 def live(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("elastipod.in_memory.parts.DTensor", Divided)
+    monkeypatch.setattr("elastipod.in_memory.parts.sharded_tensor", Divided.make)
     return Live()
 
 
@@ -161,7 +162,7 @@ def test_there_is_room_for_what_an_optimizer_does_not_have_yet(live: Any, dims: 
     made: Any = found.tensors["optimizer.exp_avg"]
     assert (made.to_local().shape, made.dtype) == ((2, 3), torch.float32)
     placements = [*(Replicate() for _ in range(dims - 1)), Shard(0)]
-    assert made.made == {"mesh": mesh, "placements": placements, "run_check": False, "shape": (5, 3), "stride": (3, 1)}
+    assert made.made == {"mesh": mesh, "placements": placements, "sizes": (5, 3)}
     others = [found.tensors[shape.key] for shape in (COUNTER, OWN)]
     assert [(type(each), each.shape, each.dtype) for each in others] == [
         (torch.Tensor, (), torch.float32), (torch.Tensor, (7,), torch.int64),

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from elastipod import torch_compat
@@ -33,6 +34,7 @@ from elastipod.torch_compat import (
     release_mesh_groups,
     set_group_timeout,
     set_last_learning_rates,
+    sharded_tensor,
     storage_info,
     without_compile_wrapper,
     wrapped_as_it_is,
@@ -294,3 +296,22 @@ def test_parameters_that_are_kept_on_the_host_get_gradients_from_an_accelerator(
         dist.destroy_process_group()
     assert accelerators_of(nn.Linear(1, 1)) == set()
     assert accelerators_of(nn.Linear(1, 1, device="meta")) == {torch.device("meta")}
+
+
+@pytest.mark.parametrize("mesh_of", ["cpu", "cuda"])
+def test_a_part_of_a_tensor_stays_where_it_lies(mesh_of: str) -> None:
+    """With FSDP2 and CPUOffloadPolicy the mesh is of an accelerator, and the whole state on the host."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        local, mesh = torch.arange(6.0).reshape(3, 2), DeviceMesh(mesh_of, [0])
+        made: Any = sharded_tensor(local, mesh, [Shard(0)], torch.Size((3, 2)))
+        assert made.to_local().data_ptr() == local.data_ptr()
+        assert (made.shape, made.stride(), made.placements, made.requires_grad) == ((3, 2), (2, 1), (Shard(0),), False)
+        parameter: Any = nn.Parameter(sharded_tensor(torch.ones(3, 2), mesh, [Shard(0)], torch.Size((3, 2))))
+        optimizer = torch.optim.SGD([parameter], momentum=0.5)
+        options = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": {0: {"momentum_buffer": made}}, "param_groups": options})
+        kept: Any = optimizer.state[parameter]["momentum_buffer"]
+        assert kept.to_local().data_ptr() == local.data_ptr(), "nor does the optimizer move it"
+    finally:
+        dist.destroy_process_group()
