@@ -56,12 +56,20 @@ def accelerators_of(model: nn.Module) -> set[torch.device]:
 
 def await_devices(accelerators: Iterable[torch.device]) -> None:
     """Return once what this thread has queued on these devices has run, such as the collectives that gradients come from."""
+    for each in current_streams(accelerators):
+        each.synchronize()
+
+
+def current_streams(accelerators: Iterable[torch.device]) -> list[Any]:
+    """Give what this thread queues its work in on these devices; any thread can call `synchronize` of each to await that work."""
+    found = []
     for each in accelerators:
         functions: Any = getattr(torch, each.type, None)
         if hasattr(functions, "current_stream"):
-            functions.current_stream(each).synchronize()
+            found.append(functions.current_stream(each))
         elif hasattr(functions, "synchronize"):  # one stream for all
-            functions.synchronize()
+            found.append(functions)
+    return found
 
 
 def copy_together(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
+from typing import Any
 
 from elastipod.in_memory.members import Members
+from elastipod.torch_compat import accelerators_of, current_streams
 
 
 class DigestsAtRest:
@@ -17,9 +19,10 @@ class DigestsAtRest:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """The state stands still from now on: compute its digests in a thread."""
+        """The state stands still from now on: compute its digests in a thread, once what the caller has queued on it has run."""
         self.forget()
-        thread = threading.Thread(target=self._compute, name="elastipod-digests", daemon=True)
+        queued = current_streams(accelerators_of(self._members.model))
+        thread = threading.Thread(target=self._compute, args=(queued,), name="elastipod-digests", daemon=True)
         thread.start()
         self._thread = thread
 
@@ -43,5 +46,7 @@ class DigestsAtRest:
         if thread is not None:
             thread.join()
 
-    def _compute(self) -> None:
+    def _compute(self, queued: list[Any]) -> None:
+        for each in queued:  # a thread has streams of its own, which wait for no others
+            each.synchronize()
         self._known = self._members.digests()

@@ -82,6 +82,7 @@ class Counted:
 
     def __init__(self) -> None:
         self.known: list[Any] = []
+        self.model = nn.Linear(1, 1)
 
     def digests(self, *known: Any) -> dict[str, str]:
         self.known.append(known)
@@ -109,3 +110,26 @@ def test_a_state_that_stands_still_is_read_by_a_thread_of_its_own(monkeypatch: p
     at_rest.digests()
     assert counted.known == [({},), (), ({"a": "1", "b": "2"},), ({"b": "2"},), ({},)]
     assert len(made) == 1
+
+
+def test_digests_are_computed_once_what_the_training_thread_has_queued_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread begins with a stream of its own, so an optimizer that the script runs in another one may still be writing."""
+    order: list[str] = []
+    queue_of_training = SimpleNamespace(synchronize=lambda: order.append("what was queued has run"))
+
+    def current_stream(device: torch.device) -> Any:
+        assert device.type == "meta"
+        assert threading.current_thread() is threading.main_thread()
+        return queue_of_training
+
+    monkeypatch.setattr(torch, "meta", SimpleNamespace(current_stream=current_stream), raising=False)
+
+    def digests() -> dict[str, str]:
+        order.append("read")
+        return {}
+
+    members: Any = SimpleNamespace(model=nn.Linear(1, 1, device="meta"), digests=digests)
+    at_rest = DigestsAtRest(members)
+    at_rest.begin()
+    at_rest.forget()
+    assert order == ["what was queued has run", "read"]
