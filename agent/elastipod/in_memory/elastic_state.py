@@ -305,6 +305,8 @@ class State:
         if self._notary is not None:
             self._notary.close()
             self._notary = None
+        if error is not None:
+            self._world.end_collectives()
         self._buffers.restore()
         self._world.leave(error, is_torn=self._optimizers.has_run)
         self._buffers.forget()

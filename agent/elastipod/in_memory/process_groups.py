@@ -156,6 +156,13 @@ class ProcessGroups:
             connections.shut_down()
         if self._served is not None:
             self._served.close("the generation is over")
+        self.abort_queued()
+
+    def abort_queued(self) -> None:
+        """End the collectives that an accelerator runs or has queued, which wait for a peer that is gone; gloo queues none.
+
+        Connections of gloo stay, in which a peer may still be reading.
+        """
         if dist.is_initialized() and dist.get_backend() != "gloo":
             abort_groups()
 

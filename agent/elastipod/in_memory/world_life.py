@@ -132,6 +132,11 @@ class WorldLife:
         self._groups.abort()
         abandon_elastic_event()
 
+    def end_collectives(self) -> None:
+        """A peer is lost: let nothing on an accelerator wait for it any more, since a look at a tensor would wait as well."""
+        if self._has_groups:
+            self._groups.abort_queued()
+
     def leave(self, error: BaseException | None, *, is_torn: bool = False) -> None:
         """Take all groups down. error: what ended the world, None for a planned end. is_torn: the optimizer has run half-way."""
         memory = self.memory

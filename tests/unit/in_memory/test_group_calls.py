@@ -258,6 +258,10 @@ def test_an_abort_and_a_leave_end_what_the_backend_has(torch_: Torch, backend: s
     groups.connect(PLACE, lambda: False)
     torch_.backend = backend
     torch_.log.clear()
+    groups.abort_queued()
+    assert torch_.log == aborts
+    assert torch_.connections.return_value.mock_calls == [], "a peer may still be reading"
+    torch_.log.clear()
     groups.abort()
     assert torch_.log == aborts
     groups.abort()

@@ -62,6 +62,17 @@ def test_what_an_interrupted_step_has_changed_is_put_back_before_the_state_is_ke
     assert played.names() == ["buffers.restore", "world.leave", "buffers.redo", "apply_gradients", "buffers.forget"]
 
 
+@pytest.mark.parametrize("error", [WorldLost("x"), None])
+def test_of_a_lost_world_nothing_runs_on_an_accelerator_when_its_tensors_are_read(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    """A collective of NCCL that waits for a lost peer lets whatever is queued behind it wait too, such as a copy to the host."""
+    played = Played(monkeypatch)
+    played.state._leave(error)
+    ends = ["world.end_collectives"] if error else []
+    assert played.names() == [*ends, "buffers.restore", "world.leave", "buffers.forget"]
+
+
 def test_an_agent_that_keeps_this_process_already_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch)
     played.link.is_kept = True

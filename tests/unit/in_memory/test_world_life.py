@@ -331,6 +331,17 @@ def test_a_rank_leaves_in_one_order(monkeypatch: pytest.MonkeyPatch, is_torn: bo
     assert rank.life._lost_to is error
 
 
+def test_the_collectives_of_a_lost_world_end_with_or_without_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed(monkeypatch)
+    rank = Rank(monkeypatch)
+    rank.life.end_collectives()
+    assert rank.groups.mock_calls == [], "it has none yet"
+    rank.life.join(PLAN, rank.parts.before)
+    rank.parts.reset_mock()
+    rank.life.end_collectives()
+    assert rank.names() == ["groups.abort_queued"]
+
+
 @pytest.mark.parametrize("is_overdue", [True, False])
 def test_a_planned_change_gives_up_a_save_that_is_overdue_before_its_phase_with_a_limit(
     monkeypatch: pytest.MonkeyPatch, is_overdue: bool
