@@ -62,7 +62,8 @@ class Follower:
         self._is_over = True
         if self._peer is not None:
             shut_down(self._peer)
-        self._thread.join()  # a thread without a connection ends
+            self._thread.join()
+        # A thread without a connection may wait for a store whose process hangs. It finds that it is over before it changes anything.
         return self.step if self._is_whole else None
 
     def _run(self, store: str, generation: int) -> None:

@@ -146,6 +146,26 @@ def test_nobody_waits_for_a_donor_that_is_silent(training: Training, monkeypatch
     _until(is_dropped)
 
 
+def test_nobody_waits_for_a_store_that_hangs(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that a rank hosts gives no answer when this rank's process stands still; when it goes on, it is too late to follow."""
+    goes_on = threading.Event()
+
+    def late_address(*_: object) -> tuple[str, int]:
+        goes_on.wait(PATIENCE_S)
+        return "127.0.0.1", training.donor.port
+
+    monkeypatch.setattr(follower_module, "donor_address", late_address)
+    monkeypatch.setattr(follower_module, "WHOLE_S", 0.0)
+    monkeypatch.setattr(follower_module, "LAST_STEPS_S", 0.05)
+    follower = Follower(Members(build(9)), KEY, "a store")
+    assert follower.finish() is None
+    assert follower._thread.is_alive(), "nobody has waited for it"
+    goes_on.set()
+    follower._thread.join(PATIENCE_S)
+    training.train(3)
+    assert (follower.has_begun, follower.step) == (False, None)
+
+
 def test_a_follower_that_falls_behind_is_dropped_and_the_training_goes_on(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
