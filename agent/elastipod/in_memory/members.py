@@ -49,10 +49,13 @@ class Content:
         return [TensorShape(key, _name(each.dtype), tuple(each.shape)) for key, each in self.tensors.items()]
 
     def copied(self, progress: Callable[[], None] = lambda: None) -> Content:
-        """Give a copy that later steps do not change. progress: is called after each tensor."""
+        """Give a copy in host memory, which later steps do not change. progress: is called after each tensor.
+
+        An accelerator seldom has room for a state twice beside the first step of the new world.
+        """
         copies: dict[str, torch.Tensor] = {}
         for key, tensor in self.tensors.items():
-            copies[key] = tensor.clone()
+            copies[key] = tensor.to("cpu", copy=True)
             progress()
         return Content(copies, self.values)
 

@@ -23,7 +23,7 @@ from elastipod.in_memory.offer_wire import RankOffer, decode_offer, encode_offer
 from elastipod.in_memory.offers import Offer, ResumePlan
 from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.rank import RankState
-from elastipod.in_memory.state_transfer import transfer
+from elastipod.in_memory.state_transfer import put_back, transfer
 from elastipod.rank_ranges import format_ranks
 
 WHOLE = frozenset({0})  # replicated state is one part
@@ -157,7 +157,7 @@ class MemoryState:
             self._is_as_built = False  # a transfer that is broken off leaves a mixture
             if resume.step in self._images:
                 self._at_rest.forget()
-                self.members.load(self._images[resume.step].copied(progress))
+                self.members.load(put_back(self.members, self._images[resume.step], progress))
         if receivers:
             has_followed = self.following.step == resume.step
             with lost_world("the state could not be transferred"):

@@ -100,6 +100,16 @@ def transfer(
     return None
 
 
+def put_back(members: Members, image: Content, progress: Callable[[], None]) -> Content:
+    """Give a copy of an image as content to load, in this rank's own memory as `transfer` does."""
+    content = members.content()
+    tensors: dict[str, torch.Tensor] = {}
+    for shape in image.shapes():
+        tensors[shape.key] = _room(content, shape, members).copy_(image.tensors[shape.key])
+        progress()
+    return Content(tensors, image.values)
+
+
 def _is_held(content: Content, shape: TensorShape, own: Mapping[str, str], expected: Mapping[str, str]) -> bool:
     """Whether a receiver holds a tensor as the donor does. Those without a digest, such as buffers, always travel."""
     tensor = content.tensors.get(shape.key)

@@ -77,6 +77,13 @@ def test_a_tensor_is_described_by_its_type_and_sizes() -> None:
     assert copy.tensors["a"].data_ptr() != content.tensors["a"].data_ptr()
 
 
+def test_a_copy_lies_in_host_memory() -> None:
+    """On an accelerator it would have to fit in beside the state and the first step of the new world."""
+    content = Content({"a": torch.zeros(2, device="meta")}, "values")
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        content.copied()
+
+
 class Counted:
     """Members that count how often their digests are computed. known: what they were told to be known."""
 
