@@ -6,6 +6,10 @@ must survive the death of another worker. An error must not end them, and the wa
 because kernels queued behind an aborted collective would compute with data that never arrived. The script aborts all groups itself
 when the agent reports the fault. TORCH_NCCL_RETHROW_CUDA_ERRORS=0 keeps the watchdog's thread from ending the process with an
 exception that nobody can catch.
+
+A watchdog that sees an error before the script aborts its groups writes its flight recorder and gives all ranks a minute for theirs; the
+thread that polls for it waits for eight. A process group ends no sooner than both, and a worker that is kept has seconds for that. So
+TORCH_NCCL_DUMP_ON_TIMEOUT=0 and TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC=0.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from collections.abc import Mapping
 
 HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 RETHROW = "TORCH_NCCL_RETHROW_CUDA_ERRORS"
+DUMP = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+DUMP_WAIT = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
 
 _FORMER_NAME = "NCCL_ASYNC_ERROR_HANDLING"  # torch still reads it if the new name is not set
 _LIVES = ("0", "2")  # values of HANDLING with which the process survives an error
@@ -22,7 +28,8 @@ _FALSE = ("0", "n", "no", "f", "false")  # as torch reads them
 
 def nccl_env(base: Mapping[str, str], *, keeps_processes: bool) -> dict[str, str]:
     """Give the variables to add to a worker's environment; values in ``base`` stay."""
-    wanted = {HANDLING: "0", RETHROW: "0"} if keeps_processes else {HANDLING: "1"}
+    kept = {HANDLING: "0", RETHROW: "0", DUMP: "0", DUMP_WAIT: "0"}
+    wanted = kept if keeps_processes else {HANDLING: "1"}
     if HANDLING not in base and _FORMER_NAME in base:
         del wanted[HANDLING]
     return {name: base.get(name, value) for name, value in wanted.items()}

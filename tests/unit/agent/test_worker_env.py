@@ -74,6 +74,14 @@ def test_an_error_of_nccl_ends_no_process_that_is_kept_after_faults() -> None:
     assert steady_env({}, KEPT).items() <= env.items()
 
 
+def test_the_watchdog_of_a_process_that_is_kept_does_not_wait_for_flight_recorders() -> None:
+    """A minute after an error, in which its process group cannot end; a kept process has five seconds for that."""
+    names = ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC")
+    assert [env_of(0, layout=KEPT)[name] for name in names] == ["0", "0"]
+    assert env_of(0, layout=KEPT, TORCH_NCCL_DUMP_ON_TIMEOUT="1")[names[0]] == "1", "as the user has it"
+    assert not {*names} & env_of(0, layout=LAYOUT).keys()
+
+
 @pytest.mark.parametrize("layout", [LAYOUT, KEPT], ids=["replaced", "kept"])
 def test_the_users_error_handling_stays_also_under_its_former_name(layout: Layout) -> None:
     env = env_of(0, layout=layout, NCCL_ASYNC_ERROR_HANDLING="2", TORCH_NCCL_RETHROW_CUDA_ERRORS="1")
