@@ -24,6 +24,7 @@ WATCH_S = 5.0  # after a planned end no answer comes; a watcher has a thread, an
 CLOSE_S = 2.0  # for a watcher that has its answer already
 OWN_STOP_S = 5.0  # an operator calls all agents within milliseconds, and again after a second where a call is lost
 OWN_STOP_POLL_S = 0.01
+_HANDLING_ENVS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")  # torch reads the first that is set
 Kind = Literal["replicated", "sharded"]
 
 
@@ -114,6 +115,14 @@ class AgentLink:
             log.warning(
                 "this agent ends worker processes with their generation, so every resize and recovery restarts this script; "
                 "a newer hyperpodrun, or one with --inprocess-restart, keeps them"
+            )
+        name = next((each for each in _HANDLING_ENVS if each in os.environ), "")
+        if self.is_kept and name and os.environ[name] != "0":  # an agent leaves what the user has set
+            log.warning(
+                "%s=%s: with NCCL, torch ends this process when a peer is lost, or lets a step count that the loss has spoilt; "
+                "remove it, or set it to 0",
+                name,
+                os.environ[name],
             )
 
     def park(self, *, after_fault: bool = False) -> WorldPlace:

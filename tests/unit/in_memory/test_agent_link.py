@@ -87,6 +87,27 @@ def test_an_agent_that_keeps_processes_says_what_to_set_for_that(
     assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
 
 
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}, ["TORCH_NCCL_ASYNC_ERROR_HANDLING=2"]),
+        ({"NCCL_ASYNC_ERROR_HANDLING": "1"}, ["NCCL_ASYNC_ERROR_HANDLING=1"]),
+        ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "NCCL_ASYNC_ERROR_HANDLING": "1"}, []),
+        ({}, []),
+    ],
+)
+def test_a_setting_of_the_user_that_keeps_no_state_over_the_loss_of_a_peer_is_named(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, environ: Any, named: list[str]
+) -> None:
+    link, _ = connect({"env": {}})
+    monkeypatch.delenv("NCCL_ASYNC_ERROR_HANDLING", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with caplog.at_level(logging.WARNING):
+        link.announce("sharded")
+    assert [record.message.partition(":")[0] for record in caplog.records] == named
+
+
 def test_an_agent_that_does_not_know_the_call_is_named_once(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
