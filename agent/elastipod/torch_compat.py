@@ -44,6 +44,12 @@ def accelerator_type() -> str:
     return "cpu" if found is None else str(found.type)
 
 
+def accelerator_error() -> type[RuntimeError]:
+    """Give the type of errors of a device, after which nothing runs on it in this process any more; torch before 2.8 has none for them."""
+    found: type[RuntimeError] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)
+    return found
+
+
 def accelerators_of(model: nn.Module) -> set[torch.device]:
     """Give the devices, but for the host, that a model's gradients are reduced on: FSDP2 may keep its parameters on the host."""
     found = {each.device for each in model.parameters()}

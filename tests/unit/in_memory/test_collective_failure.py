@@ -11,6 +11,7 @@ import torch.distributed as dist
 from elastipod.in_memory.collective_failure import is_collective_failure
 from elastipod.in_memory.memory_state import WorldLost
 from elastipod.in_memory.world_life import WorldLife
+from elastipod.torch_compat import accelerator_error
 
 
 class Agent:
@@ -26,11 +27,11 @@ class Agent:
         return self.is_over
 
 
-def raised_by_distributed(text: str) -> BaseException:
+def raised_by_distributed(text: str, kind: type[RuntimeError] = RuntimeError) -> BaseException:
     """Give an error with the traceback of one that torch.distributed raised."""
-    code = compile(f"raise RuntimeError({text!r})", "/x/torch/distributed/distributed_c10d.py", "exec")
-    with pytest.raises(RuntimeError) as caught:
-        exec(code)
+    code = compile("raise kind(text)", "/x/torch/distributed/distributed_c10d.py", "exec")
+    with pytest.raises(kind) as caught:
+        exec(code, {"kind": kind, "text": text})
     return caught.value
 
 
@@ -71,6 +72,14 @@ def test_what_the_script_raises_is_its_own_even_when_a_peer_is_lost(error: BaseE
     agent = Agent(is_over=True)
     assert not is_collective_failure(raised_by_script(error), agent)
     assert agent.num_asked == 0, "nobody waits for the agent before the traceback is shown"
+
+
+def test_an_error_of_the_device_ends_the_process_wherever_it_comes_up() -> None:
+    """Its context is lost: such a process would come back with a state that it can neither read nor give away."""
+    agent = Agent(is_over=True)
+    error = raised_by_distributed("CUDA error: an illegal memory access was encountered", accelerator_error())
+    assert not is_collective_failure(error, agent)
+    assert agent.num_asked == 0
 
 
 def test_an_error_type_of_torch_distributed_is_a_collective_s() -> None:
