@@ -75,11 +75,11 @@ class Kernel:
 
     def at(self, time: float, action: Callable[[], object]) -> None:
         """Have something done at a time, now at the earliest."""
-        heapq.heappush(self._queue, (max(time, self.now), next(self._order), action))
+        heapq.heappush(self._queue, (time if time > self.now else self.now, next(self._order), action))
 
     def after(self, delay: float, action: Callable[[], object]) -> None:
         """Have something done after some seconds."""
-        self.at(self.now + delay, action)
+        heapq.heappush(self._queue, (self.now + delay if delay > 0.0 else self.now, next(self._order), action))
 
     def spawn(self, script: Script, held_until: Callable[[], float] | None = None) -> Process:
         """Run a process from here on."""
@@ -87,8 +87,9 @@ class Kernel:
 
     def run(self, until: float, stop: Callable[[], bool] | None = None) -> bool:
         """Let time pass until a time or until `stop` holds; gives whether it held."""
-        while self._queue and self._queue[0][0] <= until:
-            self.now, _, action = heapq.heappop(self._queue)
+        queue, pop = self._queue, heapq.heappop
+        while queue and queue[0][0] <= until:
+            self.now, _, action = pop(queue)
             action()
             if stop is not None and stop():
                 return True

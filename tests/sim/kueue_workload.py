@@ -64,7 +64,8 @@ class Workload:
         return next((kind for kind in ("Finished", "Admitted", "QuotaReserved") if self.has(kind)), "Pending")
 
     def has(self, kind: str) -> bool:
-        return self.conditions.get(kind, {}).get("status") == "True"
+        condition = self.conditions.get(kind)
+        return condition is not None and condition.get("status") == "True"
 
     def said(self, kind: str) -> str:
         """Give the message of a condition."""

@@ -189,12 +189,12 @@ class SimPod:
     def hears(self) -> bool:
         """Whether the operator's calls arrive at its agent."""
         node, now = self.node, self._cluster.kernel.now
-        return self._is_open() and node is not None and max(node.hidden_until, node.deaf_until) <= now
+        return self._is_open() and node is not None and node.hidden_until <= now and node.deaf_until <= now
 
     def answers(self) -> bool:
         """Whether answers of its agent arrive at the operator."""
         node, now = self.node, self._cluster.kernel.now
-        return self._is_open() and node is not None and max(node.hidden_until, node.mute_until) <= now
+        return self._is_open() and node is not None and node.hidden_until <= now and node.mute_until <= now
 
     def reaches(self, other: SimPod) -> bool:
         """Whether its agent gets an answer from the agent of another pod."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import suppress
 from typing import Any, cast
 
 from tests.sim.api_objects import ApiFailure
@@ -40,19 +40,42 @@ class Wait(Awaitable[Any]):
 
 
 class _Step:
-    """Something to be called soon, or at a time."""
+    """Something to be called soon, or at a time; one of `timers` until then, or until it is cancelled."""
 
-    __slots__ = ("_at", "arguments", "is_cancelled", "what")
+    __slots__ = ("_at", "_timers", "arguments", "is_cancelled", "what")
 
-    def __init__(self, what: Callable[..., object], arguments: tuple[object, ...], at: float) -> None:
-        self.what, self.arguments, self._at = what, arguments, at
+    def __init__(
+        self, what: Callable[..., object], arguments: tuple[object, ...], at: float, timers: set[_Step] | None = None
+    ) -> None:
+        self.what, self.arguments, self._at, self._timers = what, arguments, at, timers
         self.is_cancelled = False
+        if timers is not None:
+            timers.add(self)
 
     def when(self) -> float:
         return self._at
 
     def cancel(self) -> None:
         self.is_cancelled = True
+        if self._timers is not None:
+            self._timers.discard(self)
+
+
+class _Inside:
+    """The time and the loop of a process, for as long as its code runs."""
+
+    __slots__ = ("_before", "_clock", "_loop")
+
+    def __init__(self, loop: VirtualLoop, its_clock: SteadyClock) -> None:
+        self._loop, self._clock = loop, its_clock
+
+    def __enter__(self) -> None:
+        self._before, clock.CLOCK = clock.CLOCK, self._clock
+        asyncio._set_running_loop(self._loop)
+
+    def __exit__(self, *_: object) -> None:
+        asyncio._set_running_loop(None)
+        clock.CLOCK = self._before
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
@@ -78,20 +101,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def will_call(self, what: Callable[..., object]) -> bool:
         """Whether there is a timer for something."""
-        self._timers = {step for step in self._timers if not step.is_cancelled}
-        return any(step.what == what for step in self._timers)
+        for step in self._timers:  # asked whenever the operator rests: a generator costs more than what it looks at
+            if step.what == what:
+                return True
+        return False
 
-    @contextmanager
-    def inside(self) -> Iterator[None]:
+    def inside(self) -> _Inside:
         """Have the time of the process, and its loop, for code that does not wait."""
-        before = clock.CLOCK
-        clock.CLOCK = self._clock
-        asyncio._set_running_loop(self)
-        try:
-            yield
-        finally:
-            asyncio._set_running_loop(None)
-            clock.CLOCK = before
+        return _Inside(self, self._clock)
 
     def sim(self, script: Script, *, is_watch: bool = False) -> asyncio.Future[Any]:
         """Let a script go on by itself; gives what it gives, once it is over. is_watch: that may be any time."""
@@ -140,10 +157,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._is_due = True
             self._kernel.at(self._held_until(), self._go_on)
             return
-        steps = 0
+        steps, ready = 0, self._ready
         with self.inside():
-            while self._ready and not self._is_over:
-                step = self._ready.popleft()
+            while ready and not self._is_over:
+                step = ready.popleft()
                 if not step.is_cancelled:
                     step.what(*step.arguments)
                 steps += 1
@@ -173,8 +190,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self.call_at(self._kernel.now + delay, callback, *args)
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:  # type: ignore[override]  # gives no Handle
-        step = _Step(callback, args, when)
-        self._timers.add(step)
+        step = _Step(callback, args, when, self._timers)
 
         def ring() -> None:
             self._timers.discard(step)

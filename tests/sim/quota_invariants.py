@@ -73,7 +73,7 @@ class QuotaInvariantChecker:
             state = {kind: said["status"] for kind, said in one.conditions.items()} if one is not None else "not there"
             raise Violation(f"pod {pod.name} is made on Workload {name!r}, which is {state}")
         self._within(tenant, one)
-        _is_where_placed(pod, one)
+        _are_where_placed([pod], one)
         self.met["pod on quota"] += 1
 
     def asked(self, tenant: Tenant, one: Workload) -> None:
@@ -137,8 +137,7 @@ class QuotaInvariantChecker:
         with_base = {one.tenant for one in there if is_base(one) and one.holds}
         for one in there:
             if one.holds and self.is_fenced:
-                for pod in living(self._server.tenants[one.tenant], one):
-                    _is_where_placed(pod, one)
+                _are_where_placed(living(self._server.tenants[one.tenant], one), one)
             is_wanted_back = one.must_release_quota and one.is_active
             if is_wanted_back and is_base(one) and not self.is_hindered:
                 self._is_short_of_pods(one)
@@ -174,25 +173,21 @@ class QuotaInvariantChecker:
             raise Violation(f"Kueue takes {base.name} back though {at_work} run")
 
 
-def _is_where_placed(pod: SimPod, one: Workload) -> None:
+def _are_where_placed(pods: Sequence[SimPod], one: Workload) -> None:
     assert one.admission is not None
-    spec = _spec_of(pod)
-    flavors = {
-        flavor
-        for assigned in one.admission["podSetAssignments"]
-        if assigned["name"] == spec
-        for flavor in assigned["flavors"].values()
-    }
-    if pod.selector != {"pool": next(iter(flavors))}:
-        raise Violation(f"pod {pod.name} is for {pod.selector}, but Kueue put it on {sorted(flavors)}")
+    flavors = {assigned["name"]: assigned["flavors"].values() for assigned in one.admission["podSetAssignments"]}
+    for pod in pods:
+        placed = flavors[_spec_of(pod)]
+        if pod.selector != {"pool": next(iter(placed))}:
+            raise Violation(f"pod {pod.name} is for {pod.selector}, but Kueue put it on {sorted(placed)}")
 
 
 def on_quota(tenant: Tenant, one: Workload) -> list[SimPod]:
     """Give the pods on a Workload's quota that have not ended, as far as the API server knows."""
     if tenant.cluster is None:
         return []
-    pods = tenant.cluster.pods.values()
-    return [pod for pod in pods if not pod.ended and pod.annotations.get(ANNOTATION_WORKLOAD) == one.name]
+    pods, name = tenant.cluster.pods.values(), one.name
+    return [pod for pod in pods if pod.annotations.get(ANNOTATION_WORKLOAD) == name and not pod.ended]
 
 
 def living(tenant: Tenant, one: Workload) -> list[SimPod]:

@@ -331,4 +331,5 @@ def _whole_in_memory(held: Iterable[Image]) -> list[Checkpoint]:
 def _is_parted(run: Run) -> bool:
     """Whether two of its members cannot reach each other though both run."""
     members = run.members.values()
-    return any(one.pod.is_apart_from(other.pod) for one in members for other in members)
+    parted = [one.pod for one in members if one.pod.node is not None and one.pod.node.apart_until]
+    return any(one.is_apart_from(other.pod) for one in parted for other in members)
