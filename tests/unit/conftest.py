@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from tests.unit.torch_processes import TorchProcesses
 
 
 @pytest.fixture
@@ -16,3 +17,11 @@ def without_nohup() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture(scope="session")
+def torch_processes() -> Iterator[TorchProcesses]:
+    """Processes in which torch is loaded already."""
+    processes = TorchProcesses()
+    yield processes
+    processes.close()

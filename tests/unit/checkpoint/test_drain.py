@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +16,7 @@ from hypothesis import strategies as st
 from tests.patience import PATIENCE_S
 from tests.unit.checkpoint.save_plans import make_save_plan
 from tests.unit.checkpoint.trainer import Trainer
+from tests.unit.torch_processes import TorchProcesses
 
 from elastipod import local_worker
 from elastipod.checkpoint import CheckpointManager
@@ -63,30 +62,20 @@ if how == "raises":
 """
 
 
-def ended(folder: Path, how: str, seconds: float) -> tuple[int, str]:
-    """Run it; gives exit code and what it said on stderr. Raises TimeoutExpired when it does not end."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+def ended(processes: TorchProcesses, folder: Path, how: str, seconds: float) -> tuple[int, str]:
+    """Run it; gives exit code and what it said on stderr. Raises TimeoutError when it does not end."""
+    environ = dict(os.environ)
     for name in ("ELASTIPOD_GENERATION", "JOB_RESTART_COUNT", "ELASTIPOD_RUN_ID", "ELASTIPOD_JOB", WORKER_FILE_ENV):
         environ.pop(name, None)
-    with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, how, str(seconds), str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environ,
-    ) as process:
-        assert process.stdout is not None
+    with processes.start(SCRIPT, how, str(seconds), str(folder), environ=environ) as process:
         assert process.stdout.readline() == "saving\n"
-        try:
-            _, said = process.communicate(timeout=PATIENCE_S)
-        finally:
-            process.kill()
-        return process.returncode, said
+        code = process.wait()
+        return code, process.stderr.read()
 
 
 @pytest.mark.parametrize("how", ["raises", "raises in with"])
-def test_a_failure_does_not_wait_for_a_save(tmp_path: Path, how: str) -> None:
-    code, said = ended(tmp_path, how, 4 * PATIENCE_S)
+def test_a_failure_does_not_wait_for_a_save(torch_processes: TorchProcesses, tmp_path: Path, how: str) -> None:
+    code, said = ended(torch_processes, tmp_path, how, 4 * PATIENCE_S)
     assert code == 1
     assert "RuntimeError: training failed" in said
     assert (tmp_path / "notes").read_text() == "buffered", "files that were open are written out"
@@ -98,8 +87,8 @@ def test_a_failure_does_not_wait_for_a_save(tmp_path: Path, how: str) -> None:
     assert [name for name in os.listdir(tmp_path / "disk") if name.startswith((".tmp", ".dead"))] == []
 
 
-def test_a_good_end_waits_for_a_save(tmp_path: Path) -> None:
-    code, said = ended(tmp_path, "ends", 1.0)
+def test_a_good_end_waits_for_a_save(torch_processes: TorchProcesses, tmp_path: Path) -> None:
+    code, said = ended(torch_processes, tmp_path, "ends", 1.0)
     assert code == 0, said
     assert DirectoryStore(tmp_path / "disk").list_complete() == [CheckpointId(1, 1)]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from tests.nonempty import every, some
 from tests.unit.checkpoint.trainer import Trainer, entries, flip_a_byte, shard
+from tests.unit.torch_processes import TorchProcesses
 from torch.optim.swa_utils import AveragedModel
 
 from elastipod.checkpoint import CheckpointManager, export_weights
@@ -159,12 +158,12 @@ def test_a_target_that_cannot_be_written_is_named(checkpoints: Path, tmp_path: P
         export_weights(checkpoints, tmp_path / "nowhere" / "weights.st")
 
 
-def test_a_missing_package_is_one_sentence(checkpoints: Path, tmp_path: Path) -> None:
+def test_a_missing_package_is_one_sentence(torch_processes: TorchProcesses, checkpoints: Path, tmp_path: Path) -> None:
     script = (
         "import sys; sys.modules['safetensors'] = None; from elastipod.cli import main; "
         f"sys.exit(main(['checkpoint', 'export', {str(checkpoints)!r}, '--to', {str(tmp_path / 'w.st')!r}]))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = torch_processes.run(script)
     assert done.returncode == 1
     (line,) = some(done.stderr.splitlines())
     assert line.startswith("elastipod checkpoint: exporting needs the package safetensors (")

@@ -5,17 +5,14 @@ from __future__ import annotations
 import errno
 import io
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 import torch
 from tests.nonempty import every
-from tests.patience import PATIENCE_S
 from tests.unit.checkpoint.trainer import Trainer, entries, flip_a_byte, measure_file, shard
+from tests.unit.torch_processes import TorchProcesses
 
 from elastipod.audit.moments import optimizer_norm
 from elastipod.checkpoint import CheckpointManager
@@ -131,14 +128,10 @@ def test_a_store_is_told_before_about_how_large_a_file_gets(tmp_path: Path, monk
         assert size <= told[shard(Path(path)).name] <= most * size
 
 
-def test_a_process_that_ends_without_waiting_finishes_its_save(tmp_path: Path) -> None:
+def test_a_process_that_ends_without_waiting_finishes_its_save(torch_processes: TorchProcesses, tmp_path: Path) -> None:
     """Large enough that the end comes in the middle of it."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LEAVES, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True, text=True, timeout=PATIENCE_S, check=True,
-    )  # fmt: skip
-    assert done.stderr == ""
+    done = torch_processes.run(LEAVES, str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
     directory = DirectoryStore(tmp_path)
     (only,) = directory.list_complete()
     manifest = directory.manifest(only)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from tests.unit.demo.runs import (
     log,
     urgent_run,
 )
+from tests.unit.torch_processes import TorchProcesses
 
 from elastipod_local.demo.report import Run, build_report, parse_history
 from elastipod_local.demo.result import (
@@ -107,7 +106,7 @@ def test_the_summary_says_what_its_figures_are_taken_from(tmp_path: Path) -> Non
     assert "CPU workers on one machine that train a model of 2.7 million parameters" in result.summary
 
 
-def test_the_models_size_is_the_examples() -> None:
+def test_the_models_size_is_the_examples(torch_processes: TorchProcesses) -> None:
     script = (
         "import sys; sys.path.insert(0, 'examples/lm');"
         "import settings, torch, train;"
@@ -115,10 +114,7 @@ def test_the_models_size_is_the_examples() -> None:
         "model = train.build(options, 1, torch.device('cpu'))['model'];"
         "print(sum(parameter.numel() for parameter in model.parameters()))"
     )
-    counted = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    assert int(counted) == pytest.approx(MODEL_PARAMETERS, rel=0.02)
+    assert int(torch_processes.run(script, folder=str(ROOT)).stdout) == pytest.approx(MODEL_PARAMETERS, rel=0.02)
 
 
 def test_a_cluster_that_cannot_be_asked_still_gives_its_answer(tmp_path: Path) -> None:

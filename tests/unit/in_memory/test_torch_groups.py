@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import threading
 import weakref
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 from tests.agent_client import free_port
 from tests.unit.in_memory.models import Compiled
+from tests.unit.torch_processes import TorchProcesses
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -33,7 +33,6 @@ import torch.distributed as dist
 from datetime import timedelta
 from elastipod.in_memory.agent_link import WorldPlace
 from elastipod.in_memory.process_groups import ProcessGroups
-print("imported", flush=True)
 ProcessGroups("gloo", timedelta(seconds=90)).connect(WorldPlace(1, 1, 2, "127.0.0.1", int(sys.argv[1])), lambda: False)
 other = dist.new_group([0, 1])
 os.kill(os.getpid(), signal.SIGSTOP)
@@ -41,16 +40,12 @@ os.kill(os.getpid(), signal.SIGSTOP)
 
 
 @pytest.fixture
-def hanging_peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def hanging_peer(torch_processes: TorchProcesses, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Give the port of a world of two, of which rank 1 hangs as soon as it is connected."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     port = free_port()
-    command = [sys.executable, "-c", PEER_THAT_HANGS, str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as peer:
-        assert peer.stdout is not None
-        assert peer.stdout.readline() == "imported\n"
+    with torch_processes.start(PEER_THAT_HANGS, str(port)):
         yield port
-        peer.kill()
     assert not dist.is_initialized()
 
 
