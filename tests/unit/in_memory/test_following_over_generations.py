@@ -22,8 +22,9 @@ from elastipod.local_worker import local_worker
 from elastipod.worker_file import EventLevel
 
 NEWCOMER = 2
-# Long enough for the newcomer to come to the barrier meanwhile.
-LONG_PLAN = ElasticBatches(dataset_size=48, global_batch=12, seed=1, epochs=100)
+# With slow steps, long enough for the newcomer to come to the barrier meanwhile.
+LONG_PLAN = ElasticBatches(dataset_size=48, global_batch=12, seed=1, epochs=25)
+STEP_S = 0.1
 
 
 class PreparingAgents(Agents):
@@ -67,7 +68,7 @@ def test_a_newcomer_that_has_followed_gets_only_what_gradients_do_not_tell(
             worker.file.set_event(EventLevel.DRAIN, time.time() + PATIENCE_S, leaves=None, kept=True)
         else:
             trains.touch()
-            time.sleep(0.02)
+            time.sleep(STEP_S)
 
     job = Job(tmp_path, PreparingAgents([[0, 1], [0, 1, NEWCOMER]]))
 
