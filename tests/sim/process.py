@@ -101,10 +101,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def will_call(self, what: Callable[..., object]) -> bool:
         """Whether there is a timer for something."""
-        for step in self._timers:  # asked whenever the operator rests: a generator costs more than what it looks at
-            if step.what == what:
-                return True
-        return False
+        return what in [step.what for step in self._timers]
 
     def inside(self) -> _Inside:
         """Have the time of the process, and its loop, for code that does not wait."""

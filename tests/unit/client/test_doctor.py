@@ -27,7 +27,7 @@ from elastipod_client.queue_checks import check_cluster_queues, check_kueue, che
 from elastipod_client.rights_check import CLUSTER_WIDE, NEEDED, NEEDED_FOR_QUEUES, access_reviews, check_rights
 
 ROOT = Path(__file__).resolve().parents[3]
-CRD: dict[str, Any] = yaml.safe_load((ROOT / "crds" / "hyperpodpytorchjobs.yaml").read_text())
+CRD: dict[str, Any] = yaml.load((ROOT / "crds" / "hyperpodpytorchjobs.yaml").read_text(), yaml.CSafeLoader)
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 

@@ -121,7 +121,7 @@ def observations(draw: st.DrawFn) -> Snapshot:
     return replace(snapshot, nodes=known, pods_listed_at=draw(maybe_times))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(observations())
 def test_a_plan_comes_of_it_that_breaks_no_rule(snapshot: Snapshot) -> None:
     todo = plan(snapshot)
@@ -152,7 +152,7 @@ def test_a_plan_comes_of_it_that_breaks_no_rule(snapshot: Snapshot) -> None:
             assert snapshot.job.deleting_since is None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(observations())
 def test_an_incident_is_booked_once_however_often_it_is_looked_at(snapshot: Snapshot) -> None:
     before = snapshot.job.record or Record()

@@ -151,7 +151,7 @@ def test_reasons_and_classes_exist(page: Page) -> None:
 
 @cache
 def schema() -> dict[str, Any]:
-    crd = yaml.safe_load((ROOT / "crds" / "hyperpodpytorchjobs.yaml").read_text())
+    crd = yaml.load((ROOT / "crds" / "hyperpodpytorchjobs.yaml").read_text(), yaml.CSafeLoader)
     (version,) = [version for version in crd["spec"]["versions"] if version["storage"]]
     found: dict[str, Any] = version["schema"]["openAPIV3Schema"]
     return found

@@ -33,7 +33,7 @@ from elastipod.worker_file import WORKER_FILE_ENV, EventLevel, WorkerFile
 
 PLAN = ElasticBatches(dataset_size=48, global_batch=12, seed=1, epochs=2)
 # The ranks need some steps to agree on one.
-LONG_PLAN = ElasticBatches(dataset_size=48, global_batch=12, seed=1, epochs=25)
+LONG_PLAN = ElasticBatches(dataset_size=48, global_batch=12, seed=1, epochs=12)
 DATA = torch.randn(50, 3, generator=torch.Generator().manual_seed(1))
 OVER_AT = 4  # the step in which the first generation ends
 
