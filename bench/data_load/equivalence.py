@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.data_load import once
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
 from tests.e2e.data_run import STEPS, DataRun, Stay, stays
 from tests.e2e.torch_fork_server import TorchForkServer
 from tests.e2e.training_run import worker_environment
@@ -50,6 +48,9 @@ def differences(losses: Losses, name: str) -> list[float]:
 
 def draw(path: Path, fate: list[Stay], losses: Losses) -> None:
     """Draw losses, sizes and differences over the steps."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG  # takes seconds to load
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(9, 6.4), layout="constrained")
     FigureCanvasSVG(figure)
     above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=[3, 1, 2])

@@ -248,5 +248,5 @@ def test_thousands_of_schedules_keep_the_invariants(seed: int, long_run: LongRun
 
 def test_the_same_seed_gives_the_same_schedule() -> None:
     for queued in (False, True):
-        first, second = (Simulation(draw(11, queued=queued)).run().log for _ in range(2))
+        first, second = (Simulation(draw(15, queued=queued)).run().log for _ in range(2))
         assert first == second

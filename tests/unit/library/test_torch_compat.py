@@ -205,7 +205,7 @@ def test_the_place_of_a_chunk_is_what_torchs_readers_expect() -> None:
 
 def test_names_are_those_of_the_model_inside() -> None:
     inside = nn.Linear(2, 2)
-    wrapped: Any = torch.compile(inside)
+    wrapped: Any = torch.compile(inside, backend="eager")
     assert without_compile_wrapper(wrapped) is inside
     assert without_compile_wrapper(inside) is inside
     assert names_ignored_by_ddp(inside) == set()
@@ -225,7 +225,7 @@ class Renaming(nn.Module):
         return {}
 
 
-COMPILED: Any = torch.compile(nn.Linear(2, 2))
+COMPILED: Any = torch.compile(nn.Linear(2, 2), backend="eager")  # the default one takes seconds to load
 
 
 @pytest.mark.parametrize(
