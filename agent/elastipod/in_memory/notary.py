@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from elastipod.checkpoint.rng import rank_seed
+from elastipod.collectives import gather
 from elastipod.data import Batch, ElasticBatches
 from elastipod.gradients import observe_reduced_gradients
 from elastipod.in_memory.exchange import all_texts
@@ -114,9 +115,8 @@ class Notary:
         own = torch.cat(self._own)
         total, size = own.clone(), own.abs()
         if dist.is_initialized():
-            parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-            dist.all_gather(parts, own)
-            total, size = torch.stack(parts).sum(0), torch.stack(parts).abs().sum(0)
+            of_ranks = gather(own)
+            total, size = of_ranks.sum(0), of_ranks.abs().sum(0)
         expected, size = total / self._divisor, size / self._divisor
         start = 0
         for each, dtype, reduced in zip(self._sampled, self._dtypes, self._reduced, strict=True):

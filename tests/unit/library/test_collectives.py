@@ -31,11 +31,11 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     def play(*texts: str) -> list[Any]:
         used: list[Any] = []
 
-        def all_gather(into: list[torch.Tensor], own: torch.Tensor, group: Any = None) -> None:
+        def all_gather(into: torch.Tensor, own: torch.Tensor, group: Any = None) -> None:
             used.append(group)
-            into[0].copy_(own)
-            assert len(into) == 1 + len(texts)
-            for part, text in zip(into[1:], texts, strict=True):
+            first, *others = into.view(1 + len(texts), len(own))
+            first.copy_(own)
+            for part, text in zip(others, texts, strict=True):
                 data = text.encode()
                 if own.dtype == torch.int64:
                     part.fill_(len(data))
@@ -46,7 +46,7 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
         monkeypatch.setattr(dist, "get_rank", lambda: 0)
         monkeypatch.setattr(dist, "get_world_size", lambda group=None: 1 + len(texts))
         monkeypatch.setattr(dist, "get_backend", lambda group=None: "gloo")
-        monkeypatch.setattr(dist, "all_gather", all_gather)
+        monkeypatch.setattr(dist, "all_gather_into_tensor", all_gather)
         return used
 
     return play
