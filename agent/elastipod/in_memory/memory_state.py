@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from elastipod.errors import ElastipodError, StateDiffersError
@@ -25,6 +26,7 @@ from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.rank import RankState
 from elastipod.in_memory.state_transfer import put_back, transfer
 from elastipod.rank_ranges import format_ranks
+from elastipod.torch_compat import accelerator_error
 
 WHOLE = frozenset({0})  # replicated state is one part
 MAX_NAMED = 5
@@ -36,9 +38,14 @@ class WorldLost(ElastipodError):
 
 @contextmanager
 def lost_world(what: str) -> Any:
-    """Raise what a collective of this library raises as WorldLost. Nothing of the script runs inside."""
+    """Raise what a collective of this library raises as WorldLost, but for failures of this rank's own device.
+
+    Nothing of the script runs inside.
+    """
     try:
         yield
+    except (torch.OutOfMemoryError, accelerator_error()):
+        raise
     except RuntimeError as error:
         raise WorldLost(f"{what}: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
 

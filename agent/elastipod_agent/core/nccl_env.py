@@ -22,7 +22,6 @@ DUMP = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 DUMP_WAIT = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
 
 _FORMER_NAME = "NCCL_ASYNC_ERROR_HANDLING"  # torch still reads it if the new name is not set
-_LIVES = ("0", "2")  # values of HANDLING with which the process survives an error
 _FALSE = ("0", "n", "no", "f", "false")  # as torch reads them
 
 
@@ -36,15 +35,16 @@ def nccl_env(base: Mapping[str, str], *, keeps_processes: bool) -> dict[str, str
 
 
 def nccl_warnings(base: Mapping[str, str], *, keeps_processes: bool) -> list[str]:
-    """Name the user's settings with which an NCCL error ends processes that an in-process restart would keep."""
+    """Name the user's settings with which an NCCL error ends, or spoils, processes that an in-process restart would keep."""
     if not keeps_processes:
         return []
     warnings: list[str] = []
     name = HANDLING if HANDLING in base else _FORMER_NAME
-    if (value := base.get(name)) is not None and value not in _LIVES:
+    if (value := base.get(name)) is not None and value != "0":
+        spoils = "lets steps count that a failed collective has spoilt"
+        does = spoils if value == "2" else "ends worker processes when a collective fails"
         warnings.append(
-            f"{name}={value} ends worker processes when a collective fails, so that --inprocess-restart cannot keep them; "
-            "remove it, or set it to 0"
+            f"{name}={value} {does}, so that --inprocess-restart cannot keep them; remove it, or set it to 0"
         )
     if (value := base.get(RETHROW)) is not None and value.lower() not in _FALSE:
         warnings.append(

@@ -167,7 +167,7 @@ def test_files_without_a_log_directory_get_one_that_is_named(tmp_path: Path, mon
     [
         pytest.param({}, [], id="nothing is set"),
         pytest.param({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}, [], id="no handling"),
-        pytest.param({"NCCL_ASYNC_ERROR_HANDLING": "2"}, [], id="abort only, by the former name"),
+        pytest.param({"NCCL_ASYNC_ERROR_HANDLING": "2"}, ["NCCL_ASYNC_ERROR_HANDLING=2"], id="aborts without a word"),
         pytest.param(
             {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, ["TORCH_NCCL_ASYNC_ERROR_HANDLING=1"], id="ends the process"
         ),
@@ -178,7 +178,7 @@ def test_files_without_a_log_directory_get_one_that_is_named(tmp_path: Path, mon
         pytest.param({"TORCH_NCCL_RETHROW_CUDA_ERRORS": "False"}, [], id="CUDA's errors are kept in"),
     ],
 )
-def test_settings_that_end_kept_processes_are_warned_of(environ: dict[str, str], warned_of: list[str]) -> None:
+def test_settings_that_end_or_spoil_kept_processes_are_warned_of(environ: dict[str, str], warned_of: list[str]) -> None:
     settings, warnings = read_settings(parse(["--inprocess-restart", "t.py"], {}), environ)
     assert settings.layout.keeps_processes
     assert [warning.split()[0] for warning in warnings] == warned_of
