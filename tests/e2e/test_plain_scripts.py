@@ -26,10 +26,8 @@ class PlainRun:
 
     def steps(self, generation: int) -> dict[int, float]:
         """Give the losses that a generation printed."""
-        text = (self.run.folder / f"output-{generation}-0.txt").read_text()
-        return {
-            int(step): float(loss) for step, loss in re.findall(r"^step (\d+) loss (\S+) workers", text, re.MULTILINE)
-        }
+        printed = re.findall(r"^step (\d+) loss (\S+) workers", self.run.output(0, generation), re.MULTILINE)
+        return {int(step): float(loss) for step, loss in printed}
 
     def losses(self) -> dict[int, float]:
         """Give the loss of each step, of the last generation that made it."""

@@ -86,7 +86,9 @@ class TrainingRun:
                 "ELASTIPOD_AGREEMENT_TIMEOUT_S": f"{PATIENCE_S:g}",
                 **self._environment,
             }
-            self.workers.append(self._fork_server.start([*self._command, *more], environment, self._output(rank)))
+            self.workers.append(
+                self._fork_server.start([*self._command, *more], environment, self._output(rank, self.generation))
+            )
 
     def reach(self, step: int) -> None:
         """Wait until rank 0 has completed a step."""
@@ -125,8 +127,10 @@ class TrainingRun:
                 raise AssertionError(f"rank {rank} exited with {code}:\n{self.output(rank)[-4000:]}")
         return True
 
-    def output(self, rank: int) -> str:
-        return self._output(rank).read_text(errors="replace")
+    def output(self, rank: int, generation: int = 0) -> str:
+        """Give what a worker has printed so far; the file is there once its process is. generation: by default the newest."""
+        path = self._output(rank, generation or self.generation)
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def lines(self, kind: str) -> Iterator[dict[str, object]]:
         """Give the records of one kind from all sample logs, generation by generation, rank by rank."""
@@ -172,5 +176,5 @@ class TrainingRun:
         for worker in self.workers:
             worker.wait(PATIENCE_S)
 
-    def _output(self, rank: int) -> Path:
-        return self.folder / f"output-{self.generation}-{rank}.txt"
+    def _output(self, rank: int, generation: int) -> Path:
+        return self.folder / f"output-{generation}-{rank}.txt"
