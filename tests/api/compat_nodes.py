@@ -209,6 +209,7 @@ class PlayedNodes:
     async def _beat(self) -> None:
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         await asyncio.gather(*(self._renew(name, now) for name in self._nodes))
+        await self._say_that_they_are_ready()
 
     async def _renew(self, node: str, now: str) -> None:
         path = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
@@ -216,14 +217,17 @@ class PlayedNodes:
         lease["spec"] = {"holderIdentity": node, "leaseDurationSeconds": 40, "renewTime": now}
         if await self._send("PATCH", f"{path}/{node}", {"spec": lease["spec"]}, fine=(404,)) is None:
             await self._send("POST", path, lease, fine=(409,))
-        await self._say_that_it_is_ready(node)
 
-    async def _say_that_it_is_ready(self, node: str) -> None:
-        """Write it again, as kubelets do, when the node was taken for lost: after a pause, or for an older node of its name."""
-        body = await self._send("GET", f"/api/v1/nodes/{node}", None, fine=(404,))
-        conditions = (body or {}).get("status", {}).get("conditions") or [READY]
-        if all(each["status"] != "True" for each in conditions if each["type"] == "Ready"):
-            status = {"status": {"conditions": [READY]}}
+    async def _say_that_they_are_ready(self) -> None:
+        """Write it again, as kubelets do, for nodes that were taken for lost: after a pause, or for older ones of their names."""
+        listed = await self._send("GET", "/api/v1/nodes?resourceVersion=0", None) or {"items": []}
+        lost = [
+            each["metadata"]["name"]
+            for each in listed["items"]
+            if all(one["status"] != "True" for one in each["status"].get("conditions") or () if one["type"] == "Ready")
+        ]
+        status = {"status": {"conditions": [READY]}}
+        for node in self._nodes.keys() & set(lost):
             await self._send("PATCH", f"/api/v1/nodes/{node}/status", status, fine=(404, 409))
 
     async def _watch(self) -> None:
