@@ -12,7 +12,7 @@ import lightning as L
 import torch
 import trl
 from accelerate import Accelerator, DistributedType
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler
 from transformers import Trainer, TrainingArguments
 
 from elastipod.errors import ElastipodError
@@ -156,11 +156,15 @@ CASES: dict[str, Callable[[], None]] = {
     "accelerate: backward twice": lambda: backward(2),
     "accelerate: stream": lambda: loop(DataLoader(Stream(), batch_size=2)),
     "accelerate: batch_sampler": lambda: loop(DataLoader(Rows(), batch_sampler=[[0], [1]])),
+    "accelerate: subset": lambda: loop(DataLoader(Rows(), batch_size=2, sampler=SubsetRandomSampler([0, 1]))),
+    "accelerate: drop_last": lambda: loop(DataLoader(Rows(), batch_size=2, drop_last=True)),
     "accelerate: prepared loader": lambda: loop(prepares=True),
     "accelerate: prepared scheduler": lambda: loop(scheduler=True),
     "accelerate: accumulation": lambda: loop(accumulation=4),
     "lightning: stream": lambda: fit(DataLoader(Stream(), batch_size=2)),
     "lightning: batch_sampler": lambda: fit(DataLoader(Rows(), batch_sampler=[[0], [1]])),
+    "lightning: subset": lambda: fit(DataLoader(Rows(), batch_size=2, sampler=SubsetRandomSampler([0, 1]))),
+    "lightning: drop_last": lambda: fit(DataLoader(Rows(), batch_size=2, drop_last=True)),
     "lightning: no loader": lambda: fit([torch.ones(1)]),
     "lightning: accumulation": lambda: fit(accumulate_grad_batches=3),
     "lightning: limit": lambda: fit(limit_train_batches=4),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from elastipod.audit.sample_log import SampleLog
 from elastipod.batches.batch_plan import plan_batch
@@ -23,6 +23,7 @@ from elastipod.elastic_event import elastic_event_detected
 from elastipod.errors import FrameworkError
 from elastipod.fsdp1 import refuse_fsdp1
 from elastipod.gradients import gradient_sync
+from elastipod.integrations.loaders import check_loader
 from elastipod.integrations.packages import require
 from elastipod.progress import report
 from elastipod.rank_in_world import RankInWorld
@@ -242,10 +243,4 @@ def _check(accelerator: Any, loader: Any, model: torch.nn.Module, scheduler: Any
         raise FrameworkError(
             f"loader is a {type(loader).__name__}; give torch's DataLoader, and leave it out of accelerator.prepare"
         )
-    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
-        raise FrameworkError(
-            f"the loader reads a {type(loader.dataset).__name__}, which gives no sample by its index, so its position would be "
-            "lost at a resize; give a dataset with __getitem__ and __len__"
-        )
-    if loader.batch_size is None:
-        raise FrameworkError("the loader has a batch_sampler; give it batch_size, the maximum for one pass, instead")
+    check_loader(loader)

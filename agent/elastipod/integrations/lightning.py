@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 
 from elastipod.checkpoint.rng import random_state, rank_seed, restore_random_state, seed_new_rank
 from elastipod.collectives import sum_over_ranks
@@ -23,6 +23,7 @@ from elastipod.data.elastic_batches import ElasticBatches, MicroBatch
 from elastipod.errors import FrameworkError
 from elastipod.fsdp1 import refuse_fsdp1
 from elastipod.integrations.elastic_run import ElasticRun
+from elastipod.integrations.loaders import check_loader
 from elastipod.integrations.marks import MarkedCheckpoints
 from elastipod.integrations.packages import require
 
@@ -124,13 +125,7 @@ def check_trainer(trainer: Any, module: Any, loader: Any) -> None:
             )
     if not isinstance(loader, DataLoader):
         raise FrameworkError(f"loader is a {type(loader).__name__}; give torch's DataLoader over the training data")
-    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
-        raise FrameworkError(
-            f"the loader reads a {type(loader.dataset).__name__}, which gives no sample by its index, so its position would be "
-            "lost at a resize; give a dataset with __getitem__ and __len__"
-        )
-    if loader.batch_size is None:
-        raise FrameworkError("the loader has a batch_sampler; give it batch_size, the maximum for one pass, instead")
+    check_loader(loader)
 
 
 class _RestOfEpoch(Sampler[list[int]]):
