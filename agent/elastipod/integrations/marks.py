@@ -13,7 +13,8 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,10 @@ class Marked:
     extra: Mapping[str, Any]
 
 
+class _UnreadableError(CheckpointError):
+    """Storage does not say whether a checkpoint is complete."""
+
+
 class MarkedCheckpoints:
     """The checkpoints of one job in a directory that all ranks share. Methods are collective."""
 
@@ -72,7 +77,10 @@ class MarkedCheckpoints:
         )
 
     def newest(self) -> Marked | None:
-        """Give the newest complete checkpoint, None if there is none; what is newer and not complete is named in the log."""
+        """Give the newest complete checkpoint, None if there is none; what is newer and not complete is named in the log.
+
+        Raises CheckpointError on every rank when storage cannot read a newer one at the moment.
+        """
         found = self._on_rank_0(lambda: next((str(each.path) for each in self._complete()), None))
         return _read(Path(found)) if found else None
 
@@ -118,23 +126,32 @@ class MarkedCheckpoints:
         """
 
         def prune() -> None:
-            for old in self._complete()[keep:]:
+            complete: list[Marked] = []
+            with suppress(_UnreadableError):  # what is older is deleted when storage can read it
+                for each in self._complete():
+                    complete.append(each)  # keeps what was found before an error
+            for old in complete[keep:]:
                 self._store.check_fence(self.generation)
                 (old.path / MARK).unlink()  # a checkpoint that is deleted in part is none
                 shutil.rmtree(old.path, ignore_errors=True)
 
         self._on_rank_0(prune)
 
-    def _complete(self) -> list[Marked]:
+    def _complete(self) -> Iterator[Marked]:
+        """Give the complete checkpoints, newest first. Raises _UnreadableError at one that may be complete or not."""
         names = [match for match in map(self._name.fullmatch, os.listdir(self.directory)) if match]
-        complete = []
+        is_first = True
         for match in sorted(names, key=lambda match: int(match[1]), reverse=True):
             try:
-                complete.append(_read(self.directory / match[0]))
+                found = _read(self.directory / match[0])
+            except _UnreadableError:
+                raise
             except CheckpointError as error:
-                if not complete:
+                if is_first:
                     log.warning("%s; an older checkpoint is used, if there is one", error)
-        return complete
+                continue
+            is_first = False
+            yield found
 
     def _on_rank_0(self, action: Any) -> Any:
         """Run ``action`` on rank 0 and give its result, or raise its failure, on every rank."""
@@ -146,12 +163,17 @@ def _read(path: Path) -> Marked:
     try:
         record = json.loads((path / MARK).read_text(encoding="utf-8"))
         sizes = {name: (path / name).stat().st_size for name in record["files"]}
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         what = f"it has no {MARK}" if error.filename == str(path / MARK) else f"{error.filename} is missing"
         raise CheckpointError(
             f"{path} is not resumed from: {what}, so it is torn or was saved without Elastipod"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise _UnreadableError(
+            f"{path} cannot be read at the moment: {error.strerror or error}; start again when storage answers, or move it away "
+            "to resume from the one before"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is not resumed from: its {MARK} cannot be read ({error})") from error
     if record["v"] != _VERSION:
         raise CheckpointError(f"{path} has a mark of version {record['v']}; this elastipod knows version {_VERSION}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +58,47 @@ def test_what_is_not_complete_is_named_and_passed_over(tmp_path: Path, caplog: p
     assert "has no elastipod.json" in reasons[0]
     assert "weights is missing" in reasons[3]
     assert "part/weights has 0 bytes, but 2 were written" in reasons[4]
+
+
+def hang_up(monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> None:
+    """Have storage fail wherever the mark of a checkpoint is read."""
+    read = Path.read_text
+
+    def read_text(path: Path, *arguments: Any, **options: Any) -> str:
+        if path == checkpoint / MARK:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+
+
+def test_a_mark_that_storage_cannot_read_at_the_moment_is_no_reason_to_go_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = MarkedCheckpoints(tmp_path, NAME)
+    for step in (1, 2):
+        write(checkpoints, step)
+    hang_up(monkeypatch, tmp_path / "checkpoint-2")
+    with pytest.raises(CheckpointError, match=r"checkpoint-2 cannot be read at the moment: Input/output error; start"):
+        checkpoints.newest()
+
+
+def test_an_older_mark_that_storage_cannot_read_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = MarkedCheckpoints(tmp_path, NAME)
+    for step in (1, 2, 3, 4):
+        write(checkpoints, step)
+    hang_up(monkeypatch, tmp_path / "checkpoint-2")
+    found = checkpoints.newest()
+    assert found is not None
+    assert found.step == 4
+    checkpoints.prune(1)
+    assert {path.parent.name for path in tmp_path.glob(f"checkpoint-*/{MARK}")} == {
+        "checkpoint-1",
+        "checkpoint-2",
+        "checkpoint-4",
+    }
 
 
 def test_a_checkpoint_that_is_written_again_is_not_complete_meanwhile(tmp_path: Path) -> None:
