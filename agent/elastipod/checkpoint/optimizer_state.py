@@ -8,6 +8,7 @@ Neither a save nor a load creates state, because a first step with such state di
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
@@ -50,6 +51,17 @@ def optimizer_state(live: LiveObjects) -> dict[str, Any]:
         states |= {numbered[number]: dict(state) for number, state in own[STATE].items() if state}
         groups += [{**group, PARAMS: [numbered[number] for number in group[PARAMS]]} for group in own[GROUPS]]
     return {STATE: states, GROUPS: groups}
+
+
+def refuse_needed_closure(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Raise CheckpointError for an optimizer whose state no resume could create, because its step needs a closure (LBFGS)."""
+    for optimizer in optimizers:
+        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            raise CheckpointError(
+                f"the optimizer is a {type(optimizer).__name__}, whose step needs a closure, so no resume could create its state; use "
+                "another optimizer, or keep the weights yourself"
+            )
 
 
 def state_to_fill(
@@ -171,6 +183,7 @@ def _after_first_step(
     optimizer: torch.optim.Optimizer, parameters: Collection[torch.nn.Parameter]
 ) -> dict[torch.nn.Parameter, dict[str, Any]]:
     """Make a step with zero gradients and learning rates, on a second optimizer that shares only the parameters."""
+    refuse_needed_closure([optimizer])
     every = [parameter for group in optimizer.param_groups for parameter in group[PARAMS]]
     gradients = [parameter.grad for parameter in every]
     second: torch.optim.Optimizer = object.__new__(type(optimizer))

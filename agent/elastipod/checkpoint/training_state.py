@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 
 from elastipod.checkpoint.live_objects import LiveObjects, prefix_of
 from elastipod.checkpoint.live_objects import Scheduler as Scheduler
-from elastipod.checkpoint.optimizer_state import GROUPS, OPTIMIZER, optimizer_state
+from elastipod.checkpoint.optimizer_state import GROUPS, OPTIMIZER, optimizer_state, refuse_needed_closure
 from elastipod.checkpoint.rng import random_state
 from elastipod.checkpoint.save_plan import Chunk, LocalState, num_bytes
 from elastipod.checkpoint.stateful_members import STATEFUL, TENSORS, stateful_state
@@ -33,6 +33,7 @@ class TrainingState:
 
     def __init__(self, live: LiveObjects, rank: int) -> None:
         """Collective as far as torch's get_model_state_dict is. Raises CheckpointError for a value that cannot be saved."""
+        refuse_needed_closure(live.optimizers.values())
         self.nested = nested_state(live)
         self.stage = live.stage
         if live.schedulers:

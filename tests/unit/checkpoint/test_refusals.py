@@ -28,6 +28,21 @@ def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None
         Trainer().load(CheckpointManager(tmp_path / "file"))
 
 
+def test_an_optimizer_whose_state_no_resume_could_create_is_refused_before_hours_are_lost(tmp_path: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.LBFGS(model.parameters())
+    checkpoints = CheckpointManager(tmp_path)
+    with pytest.raises(CheckpointError, match="the optimizer is a LBFGS, whose step needs a closure, so no resume"):
+        checkpoints.save(1, model=model, optimizer=optimizer)
+    others = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1)).backward()
+    others.step()
+    checkpoints.save(1, model=model, optimizer=others)
+    with pytest.raises(CheckpointError, match="the optimizer is a LBFGS, whose step needs a closure, so no resume"):
+        checkpoints.load_latest(model=model, optimizer=optimizer)
+    checkpoints.close()
+
+
 def test_a_replaced_generation_can_neither_commit_nor_delete(tmp_path: Path) -> None:
     trainer, old = Trainer(), CheckpointManager(tmp_path, keep=1, generation=1)
     trainer.save(old, 1)
