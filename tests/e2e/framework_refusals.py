@@ -84,7 +84,7 @@ def fit(loader: Any = None, module: Any = None, options: Any = None, **settings:
         "accelerator": "cpu",
         "devices": 1,
     }
-    lightning_trainer = L.Trainer(max_epochs=1, **quiet, **settings)
+    lightning_trainer = L.Trainer(**{"max_epochs": 1, **quiet, **settings})
     elastic_fit(
         lightning_trainer, module or Module(), loader, global_batch=6, checkpoints=sys.argv[1], **(options or {})
     )
@@ -168,6 +168,7 @@ CASES: dict[str, Callable[[], None]] = {
     "lightning: no loader": lambda: fit([torch.ones(1)]),
     "lightning: accumulation": lambda: fit(accumulate_grad_batches=3),
     "lightning: limit": lambda: fit(limit_train_batches=4),
+    "lightning: no end": lambda: fit(max_epochs=-1),
     "lightning: manual": lambda: fit(module=ManualModule()),
     "lightning: FSDP1": lambda: strategy_of_lightning("FSDPStrategy"),
     "lightning: DeepSpeed": lambda: strategy_of_lightning("DeepSpeedStrategy"),

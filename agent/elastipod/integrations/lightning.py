@@ -123,6 +123,11 @@ def check_trainer(trainer: Any, module: Any, loader: Any) -> None:
             raise FrameworkError(
                 f"Trainer({name}={getattr(trainer, name)}); an exact resize needs {needed}, so leave it out"
             )
+    if trainer.max_epochs in (None, -1) and trainer.max_steps == -1:
+        raise FrameworkError(
+            "the Trainer has neither max_epochs nor max_steps, so the samples of the training are not known; set one of them, also "
+            "with max_time"
+        )
     if not isinstance(loader, DataLoader):
         raise FrameworkError(f"loader is a {type(loader).__name__}; give torch's DataLoader over the training data")
     check_loader(loader)
