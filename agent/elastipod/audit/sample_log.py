@@ -68,7 +68,8 @@ class SampleLog:
         it cannot be created.
         """
         place = place_of(rank, world_size, dp_mesh)
-        self.path = Path(directory) / f"gen-{generation:06d}-rank-{place.rank:05d}.jsonl"
+        # The script may change its working directory.
+        self.path = Path(directory).absolute() / f"gen-{generation:06d}-rank-{place.rank:05d}.jsonl"
         self._writes = writes = logs_samples(dp_mesh) if writes is None else writes
         self._descriptor: int | None = None
         self._lock = threading.Lock()  # a save writes and syncs in its own thread while training may close the log

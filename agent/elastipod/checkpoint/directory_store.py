@@ -38,7 +38,7 @@ class DirectoryStore(CheckpointStore):
     has_cheap_seeks = True
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # the script may change its working directory
         super().__init__(str(self.path))
 
     def begin(self, target: CheckpointId) -> Path:

@@ -24,6 +24,19 @@ from elastipod.errors import CheckpointError, FencedError
 WANTS = "its format is 3, this library reads 2; use the version that wrote it, or another directory"
 
 
+def test_a_script_that_changes_its_working_directory_saves_where_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    trainer, checkpoints = Trainer(), CheckpointManager("run", keep=1)
+    trainer.save(checkpoints, 1)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    trainer.save(checkpoints, 2)
+    assert Trainer().load(CheckpointManager(tmp_path / "run")) == 2
+    assert not entries(tmp_path / "elsewhere")
+
+
 def test_a_resumed_run_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     whole, first, second = Trainer(), Trainer(), Trainer(seed=9)
     for number in range(6):

@@ -45,6 +45,17 @@ def test_lines_are_in_the_file_at_once(tmp_path: Path) -> None:
         assert len(log.path.read_text().splitlines()) == 2
 
 
+def test_a_script_that_changes_its_working_directory_can_still_end_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with open_log(Path("log")) as log:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        log.end(0, "drained")
+    assert log.path.is_relative_to(tmp_path / "log")
+
+
 def test_a_log_is_never_written_over(tmp_path: Path) -> None:
     open_log(tmp_path).close()
     with pytest.raises(SampleLogError, match="another run logged there"):
