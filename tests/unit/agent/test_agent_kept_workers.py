@@ -146,7 +146,7 @@ def test_a_rank_that_asks_again_at_the_barrier_while_another_still_imports_is_no
         job.order(1, "crash")
         job.agent.until("faulted")
         assert job.agent.stop(1, restart_mode=KEEP) == (200, None)
-        until(lambda: pools and pools[0]._coordinator.position(0).is_waiting, "rank 0 at the barrier")
+        until(lambda: pools and pools[0]._ranks[0].was_waiting, "rank 0 at the barrier, as the agent has seen")
         pools[0]._ranks[0].deadline = 0.0
         time.sleep(0.5)
         held.unlink()
