@@ -75,6 +75,15 @@ class ManualModule(Module):
     automatic_optimization = False
 
 
+class ModuleWithoutLoss(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.layer.parameters())
+
+
 def fit(loader: Any = None, module: Any = None, options: Any = None, **settings: Any) -> None:
     loader = DataLoader(Rows(), batch_size=2) if loader is None else loader
     quiet = {
@@ -169,6 +178,7 @@ CASES: dict[str, Callable[[], None]] = {
     "lightning: accumulation": lambda: fit(accumulate_grad_batches=3),
     "lightning: limit": lambda: fit(limit_train_batches=4),
     "lightning: no end": lambda: fit(max_epochs=-1),
+    "lightning: no loss": lambda: fit(module=ModuleWithoutLoss()),
     "lightning: manual": lambda: fit(module=ManualModule()),
     "lightning: FSDP1": lambda: strategy_of_lightning("FSDPStrategy"),
     "lightning: DeepSpeed": lambda: strategy_of_lightning("DeepSpeedStrategy"),

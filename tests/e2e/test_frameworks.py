@@ -264,6 +264,7 @@ REFUSED = {
     "lightning: accumulation": "Trainer(accumulate_grad_batches=3); an exact resize needs 1, so leave it out",
     "lightning: limit": "Trainer(limit_train_batches=4); an exact resize needs 1.0, so leave it out",
     "lightning: no end": "neither max_epochs nor max_steps",
+    "lightning: no loss": "training_step gave no loss in step 1, whose passes all count",
     "lightning: manual": "automatic_optimization = False",
     "lightning: FSDP1": "use DDPStrategy, or ModelParallelStrategy, which is FSDP2",
     "lightning: DeepSpeed": "belong to one world size; use DDPStrategy",

@@ -220,6 +220,11 @@ class ElasticCallback(Callback):  # type: ignore[misc]  # the package is not ins
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         assert self._part is not None
+        if not outputs or outputs["loss"] is None:
+            raise FrameworkError(
+                f"training_step gave no loss in step {self._step}, whose passes all count; for samples to leave out, give a loss "
+                "that is multiplied by 0"
+            )
         self._sum += float(outputs["loss"]) * self._run.cut.passes * self._part.weight
         if not self._part.is_last:
             return
