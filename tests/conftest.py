@@ -14,7 +14,7 @@ from typing import Any
 import hypothesis
 import psutil
 import pytest
-from tests.long_runs import LongRun, LongRuns
+from tests.long_runs import LongRun, LongRuns, reports_folder
 from tests.patience import PATIENCE_S, TEARDOWN_S, TIER_TIMEOUT_S
 from tests.teardown_limit import TeardownLimit
 
@@ -44,7 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.go_programs import ClusterVersions  # needs more Python than the library's own tests
 
         ClusterVersions.of(minor).use()
-    config.stash[LongRuns.key] = LongRuns(TESTS.parent / ".run" / "long", seed=config.getoption("--seed"))
+    folder = reports_folder(TESTS.parent, config.getoption("keyword"), config.args)
+    config.stash[LongRuns.key] = LongRuns(folder, seed=config.getoption("--seed"))
 
 
 def tier_of(item: pytest.Item) -> str:

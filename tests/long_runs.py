@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -20,6 +21,12 @@ def long_names() -> list[str]:
         re.findall(r'mark\.long\("([^"]+)"\)', path.read_text(encoding="utf-8")) for path in TESTS.rglob("test_*.py")
     )
     return sorted({name for names in marks for name in names})
+
+
+def reports_folder(root: Path, keyword: str, arguments: Sequence[str]) -> Path:
+    """Give where reports go. Those of tests that were chosen by -k, file or name prove less than a run, and are kept apart."""
+    is_part = keyword != "" or not all(Path(each).is_dir() for each in arguments)
+    return root / ".run" / ("long-parts" if is_part else "long")
 
 
 @dataclass(slots=True)
