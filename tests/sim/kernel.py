@@ -75,11 +75,11 @@ class Kernel:
 
     def at(self, time: float, action: Callable[[], object]) -> None:
         """Have something done at a time, now at the earliest."""
-        heapq.heappush(self._queue, (time if time > self.now else self.now, next(self._order), action))
+        heapq.heappush(self._queue, (max(time, self.now), next(self._order), action))
 
     def after(self, delay: float, action: Callable[[], object]) -> None:
         """Have something done after some seconds."""
-        heapq.heappush(self._queue, (self.now + delay if delay > 0.0 else self.now, next(self._order), action))
+        self.at(self.now + delay, action)
 
     def spawn(self, script: Script, held_until: Callable[[], float] | None = None) -> Process:
         """Run a process from here on."""

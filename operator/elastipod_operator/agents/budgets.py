@@ -19,8 +19,6 @@ class ByteBudget:
 
     def change(self, job: str, by: int) -> bool:
         """Hold more or fewer bytes for a job. False, without any change, if that would exceed a limit."""
-        if not by:
-            return True
         wanted = self._held[job] + by
         if by > 0 and (wanted > self._per_job or (wanted > self._free and self.total + by > self._in_all)):
             return False
