@@ -44,10 +44,12 @@ def accelerator_type() -> str:
     return "cpu" if found is None else str(found.type)
 
 
-def accelerator_error() -> type[RuntimeError]:
-    """Give the type of errors of a device, after which nothing runs on it in this process any more; torch before 2.8 has none for them."""
-    found: type[RuntimeError] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)
-    return found
+def device_errors() -> tuple[type[RuntimeError], ...]:
+    """Give the types of errors of a rank's own device.
+
+    After an AcceleratorError, which torch has from 2.8 on, nothing runs on the device in this process any more.
+    """
+    return (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
 
 
 def accelerators_of(model: nn.Module) -> set[torch.device]:

@@ -11,10 +11,9 @@ import traceback
 from collections.abc import Callable
 from types import TracebackType
 
-import torch
 import torch.distributed as dist
 
-from elastipod.torch_compat import accelerator_error
+from elastipod.torch_compat import device_errors
 
 ASK_AGENT_S = 5.0  # for the agents to see that a process died and for the operator to call the others back
 _TRANSPORT = re.compile(
@@ -30,7 +29,7 @@ def is_collective_failure(error: BaseException, is_generation_over: Callable[[fl
     is_generation_over: waits up to a number of seconds for the agent to say so; asked only where the error itself does not tell.
     """
     if not isinstance(error, RuntimeError) or isinstance(
-        error, torch.OutOfMemoryError | NotImplementedError | RecursionError | accelerator_error()
+        error, (NotImplementedError, RecursionError, *device_errors())
     ):
         return False
     if isinstance(error, dist.DistError):

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from elastipod.errors import ElastipodError, StateDiffersError
@@ -26,7 +25,7 @@ from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.rank import RankState
 from elastipod.in_memory.state_transfer import put_back, transfer
 from elastipod.rank_ranges import format_ranks
-from elastipod.torch_compat import accelerator_error
+from elastipod.torch_compat import device_errors
 
 WHOLE = frozenset({0})  # replicated state is one part
 MAX_NAMED = 5
@@ -44,7 +43,7 @@ def lost_world(what: str) -> Any:
     """
     try:
         yield
-    except (torch.OutOfMemoryError, accelerator_error()):
+    except device_errors():
         raise
     except RuntimeError as error:
         raise WorldLost(f"{what}: {(str(error).splitlines() or [type(error).__name__])[0]}") from error

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from elastipod.in_memory.collective_failure import is_collective_failure
 from elastipod.in_memory.memory_state import WorldLost
 from elastipod.in_memory.world_life import WorldLife
-from elastipod.torch_compat import accelerator_error
+from elastipod.torch_compat import device_errors
 
 
 class Agent:
@@ -77,7 +77,7 @@ def test_what_the_script_raises_is_its_own_even_when_a_peer_is_lost(error: BaseE
 def test_an_error_of_the_device_ends_the_process_wherever_it_comes_up() -> None:
     """Its context is lost: such a process would come back with a state that it can neither read nor give away."""
     agent = Agent(is_over=True)
-    error = raised_by_distributed("CUDA error: an illegal memory access was encountered", accelerator_error())
+    error = raised_by_distributed("CUDA error: an illegal memory access was encountered", device_errors()[-1])
     assert not is_collective_failure(error, agent)
     assert agent.num_asked == 0
 

@@ -19,7 +19,7 @@ from elastipod.in_memory.offers import Offer, ResumePlan
 from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.phases import Phase
 from elastipod.in_memory.rank import RankState
-from elastipod.torch_compat import accelerator_error
+from elastipod.torch_compat import device_errors
 
 
 class Limits(PhaseLimit):
@@ -213,7 +213,7 @@ def test_a_failed_collective_is_a_lost_world_with_one_line(error: RuntimeError, 
 
 
 @pytest.mark.parametrize(
-    "error", [CheckpointError("x"), ValueError("x"), torch.OutOfMemoryError("x"), accelerator_error()("x")]
+    "error", [CheckpointError("x"), ValueError("x"), torch.OutOfMemoryError("x"), device_errors()[-1]("x")]
 )
 def test_another_failure_is_what_it_is(error: Exception) -> None:
     with pytest.raises(type(error)), lost_world("texts are lost"):
