@@ -220,7 +220,7 @@ class PlayedNodes:
 
     async def _say_that_they_are_ready(self) -> None:
         """Write it again, as kubelets do, for nodes that were taken for lost: after a pause, or for older ones of their names."""
-        listed = await self._send("GET", "/api/v1/nodes?resourceVersion=0", None) or {"items": []}
+        listed = await self._send("GET", "/api/v1/nodes?resourceVersion=0", None) or {}
         lost = [
             each["metadata"]["name"]
             for each in listed["items"]

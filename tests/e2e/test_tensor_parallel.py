@@ -74,7 +74,12 @@ def test_a_world_that_splits_a_model_group_is_refused_with_those_that_fit(make_r
     run.start(3)
     wait_until(lambda: not run.running(), "all workers end")
     sentence = "3 ranks form no whole model groups of 2 (tensor 2); world sizes that fit: 2, 4, 6"
-    refused = [said for said in map(run.output, range(3)) if sentence in said]
-    assert refused, "the others may still have been connecting to a rank that ended with it"
-    for said in refused:
-        assert "spec.elastipod.parallelism: 2 keeps the job to such sizes" in said
+    advice = "spec.elastipod.parallelism: 2 keeps the job to such sizes"
+    # A rank may be connecting yet to one that has ended with this.
+    heard = ["refused" if sentence in said and advice in said else _cut_off(said) for said in map(run.output, range(3))]
+    assert "refused" in heard
+    assert set(heard) <= {"refused", "cut off"}, run.output(heard.index(""))
+
+
+def _cut_off(said: str) -> str:
+    return "cut off" if "connectFullMesh failed" in said else ""
