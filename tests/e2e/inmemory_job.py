@@ -241,7 +241,10 @@ class InMemoryJob:
             if number not in self._slots:
                 path = self.folder / f"worker-file-{number}"
                 file = WorkerFile.create(path, MAX_SLOTS)
-                self._slots[number] = Slot(number, self._spawn(number), file, self._run)
+                slot = Slot(number, self._spawn(number), file, self._run)
+                with self._changed:
+                    self._slots[number] = slot
+                    self._changed.notify_all()  # its process may be asking already
             elif self._slots[number].process.poll() is not None:
                 self._replace(self._slots[number])
 
