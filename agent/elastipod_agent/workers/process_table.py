@@ -22,6 +22,7 @@ class Process:
 
 
 _NUM_THREADS = 17  # its place among the fields of /proc/PID/stat behind the name
+_ENVIRONMENT = slice(47, 49)  # where it begins and ends
 _LONGEST_STAT = 4096  # bytes; one has some fifty numbers and a short name
 
 
@@ -97,9 +98,23 @@ def is_stopped(pid: int, proc: Path = PROC) -> bool:
     return _read(proc / str(pid) / "stat").rpartition(b")")[2].split()[:1] in ([b"T"], [b"t"])
 
 
-def has_in_environment(pid: int, entry: str, proc: Path = PROC) -> bool:
-    """Tell whether the initial environment of a process holds ``NAME=value``."""
-    return os.fsencode(entry) in _read(proc / str(pid) / "environ").split(b"\0")
+def has_in_environment(pid: int, entry: str, proc: Path = PROC) -> bool | None:
+    """Tell whether the initial environment of a process holds ``NAME=value``; None if it is in the middle of an exec.
+
+    The kernel maps the new program before it notes where its environment is: until then it reads as empty.
+    """
+    if environment := _read(proc / str(pid) / "environ"):
+        return os.fsencode(entry) in environment.split(b"\0")
+    return False if _has_no_environment(pid, proc) else None
+
+
+def _has_no_environment(pid: int, proc: Path) -> bool:
+    try:
+        os.readlink(proc / str(pid) / "exe")
+        begin, end = _read_at_once(f"{proc}/{pid}/stat").rpartition(b")")[2].split()[_ENVIRONMENT]
+    except OSError:  # it has ended, or is another user's
+        return True
+    return begin == end != b"0"
 
 
 def _read_at_once(path: str) -> bytes:

@@ -32,19 +32,23 @@ _FREEING_S = 2.0  # how long processes that free what workers have left may take
 
 def members(sessions: Collection[int], cookie: str, proc: Path = PROC) -> list[int]:
     """Give the pids of the workers' living processes. cookie: a ``NAME=value`` in every worker's environment."""
-    return _members_in(snapshot(proc), sessions, cookie, proc)
+    return _members_in(snapshot(proc), sessions, cookie, proc)[0]
 
 
-def _members_in(processes: dict[int, Process], sessions: Collection[int], cookie: str, proc: Path = PROC) -> list[int]:
-    return [
-        process.pid
-        for process in descendants(processes, os.getpid())
-        if not process.is_dead and _belongs(process, sessions, cookie, proc)
-    ]
+def _members_in(
+    processes: dict[int, Process], sessions: Collection[int], cookie: str, proc: Path = PROC
+) -> tuple[list[int], bool]:
+    """Give the pids of the workers' living processes, and whether it is known of all others that they are none."""
+    below = [process for process in descendants(processes, os.getpid()) if not process.is_dead]
+    belongs = {process.pid: _belongs(process, sessions, cookie, proc) for process in below}
+    return [pid for pid, does in belongs.items() if does], None not in belongs.values()
 
 
-def _belongs(process: Process, sessions: Collection[int], cookie: str, proc: Path) -> bool:
-    """Tell whether it is a worker, perhaps just forked and without its own session, or shows that it came from one."""
+def _belongs(process: Process, sessions: Collection[int], cookie: str, proc: Path) -> bool | None:
+    """Tell whether it is a worker, perhaps just forked and without its own session, or shows that it came from one.
+
+    None while nothing can be told of it, in the middle of an exec.
+    """
     is_inside = process.pid in sessions or process.session in sessions
     return is_inside or has_in_environment(process.pid, cookie, proc)
 
@@ -87,16 +91,20 @@ async def end_all(reaper: Reaper, sessions: Collection[int], cookie: str, timeou
     What frees the resources of the others ends after them by itself, and is killed only if it does not.
 
     Only a second empty result counts: a process whose parent was reaped during a snapshot is missing in the tree of that snapshot, and is
-    below the agent in the next. The first of them shows the family too: the end is waited for with each look at /proc.
+    below the agent in the next. The first of them shows the family too: the end is waited for with each look at /proc. Nor does a result
+    count while a process is in the middle of an exec, unless that lasts until the deadline.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     spared_until = deadline - timeout_s / 4  # time that SIGKILL may take afterwards
     processes = snapshot()
     kin = _family_in(processes, sessions)
-    while found := _members_in(processes, kin, cookie) or members(kin, cookie):
+    while True:
+        found, is_known = _members_in(processes, kin, cookie)
+        if not found and is_known:
+            found, is_known = _members_in(snapshot(), kin, cookie)
         now = loop.time()
-        if now >= deadline:
+        if now >= deadline or (not found and is_known):
             return found
         workers = [pid for pid in found if pid in sessions]
         _kill(workers)  # without a look at their command lines, which may wait for one that is stuck in the kernel
@@ -106,7 +114,6 @@ async def end_all(reaper: Reaper, sessions: Collection[int], cookie: str, timeou
         _kill(pid for pid in others if now >= spared_until or not _is_spared(pid))
         await reaper.next_exit(_POLL_S)
         processes = snapshot()
-    return []
 
 
 def _is_spared(pid: int) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.agent_client import until
 
 from elastipod_agent.workers import process_table
 from elastipod_agent.workers.process_table import Process
@@ -62,7 +63,7 @@ def test_a_variable_counts_as_a_whole(tmp_path: Path) -> None:
     assert process_table.has_in_environment(12, "LAST=2", tmp_path)
     assert not process_table.has_in_environment(12, "COOKIE=/", tmp_path)
     assert not process_table.has_in_environment(12, "OOKIE=/x", tmp_path)
-    assert not process_table.has_in_environment(13, "COOKIE=/x", tmp_path)
+    assert process_table.has_in_environment(13, "COOKIE=/x", tmp_path) is False
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,46 @@ def test_stopped_processes(tmp_path: Path, state: bytes, is_stopped: bool) -> No
     write(tmp_path, 12, stat=stat(12, state))
     assert process_table.is_stopped(12, tmp_path) is is_stopped
     assert process_table.is_stopped(13, tmp_path) is False
+
+
+@pytest.mark.parametrize(
+    ("has_program", "ends", "told"),
+    [
+        pytest.param(True, b"0 0", None, id="in the middle of an exec"),
+        pytest.param(True, b"700 900", None, id="the exec has ended since it was read"),
+        pytest.param(True, b"700 700", False, id="it has none"),
+        pytest.param(False, b"0 0", False, id="its main thread has ended, or it is another user's"),
+    ],
+)
+def test_an_empty_environment(tmp_path: Path, has_program: bool, ends: bytes, told: bool | None) -> None:
+    fields = b"12 (sh) S " + b" ".join(b"%d" % number for number in range(4, 50))
+    write(tmp_path, 12, environ=b"", stat=fields + b" " + ends + b" 0\n")
+    if has_program:
+        (tmp_path / "12" / "exe").symlink_to("/bin/sh")
+    assert process_table.has_in_environment(12, "COOKIE=/x", tmp_path) is told
+
+
+def test_a_real_process_without_an_environment() -> None:
+    with subprocess.Popen(["sleep", "600"], env={}) as process:
+        try:
+            until(lambda: process_table.command_line(process.pid) == b"sleep\000600\0", "its program")
+            assert process_table.has_in_environment(process.pid, "COOKIE=/x") is False
+        finally:
+            process.kill()
+
+
+def test_a_process_that_executes_one_program_after_the_other_never_seems_to_be_without_its_variable() -> None:
+    """One look in twenty fell in the middle of an exec."""
+    command = 'exec /bin/sh -c "$0" "$0"'
+    looks = []
+    with subprocess.Popen(["/bin/sh", "-c", command, command], env={"COOKIE": "/x"}) as process:
+        try:
+            until(lambda: process_table.has_in_environment(process.pid, "COOKIE=/x"), "its first program")
+            looks = [process_table.has_in_environment(process.pid, "COOKIE=/x") for _ in range(2_000)]
+        finally:
+            process.kill()
+    assert looks.count(False) == 0
+    assert looks.count(True) > 0
 
 
 @pytest.fixture

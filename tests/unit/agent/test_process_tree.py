@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.patience import PATIENCE_S
 
 from elastipod_agent.workers import process_tree
-from elastipod_agent.workers.process_table import Process, catches, descendants, snapshot
+from elastipod_agent.workers.process_table import Process, catches, descendants, has_in_environment, snapshot
 from elastipod_agent.workers.process_tree import family, frees_resources, may_free_resources, members
 from elastipod_agent.workers.reaper import Reaper
 
@@ -228,3 +229,34 @@ async def test_the_end_of_workers_that_have_ended_takes_two_looks_at_all_process
     monkeypatch.setattr(process_tree, "snapshot", lambda *_: counted())
     assert await process_tree.end_all(Reaper(), {900_001}, COOKIE, PATIENCE_S) == []
     assert len(seen) == 2
+
+
+@pytest.fixture
+def orphan() -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a session of its own, that only its environment shows to have come from a worker."""
+    name, _, path = COOKIE.partition("=")
+    with subprocess.Popen(["sleep", "600"], env={name: path}, start_new_session=True) as process:
+        yield process
+        process.kill()
+
+
+async def test_who_is_in_the_middle_of_an_exec_is_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch, orphan: subprocess.Popen[bytes]
+) -> None:
+    looks = []
+
+    def look(pid: int, entry: str, proc: Path) -> bool | None:
+        looks.append(pid)
+        return None if pid == orphan.pid and looks.count(pid) <= 3 else has_in_environment(pid, entry, proc)
+
+    monkeypatch.setattr(process_tree, "has_in_environment", look)
+    assert await process_tree.end_all(Reaper(), {900_001}, COOKIE, PATIENCE_S) == []
+    assert orphan.wait(PATIENCE_S) == -signal.SIGKILL
+
+
+async def test_an_exec_that_does_not_end_is_waited_for_until_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, orphan: subprocess.Popen[bytes]
+) -> None:
+    monkeypatch.setattr(process_tree, "has_in_environment", lambda *_: None)
+    assert await process_tree.end_all(Reaper(), {900_001}, COOKIE, 0.2) == []
+    assert orphan.poll() is None, "nobody knows whose it is"
