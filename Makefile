@@ -11,6 +11,7 @@ TIERS := unit sim api e2e chart
 NAME ?=
 SEED ?=
 ARGS ?=
+ALL ?=
 
 .PHONY: help env demo test sim test-long proven docs lint format generate requirements bench wheels sbom kind clean $(TIERS:%=test-%)
 
@@ -24,8 +25,8 @@ env:
 demo: env ## run an elastic job on a local cluster: nodes come and go, a crash, an urgent job in its queue (ARGS=--help)
 	@$(PY) -m elastipod_local.demo.main $(ARGS)
 
-test: env ## run everything that this machine can: lint, then every tier with small counts
-	@$(PY) tests/tiers.py lint $(TIERS) -- $(ARGS)
+test: env ## lint and run the tests of every tier that this machine can (ALL=1: the slow ones too, as continuous integration)
+	@$(PY) tests/tiers.py $(if $(ALL),,--quick) lint $(TIERS) -- $(ARGS)
 
 $(TIERS:%=test-%): test-%: env
 	@$(PY) tests/tiers.py $* -- $(ARGS)

@@ -31,6 +31,7 @@ LEFT_RUNNING = pytest.StashKey[list[str]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("elastipod")
     group.addoption("--long", metavar="NAME", default=None, help="run the long test of this name only; empty: all")
+    group.addoption("--quick", action="store_true", help="leave out the tests marked slow, as `make test` does")
     group.addoption("--seed", type=int, default=DEFAULT_SEED, help="seed of every random choice of a test")
     group.addoption("--kubernetes", metavar="MINOR", help="run clusters of another version of Kubernetes (tests/go)")
 
@@ -99,16 +100,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(limit_s), append=False)
         if reason := why_skipped(item):
             item.add_marker(pytest.mark.skip(reason=reason))
-    _select_long(config, items)
+    _select(config, items)
 
 
-def _select_long(config: pytest.Config, items: list[pytest.Item]) -> None:
+def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out long runs that are not wanted, and slow tests where the others shall do."""
     wanted: str | None = config.getoption("--long")
+    is_quick: bool = config.getoption("--quick")
 
     def is_selected(item: pytest.Item) -> bool:
         marker = item.get_closest_marker("long")
         if marker is None or wanted is None:
-            return marker is None and wanted is None
+            is_left_out = is_quick and item.get_closest_marker("slow") is not None
+            return marker is None and wanted is None and not is_left_out
         return wanted in ("", marker.args[0])
 
     dropped = [item for item in items if not is_selected(item)]

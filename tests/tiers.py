@@ -1,6 +1,6 @@
 """Run the tiers of the tests and close with pytest's own last line for each.
 
-Usage: python tests/tiers.py [--long NAME] TIER... [-- pytest arguments]. `make test` calls it. A tier whose tests
+Usage: python tests/tiers.py [--quick | --long NAME] TIER... [-- pytest arguments]. `make test` calls it. A tier whose tests
 cannot run on this machine, or that has none, is named with its reason. Exits 0 only when no tier failed.
 
 The tiers run in several processes (pytest-xdist), those of api and e2e with an API server or a cluster in each, and the e2e
@@ -95,8 +95,9 @@ def run_tier(tier: str, arguments: Sequence[str]) -> Outcome:
     return _outcome(tier, [_run_part(tier, part, is_whole=not arguments) for part in parts], is_whole=not arguments)
 
 
-def run_beside_each_other(tiers: Sequence[str]) -> list[Outcome]:
-    """Run whole tiers in lanes; lines of output begin with the name of their tier."""
+def run_beside_each_other(tiers: Sequence[str], *, is_quick: bool = False) -> list[Outcome]:
+    """Run tiers in lanes, without their slow tests if it shall be quick; lines of output begin with the name of their tier."""
+    quick = ("--quick",) if is_quick else ()
     of_tests = [tier for tier in tiers if tier != LINT]
     outcomes = {tier: without for tier in of_tests if (without := _without_tests(tier, is_ok=False))}
     for tier in of_tests:
@@ -118,7 +119,8 @@ def run_beside_each_other(tiers: Sequence[str]) -> list[Outcome]:
             if tier == LINT:
                 outcomes[LINT] = _lint(say)
             else:
-                ends[tier].append(_run_part(tier, part, say=say, before=YIELDING if tier in COMPUTES else ()))
+                before = YIELDING if tier in COMPUTES else ()
+                ends[tier].append(_run_part(tier, (*part, *quick), say=say, before=before))
 
     with ThreadPoolExecutor(len(lanes)) as pool:
         runs = [pool.submit(follow, lane) for lane in lanes]
@@ -252,6 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the named tiers; give 0 when none failed, 1 otherwise, 2 when no test was named, 130 on Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--long", metavar="NAME", help="run the long test of this name only; empty: every long test")
+    parser.add_argument("--quick", action="store_true", help="leave out slow tests, unless a tier or tests are chosen")
     parser.add_argument("tiers", nargs="+", metavar="TIER")
     own, rest = _split(sys.argv[1:] if argv is None else list(argv))
     options = parser.parse_args(own)
@@ -266,7 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not arguments:
             _announce(options.tiers)
         if run_whole and len(options.tiers) > 1:
-            outcomes = run_beside_each_other(options.tiers)
+            outcomes = run_beside_each_other(options.tiers, is_quick=options.quick)
         else:
             for tier in options.tiers:
                 _say(f"\n--- {tier} ---")
@@ -277,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print()
     for outcome in outcomes:
         print("\n".join([outcome.tier, *_named(outcome), outcome.line]))
-    for outcome in outcomes if run_whole else ():
+    for outcome in outcomes if run_whole and not options.quick else ():
         if outcome.tier != LINT:
             _try_to_report(outcome)
     if not any(outcome.has_tests for outcome in outcomes):

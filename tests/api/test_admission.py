@@ -142,6 +142,7 @@ def test_leader_and_standby_warn_and_without_them_jobs_are_created(
         assert applied(api_server, namespace, wishful("late")) == []
 
 
+@pytest.mark.slow
 async def test_an_expired_certificate_keeps_no_job_out_and_is_renewed(
     api: Api, api_server: Cluster, namespace: str
 ) -> None:
@@ -168,6 +169,7 @@ async def test_an_expired_certificate_keeps_no_job_out_and_is_renewed(
                 await serving
 
 
+@pytest.mark.slow
 async def test_certificates_of_cert_managers_self_signed_issuer_are_trusted_and_renewed(
     api: Api, api_server: Cluster, namespace: str, tmp_path: Path
 ) -> None:

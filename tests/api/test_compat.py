@@ -81,6 +81,7 @@ def test_sizes(manifest: str) -> None:
     assert [part in text for part, text in zip(expected.warnings, warnings, strict=True)] == [True] * len(warnings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("manifest", EXPECTED)
 def test_it_is_created_and_trains(lives: Lives, manifest: str) -> None:
     name, expected = name_of(manifest), EXPECTED[manifest]
@@ -101,6 +102,7 @@ def test_it_is_created_and_trains(lives: Lives, manifest: str) -> None:
     assert [part for part in expected.warnings if part not in warning] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("manifest", EXPECTED)
 def test_its_pods(lives: Lives, manifest: str) -> None:
     """Names, labels and environment that users' commands and tools read; the template's own fields are all there."""
@@ -132,6 +134,7 @@ def test_its_pods(lives: Lives, manifest: str) -> None:
         assert pod["spec"].get("affinity") == wished["spec"].get("affinity")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("manifest", ELASTIC)
 def test_it_grows(lives: Lives, manifest: str) -> None:
     """From the smallest size, to which the user had it shrunk, to the largest; its trainer may be deaf to it."""
@@ -153,6 +156,7 @@ def test_it_grows(lives: Lives, manifest: str) -> None:
     assert targets.pop("Running") == sum(targets.values()) == expected.sizes[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("manifest", EXPECTED)
 def test_it_completes(lives: Lives, manifest: str) -> None:
     name, expected = name_of(manifest), EXPECTED[manifest]
@@ -165,6 +169,7 @@ def test_it_completes(lives: Lives, manifest: str) -> None:
     assert len(pods) == (expected.sizes[-1] if expected.keeps_pods else 0)
 
 
+@pytest.mark.slow
 def test_nothing_else_was_warned_of(lives: Lives) -> None:
     mine = {name_of(manifest) for manifest in EXPECTED}
     warned = {
@@ -185,6 +190,7 @@ def test_nothing_else_was_warned_of(lives: Lives) -> None:
     assert warned == {(name_of(m), "SpecWarning") for m, e in EXPECTED.items() if e.warnings}
 
 
+@pytest.mark.slow
 def test_no_spec_was_written_into(lives: Lives) -> None:
     """What the user wrote stays as it is: the operator is the manager of no field of a spec."""
     mine = [
@@ -197,6 +203,7 @@ def test_no_spec_was_written_into(lives: Lives) -> None:
     assert [entry for entry in mine if "f:spec" in entry["fieldsV1"]] == []
 
 
+@pytest.mark.slow
 class TestHyp:
     """The field's own client. It reads every object of a namespace with a strict model, and one that it cannot read fails all."""
 

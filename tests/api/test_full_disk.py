@@ -28,6 +28,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_a_job_trains_and_ends_although_the_operator_can_write_nothing(
     api_server: Cluster, namespace: str, small_disk: Path
 ) -> None:

@@ -109,6 +109,7 @@ def until_size(cluster: Cluster, namespace: str, size: int) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_spare_capacity_only_never_makes_an_autoscaler_add_a_node(
     api_server: Cluster, namespace: str, tmp_path: Path
 ) -> None:

@@ -62,6 +62,7 @@ def write_status(cluster: Cluster, namespace: str, status: dict[str, Any]) -> No
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_state_of_a_job_makes_helm_wait(api_server: Cluster, namespace: str, chart: Path) -> None:
     waiting = (NAME, str(chart), "--namespace", namespace, "--wait")
     api_server.helm("install", *waiting, "--timeout=240s")
@@ -77,6 +78,7 @@ def test_no_state_of_a_job_makes_helm_wait(api_server: Cluster, namespace: str, 
     assert [(r["status"], r["revision"]) for r in releases] == [("deployed", str(1 + len(SNAPSHOTS)))]
 
 
+@pytest.mark.slow
 def test_helm_would_wait_for_conditions_that_we_do_not_use(api_server: Cluster, namespace: str, chart: Path) -> None:
     waiting = (NAME, str(chart), "--namespace", namespace, "--wait")
     api_server.helm("install", *waiting, "--timeout=240s")

@@ -98,6 +98,7 @@ def is_standing_by(ours: Operators, name: str) -> bool:
     return "cannot remove label" in ours.log(name)
 
 
+@pytest.mark.slow
 def test_a_release_does_not_run_the_jobs_of_another(ours: Operators, api_server: Cluster) -> None:
     """The second one ends with a sentence, whatever its namespace, and the first one does not notice."""
     other = f"{ours.namespace}-b"
@@ -119,6 +120,7 @@ def test_a_release_does_not_run_the_jobs_of_another(ours: Operators, api_server:
     ours.leads("elsewhere", other)
 
 
+@pytest.mark.slow
 def test_two_releases_share_a_namespace_by_the_controller_that_jobs_name(ours: Operators, api_server: Cluster) -> None:
     other = f"{ours.namespace}-b"
     api_server.kubectl("create", "namespace", other)
@@ -151,6 +153,7 @@ def foreign_crd(api_server: Cluster) -> Iterator[None]:
     api_server.kubectl("replace", "-f", str(path))
 
 
+@pytest.mark.slow
 def test_a_crd_of_another_controller_is_refused_unless_it_is_taken_over(
     foreign_crd: None, ours: Operators, api_server: Cluster
 ) -> None:

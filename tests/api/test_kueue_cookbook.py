@@ -38,6 +38,7 @@ def test_pending_increments_hold_nobody_up(kueue_server: Cluster) -> None:
     layout.admit("a", "other-more-1", 6, INCREMENT)
 
 
+@pytest.mark.slow
 def test_a_lender_takes_increments_back_and_no_bases(kueue_server: Cluster) -> None:
     layout = lay_out(kueue_server, "cohort.yaml")
     layout.admit("b", "own", 8)
@@ -58,6 +59,7 @@ def test_a_lender_takes_increments_back_and_no_bases(kueue_server: Cluster) -> N
     assert evicted in ("own", "lent-base")  # the newer one; of those admitted in one second any
 
 
+@pytest.mark.slow
 def test_a_base_that_borrows_pushes_only_borrowing_increments_aside(kueue_server: Cluster) -> None:
     layout = lay_out(kueue_server, "cohort.yaml")
     layout.admit("b", "small", 4, priority=-100)

@@ -90,6 +90,7 @@ def test_kueue_away_and_back(kueue_server: Cluster, kueue_namespace: str) -> Non
     wait_for(kueue_server, name, "workload", "too-many", "QuotaReserved", "False")
 
 
+@pytest.mark.slow
 def test_a_frozen_kueue_keeps_the_api_server_waiting(kueue_server: Cluster, kueue_namespace: str) -> None:
     name = kueue_namespace
     apply(kueue_server, *queues(name, name))

@@ -106,6 +106,7 @@ def test_a_deleted_job_asks_no_more_at_once_and_gives_back_as_its_pods_go(team: 
     assert verdict.counts["deleted jobs that are gone"] == 1
 
 
+@pytest.mark.slow
 def test_a_job_that_is_deleted_in_the_foreground_goes_after_its_pods(
     team: Team, nodes: SlowNodes, running: Path
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_job_that_is_deleted_in_the_foreground_goes_after_its_pods(
     assert '"level": "error"' not in running.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_deleted_job_goes_without_kueue_or_says_that_it_waits_for_it(team: Team) -> None:
     train_and_wait(team)
     waits = is_converted_by_kueue(team.cluster)

@@ -183,6 +183,7 @@ def test_what_is_wrong_with_a_queue_is_told_until_it_is_mended(team: Team) -> No
     team.until(lambda: team.warning("warned") == "", "the warnings to go", "warned")
 
 
+@pytest.mark.slow
 def test_an_edited_priority_class_acts_while_the_job_trains(team: Team) -> None:
     team.submit("ranked", labels=HIGH)
     team.trains("ranked", 4)
@@ -201,6 +202,7 @@ def test_an_edited_priority_class_acts_while_the_job_trains(team: Team) -> None:
     assert {number: body["metadata"]["uid"] for number, body in team.workloads("ranked").items()} == before
 
 
+@pytest.mark.slow
 def test_two_specs_with_a_class_each(kueue_server: Cluster, played: PlayedNodes, running: Path) -> None:
     layout = lay_out(kueue_server, "one-queue.yaml")
     *classes, job = yaml.safe_load_all((COOKBOOK / "two-priorities.yaml").read_text())
@@ -319,6 +321,7 @@ def test_quota_of_a_deleted_job_is_free(team: Team) -> None:
     team.trains("next", 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("served", ["nothing", "v1beta1"])
 def test_without_kueue_a_job_with_a_queue_waits(
     served: str, api_server: Cluster, namespace: str, tmp_path_factory: pytest.TempPathFactory
@@ -342,6 +345,7 @@ def test_without_kueue_a_job_with_a_queue_waits(
         api_server.kubectl("delete", "crd", "workloads.kueue.x-k8s.io", "--ignore-not-found")
 
 
+@pytest.mark.slow
 def test_what_admission_checks_say_and_add(team: Team) -> None:
     with_check(team, "prov")
     team.submit("checked", elasticPolicy=None)
@@ -368,6 +372,7 @@ def test_what_admission_checks_say_and_add(team: Team) -> None:
     team.trains("checked", 2)
 
 
+@pytest.mark.slow
 def test_pods_that_cannot_be_as_kueue_wants_them_are_not_made(team: Team) -> None:
     with_check(team, "prov")
     team.submit("clash", elasticPolicy=None)
@@ -433,6 +438,7 @@ def answer(team: Team, name: str, *, state: str, message: str = "", **more: Any)
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_kueue_places_pods_in_one_domain(team: Team, played: PlayedNodes) -> None:
     rack = "example.com/rack"
     racks = {f"c5-{number}": "ab"[number % 2] for number in range(NODES)}
@@ -457,6 +463,7 @@ def test_kueue_places_pods_in_one_domain(team: Team, played: PlayedNodes) -> Non
     assert "nodeSelector" not in asked[0]["template"]["spec"]
 
 
+@pytest.mark.slow
 def test_each_right_of_the_operator_is_used(team: Team, played: PlayedNodes) -> None:
     """A life that needs nearly all of them; docs/reference/permissions.md names the test of each other one."""
     log = team.cluster.folder.parent / "audit.log"
@@ -486,6 +493,7 @@ def test_the_rights_of_the_chart_are_enough(team: Team, running: Path) -> None:
     assert "forbidden" not in running.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_without_the_right_to_read_cluster_queues_jobs_run_and_are_not_warned(team: Team, running: Path) -> None:
     """The last of this module, for what is forbidden here stands in the log."""
     role = f"{RELEASE}-elastipod"

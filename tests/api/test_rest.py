@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from bench.operator_load.cluster import NAMESPACE, LoadCluster, count_by_kind
 from bench.operator_load.load import operator_command, operator_environment
 from tests.api.compat_nodes import PlayedNodes, until
@@ -54,6 +55,7 @@ def managers(cluster: LoadCluster, kind: str) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_while_nothing_changes_no_call_is_made_but_for_the_lease(tmp_path: Path) -> None:
     with LoadCluster.up("rest", nodes=0, run_dir=tmp_path / "cluster") as made:
         assert isinstance(made, LoadCluster)

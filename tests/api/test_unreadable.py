@@ -66,6 +66,7 @@ def state(body: dict[str, Any]) -> dict[str, Any]:
     return last
 
 
+@pytest.mark.slow
 def test_each_is_told_of_and_touches_no_other(lax: Cluster, tmp_path: Path) -> None:
     bodies = [{**job(name), "spec": spec} for name, (spec, _) in BROKEN.items()]
     good = job("good")

@@ -13,6 +13,7 @@ from tests.api.conftest import serve_jobs
 from tests.api.staged_objects import StagedObjects
 from tests.patience import PATIENCE_S
 from tests.sim.test_why import PARAGRAPHS, STAGES, without_times
+from tests.slow import all_but_first
 
 from elastipod import cli
 from elastipod_local import binaries
@@ -62,7 +63,7 @@ def objects_of(name: str, api: Api) -> StagedObjects:
     return StagedObjects(api, 1 + list(STAGES).index(name))
 
 
-@pytest.mark.parametrize("name", [name for name in STAGES if name not in REFUSED])
+@pytest.mark.parametrize("name", all_but_first((name for name in STAGES if name not in REFUSED), 8))
 async def test_the_paragraph_is_that_of_the_stage(
     api_server: Cluster, api: Api, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -125,6 +125,7 @@ def is_served(cluster: Cluster) -> bool:
     return cluster.kubectl("get", "hpjob", "-A", "-o", "json", check=False) != ""
 
 
+@pytest.mark.slow
 def test_a_job_trains_through_the_whole_life_of_a_release(site: Site) -> None:
     cluster, name = site.cluster, f"{NAMESPACE}-elastipod"
     site.helm("install", "elastipod", str(CHART))

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import psutil
+import pytest
 from tests.agent_client import free_port, until
 from tests.e2e.agent_process import AgentProcess, until_gone
 from tests.e2e.agent_scripts import FAMILY, POLL, SAY_RANK, RunAgent, _below, worker_pids
@@ -229,6 +230,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_know_of_a_drain_are_told_of(run_agent: RunAgent) -> None:
     """Half a minute after their start, when their imports are over; a shell between agent and script changes nothing."""
     agents: list[AgentProcess] = []

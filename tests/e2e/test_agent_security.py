@@ -174,6 +174,7 @@ def crowd(agent: AgentProcess, clients: int, calls: int) -> Iterator[list[str]]:
             thread.join(PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_ten_thousand_calls_do_not_delay_the_news_of_a_killed_worker(run_agent: RunAgent) -> None:
     agent = run_agent(POLL)
     agent.start(1)
@@ -207,6 +208,7 @@ STRANGERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [HOLDS_KEY, {}], ids=["with a key", "open to everybody"])
 def test_a_thousand_connections_of_every_bad_kind(run_agent: RunAgent, env: dict[str, str]) -> None:
     agent = run_agent(POLL, env=env)

@@ -131,6 +131,7 @@ def test_the_command_line_is_at_fault(tmp_path: Path, last_words: Path) -> None:
         assert last_words.read_text("utf-8").startswith(f"hyperpodrun: {words}")
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_and_a_log_directory_that_cannot_be_made(tmp_path: Path, last_words: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

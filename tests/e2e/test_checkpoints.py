@@ -37,7 +37,9 @@ def cases() -> Iterator[Cases]:
             marks=pytest.mark.long("variants"),
         ),
         pytest.param("reshard", [["ddp", 2], ["plain", 1], ["ddp", 3]], id="replicated"),
-        pytest.param("reshard, in teams", [["fsdp", 6], ["hsdp", 4], ["ddp", 5]], id="in teams"),
+        pytest.param(
+            "reshard, in teams", [["fsdp", 6], ["hsdp", 4], ["ddp", 5]], id="in teams", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_one_state_goes_through_every_way_of_sharding(
@@ -54,6 +56,7 @@ def test_one_state_goes_through_every_way_of_sharding(
         assert len(set(map(tuple, noises))) == size, "each rank has random numbers of its own"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "in_memory",
     [pytest.param(False, id="durable", marks=pytest.mark.long("variants")), pytest.param(True, id="memory")],
@@ -74,6 +77,7 @@ def test_what_has_no_optimizer_state_yet_has_none_in_any_world(cases: Cases, tmp
                 assert saved == further, "training went on to the last bit"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "in_memory",
     [pytest.param(False, id="durable"), pytest.param(True, id="memory", marks=pytest.mark.long("variants"))],
@@ -103,6 +107,7 @@ def test_ranks_that_hold_different_things_are_refused_when_they_save(cases: Case
     assert saved == "saved"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("nodes", "tp", "in_memory"),
     [
@@ -134,6 +139,7 @@ def test_a_pipeline_goes_on_with_more_and_fewer_replicas_of_each_stage(
     )
 
 
+@pytest.mark.slow
 def test_stages_of_the_same_names_are_refused_and_layers_may_move_between_stages(cases: Cases, tmp_path: Path) -> None:
     first, second = cases.run("pipeline, refused", tmp_path)
     assert first == second
@@ -185,6 +191,7 @@ def test_kills_at_random_instants_of_a_save(cases: Cases, tmp_path: Path, seed: 
     assert told["last"] > 0
 
 
+@pytest.mark.slow
 def test_a_partitioned_writer_is_shut_out(cases: Cases, tmp_path: Path, seed: int) -> None:
     assert cases.run("partition", tmp_path, 4, seed)["fenced"] == 4
 
@@ -203,6 +210,7 @@ def test_what_fails_on_one_rank_is_raised_on_all_and_the_world_goes_on(cases: Ca
     assert there == "[6, 5]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [pytest.param("lost ranks", marks=pytest.mark.long("variants")), "lost ranks, in teams"]
 )
@@ -305,6 +313,7 @@ def test_worlds_of_several_sizes_share_a_bucket(cases: Cases, server: S3Server, 
     assert told["three"][0][4] == [6, 5, 3]
 
 
+@pytest.mark.slow
 def test_a_replaced_generation_cannot_commit_to_a_bucket(
     cases: Cases, server: S3Server, s3fs: str, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from tests.api.compat_jobs import EXPECTED
 from tests.e2e.agent_process import PACKAGES, AgentProcess
 from tests.long_runs import LongRun
 from tests.patience import PATIENCE_S
+from tests.slow import all_but_first
 from tests.unit.compat.test_command_lines import INPROCESS, OF_THE_IMAGE, container_of
 
 from elastipod_agent.authentication import Credentials
@@ -123,7 +124,7 @@ def run_to_its_end(manifest: str, folder: Path) -> None:
     assert said == ([] if manifest in SILENT else ranks), printed
 
 
-@pytest.mark.parametrize("manifest", KINDS)
+@pytest.mark.parametrize("manifest", all_but_first(KINDS, 2))
 def test_a_container_trains_with_its_own_command_line(manifest: str, tmp_path: Path) -> None:
     run_to_its_end(manifest, tmp_path)
 

@@ -39,6 +39,7 @@ def test_helm_test_reaches_the_leader(cluster: Cluster) -> None:
     assert "\nleading\n" in shown
 
 
+@pytest.mark.slow
 def test_user_scales_and_the_operator_dies(job: JobRun, cluster: Cluster) -> None:
     assert "created" in job.apply("--steps=3000", "--epochs=3", "--min-step-time=0.2", "--checkpoint-every=50")
     job.until_training(4)

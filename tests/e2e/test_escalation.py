@@ -150,6 +150,7 @@ def troubles(cluster: Cluster) -> Iterator[dict[str, JobRun]]:
             job.delete()
 
 
+@pytest.mark.slow
 def test_force_grows_until_it_helps(cluster: Cluster) -> None:
     restarts = {"evalPeriodSeconds": 600, "numRestartBeforeFullJobRestart": 1, "maxFullJobRestarts": 1,
                 "maxNumRepeatOffendersToAvoid": 1}  # fmt: skip
@@ -224,6 +225,7 @@ def test_jobs_that_cannot_train_say_why(troubles: dict[str, JobRun]) -> None:
         assert every(word in told for word in words), (name, told)
 
 
+@pytest.mark.slow
 def test_a_deaf_agent_loses_its_pod(deaf: JobRun) -> None:
     """Asked, told, and then given up; the others go on, and the next pod in its place does what it is told."""
     job = deaf

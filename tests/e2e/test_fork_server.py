@@ -40,6 +40,7 @@ def script(folder: Path, text: str = HELLO) -> str:
     return "train.py"
 
 
+@pytest.mark.slow
 def test_a_stopped_server_is_not_waited_for(tmp_path: Path, python: Path) -> None:
     with run_warm(tmp_path, script(tmp_path), python=python) as run:
         run.until_warm(1)
@@ -54,6 +55,7 @@ def test_a_stopped_server_is_not_waited_for(tmp_path: Path, python: Path) -> Non
         assert run.starts() == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_lost_again_and_again_is_given_up(tmp_path: Path, python: Path) -> None:
     with run_warm(tmp_path, script(tmp_path), python=python) as run:
         for times in (1, 2, 3):
@@ -138,6 +140,7 @@ def test_an_orphan_that_never_ran_another_program_ends_with_its_worker(tmp_path:
         assert server.is_running(), "it is no worker"
 
 
+@pytest.mark.slow
 def test_twenty_generations_leave_nothing_open(tmp_path: Path, python: Path) -> None:
     with run_warm(tmp_path, "--nproc-per-node=2", script(tmp_path), python=python) as run:
         run.until_warm()

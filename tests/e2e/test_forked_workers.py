@@ -58,9 +58,9 @@ def as_run_path(folder: Path) -> list[str]:
     [
         pytest.param(as_file, (), id="a file"),
         pytest.param(as_link, ("--redirects=3", "--log-dir=logs"), id="a link, output in files"),
-        pytest.param(as_module, ("--tee=3", "--log-dir=logs"), id="a module, output in both"),
-        pytest.param(as_folder, (), id="a folder"),
-        pytest.param(as_run_path, (), id="runpy"),
+        pytest.param(as_module, ("--tee=3", "--log-dir=logs"), id="a module, output in both", marks=pytest.mark.slow),
+        pytest.param(as_folder, (), id="a folder", marks=pytest.mark.slow),
+        pytest.param(as_run_path, (), id="runpy", marks=pytest.mark.slow),
     ],
 )
 def test_a_forked_worker_sees_what_an_executed_one_sees(

@@ -108,7 +108,10 @@ VARIANT = pytest.mark.long("variants")
 
 @pytest.mark.parametrize(
     "script",
-    [pytest.param(script, id=name, marks=[] if name == "tokens" else [VARIANT]) for name, script in TRAINERS.items()],
+    [
+        pytest.param(script, id=name, marks=pytest.mark.slow if name == "tokens" else VARIANT)
+        for name, script in TRAINERS.items()
+    ],
 )
 def test_the_trainer_resizes(make_run: MakeRun, script: tuple[str, ...]) -> None:
     name, *options = script
@@ -123,6 +126,7 @@ def test_the_trainer_resizes(make_run: MakeRun, script: tuple[str, ...]) -> None
     assert {shrunk_at, STEPS} <= {mark["step"] for mark in marks}
 
 
+@pytest.mark.slow
 def test_sigterm_to_one_rank_saves_one_step_on_all_ranks_outside_a_pod(make_run: MakeRun) -> None:
     run = make_run("examples/hf_trainer/train.py", *JOB, PER_SAMPLE, "--jit", ELASTIPOD_WORKER_FILE="")
     run.start(2)

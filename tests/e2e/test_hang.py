@@ -131,6 +131,7 @@ def test_workers_that_offer_no_stacks_are_told_by_what_the_kernel_knows(run_agen
     assert "is in state S (sleeping) with 1 threads" in seen["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "timeout"),
     [
@@ -145,6 +146,7 @@ def test_what_is_no_hang_is_left_alone(run_agent: RunAgent, how: str, timeout: s
     assert agent.until("completed")["failure"] is None
 
 
+@pytest.mark.slow
 def test_a_drain_that_takes_its_time_is_no_hang(run_agent: RunAgent) -> None:
     agent: AgentProcess = run_agent(TRAIN, "--hang-timeout=8", script_args=("save for long",))
     agent.start(1)

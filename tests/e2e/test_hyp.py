@@ -101,6 +101,7 @@ def exists(cluster: Cluster, name: str) -> bool:
     return cluster.kubectl("get", "hpjob", name, "--ignore-not-found", "-o", "name") != ""
 
 
+@pytest.mark.slow
 def test_a_chart_with_a_job_is_installed_and_waited_for(job: JobRun, cluster: Cluster, tmp_path: Path) -> None:
     """As the recipes' launcher does it: a rendered chart with the job and its configuration, `helm install --wait`."""
     chart = tmp_path / "chart"

@@ -23,6 +23,7 @@ assert importlib.util.find_spec(absent) is None, f"the image has {absent}"
 """
 
 
+@pytest.mark.slow
 def test_each_image_can_do_its_part_and_has_nothing_of_the_others(tmp_path: Path) -> None:
     with built_stages(MODULES) as (builder, built):
         assert {name: stage.config.user for name, stage in built.items()} == dict.fromkeys(MODULES, "65532:65532")

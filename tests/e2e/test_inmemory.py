@@ -18,6 +18,7 @@ from tests.e2e.inmemory_verdicts import too_many_repeated
 from tests.e2e.torch_fork_server import TorchForkServer
 from tests.nonempty import some
 from tests.patience import PATIENCE_S
+from tests.slow import all_but_first
 
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
@@ -85,6 +86,7 @@ def test_planned_changes_keep_processes_and_repeat_no_step(play: Any, undisturbe
     assert (job.finals, job.report.exact) == ({undisturbed}, True), job.told()
 
 
+@pytest.mark.slow
 def test_when_no_copy_is_left_the_job_goes_on_from_its_newest_checkpoint(play: Any, undisturbed: str) -> None:
     """Both ranks are in the one rack, with which they die."""
     faults = [PlannedFault(FaultKind.KILL, Moment.STEP, rank=0, step=11)]
@@ -106,7 +108,7 @@ def test_a_mistake_of_the_script_ends_its_own_process_alone_with_its_traceback(p
     assert (job.finals, job.report.exact) == ({undisturbed}, True), job.told()
 
 
-@pytest.mark.parametrize(("mutant", "sentence"), MUTANTS.items(), ids=list(MUTANTS))
+@pytest.mark.parametrize(("mutant", "sentence"), all_but_first(MUTANTS.items(), 3), ids=list(MUTANTS))
 def test_a_mistake_of_a_change_is_seen_before_it_counts(play: Any, mutant: str, sentence: str) -> None:
     options = {"mutant": mutant, "is_exact": False, "checkpoint_every": 100, "first_step_s": 0.1}
     job = play(size=2, resizes=[Resize(5, 3)], options=options)
@@ -154,7 +156,7 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", all_but_first(EXAMPLES))
 def test_an_example_lives_through_resizes_and_a_crash(
     example: str, tmp_path: Path, fork_server: TorchForkServer
 ) -> None:

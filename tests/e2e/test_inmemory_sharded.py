@@ -157,6 +157,7 @@ def test_a_rank_that_dies_while_a_shrink_is_under_way_takes_no_part_with_it(
     assert_as_if_nothing_happened(job, undisturbed)
 
 
+@pytest.mark.slow
 def test_without_copies_the_loss_of_a_rank_goes_back_to_a_checkpoint(play: Any, undisturbed: dict[str, str]) -> None:
     faults = [PlannedFault(FaultKind.KILL, Moment.BACKWARD, rank=1, step=9)]
     options = {"copies": {"memory_bytes": 1000}, "checkpoint_every": 4}

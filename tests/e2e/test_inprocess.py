@@ -89,8 +89,20 @@ def test_a_fault_of_one_rank_restarts_all_ranks_in_their_processes(pods: Any) ->
     ("how", "mode", "new"),
     [
         pytest.param("process_level_restart", "process_level_restart", {0, 1}, id="process level: all are new"),
-        pytest.param("job_level_restart", "job_level_restart", {0, 1}, id="job level: all, until the pods go"),
-        pytest.param("local_process_level_restart", "ipr", {1}, id="local process level: who asked for it"),
+        pytest.param(
+            "job_level_restart",
+            "job_level_restart",
+            {0, 1},
+            id="job level: all, until the pods go",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "local_process_level_restart",
+            "ipr",
+            {1},
+            id="local process level: who asked for it",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("in_process_restart", "in_process_restart", set(), id="in process: nobody"),
     ],
 )
@@ -107,6 +119,7 @@ def test_the_stop_says_which_processes_are_started_anew(pods: Any, how: str, mod
     assert {rank for rank in after if after[rank] != before[rank]} == new
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stuck", "stopped"])
 def test_ranks_that_do_not_come_back_in_time_cost_all_processes_of_the_pod(pods: Any, how: str) -> None:
     timeout_s = 10  # in which every process has to start, too
@@ -213,6 +226,7 @@ def test_a_spare_waits_and_knows_it(run_agent: RunAgent) -> None:
     agent.until("completed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "words"),
     [

@@ -136,6 +136,7 @@ def test_a_local_rank_that_dies_is_replaced_and_the_other_keeps_its_process(pods
     assert after[0]["held"] > 0
 
 
+@pytest.mark.slow
 def test_a_pod_that_is_lost_leaves_the_others_their_processes(pods: Any) -> None:
     job = pods()
     first, second = job.add(2)
@@ -170,6 +171,7 @@ def test_a_deeper_restart_ends_all_processes(pods: Any, mode: str | None) -> Non
     assert every(one["held"] == one["first"] == 0 for one in after.values())
 
 
+@pytest.mark.slow
 def test_an_operator_of_the_plain_protocol_drains_and_starts_as_ever(pods: Any) -> None:
     job = pods()
     (agent,) = job.add()

@@ -127,6 +127,7 @@ def until_offered(cluster: Cluster, node: str, units: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_sick_unit_of_the_accelerator_is_offered_to_nobody(cluster: Cluster) -> None:
     """kubelet itself keeps count: a pod gets a unit of the device plugin, and the sick one is taken off what the node offers."""
     until_offered(cluster, "node-2", "2")
@@ -138,6 +139,7 @@ def test_a_sick_unit_of_the_accelerator_is_offered_to_nobody(cluster: Cluster) -
     until_offered(cluster, "node-2", "2")
 
 
+@pytest.mark.slow
 def test_the_train_image_finds_torch_and_the_launchers(cluster: Cluster) -> None:
     run_pod(cluster, "torch", "node-1")
     assert (
@@ -163,6 +165,7 @@ def test_node_files_stay_off_the_machine(cluster: Cluster) -> None:
     assert os.stat(cluster.kubeconfig).st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_a_node_comes_loses_its_power_returns_and_goes(cluster: Cluster) -> None:
     (name,) = cluster.add_nodes()
     run_pod(cluster, "guest", name)
@@ -218,7 +221,9 @@ def test_drain_evicts_the_pods_and_cordons(cluster: Cluster) -> None:
     [
         pytest.param(Cluster.partition_node, Cluster.heal_node, NodePhase.PARTITIONED, False, id="partitioned"),
         # The kernel takes the connection in place of a process that is frozen.
-        pytest.param(Cluster.freeze_node, Cluster.thaw_node, NodePhase.FROZEN, True, id="frozen"),
+        pytest.param(
+            Cluster.freeze_node, Cluster.thaw_node, NodePhase.FROZEN, True, id="frozen", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_pod_of_a_node_in_trouble_does_not_answer_and_goes_on_afterwards(

@@ -163,6 +163,7 @@ def test_a_slow_pattern_and_killed_matchers_cost_no_line_and_no_answer(run_agent
     assert "rule=Evil" in agent.printed()
 
 
+@pytest.mark.slow
 def test_what_the_agent_missed_while_it_was_stopped_is_no_silence(run_agent: RunAgent, tmp_path: Path) -> None:
     agent = run_agent(SAY, script_args=("beat:loss: 1", "wait:600"))
     hang = rule("Hang", "loss: ", expectedRecurringFrequencyInSeconds=8)

@@ -84,6 +84,7 @@ def _has_size(job: JobRun, size: int) -> bool:
     return job.size() == size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize(
     ("kind", "cause", "words"),

@@ -59,6 +59,7 @@ def memory_group() -> Iterator[Path]:
         folder.rmdir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("room_mib", "images", "warnings"),
     [

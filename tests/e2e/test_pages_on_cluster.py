@@ -43,6 +43,7 @@ def test_the_readmes_job_trains_to_its_end(cluster: Cluster, tmp_path: Path, lon
     long_run.count(steps=200)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_quick_start_ends_with_a_job_that_has_proven_itself(cluster: Cluster) -> None:
     """All of it but building images, which needs Docker: the local cluster has them already."""

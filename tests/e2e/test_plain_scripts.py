@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.e2e.torch_fork_server import TorchForkServer
 from tests.e2e.training_run import REPOSITORY, TrainingRun, wait_until
+from tests.slow import all_but_first
 
 STEPS, CHECKPOINT_EVERY = 50, 10  # two epochs
 LOSS_TOLERANCE = 1e-4
@@ -58,7 +59,7 @@ def undisturbed(fork_server: TorchForkServer, tmp_path_factory: pytest.TempPathF
     alone.run.close()
 
 
-@pytest.mark.parametrize("example", ["plain", "two_lines"])
+@pytest.mark.parametrize("example", all_but_first(["plain", "two_lines"]))
 def test_a_script_with_its_own_checkpoint_goes_on_at_other_sizes(
     fork_server: TorchForkServer, undisturbed: PlainRun, tmp_path: Path, example: str
 ) -> None:

@@ -56,6 +56,7 @@ def _is_deleting(pod: dict[str, Any]) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "outcome"), CASES, ids=lambda part: part)
 def test_what_is_left(ended: dict[tuple[str, str], JobRun], cluster: Cluster, policy: str, outcome: str) -> None:
     job = ended[policy, outcome]

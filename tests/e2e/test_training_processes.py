@@ -140,6 +140,7 @@ def test_the_digits_example_finishes_an_epoch_with_a_short_batch(make_run: MakeR
     assert audit(read_logs(run.logs)).exact
 
 
+@pytest.mark.slow
 def test_an_example_trains_a_batch_with_fewer_samples_than_ranks(make_run: MakeRun) -> None:
     losses = []
     for world_size in (1, 3):

@@ -16,6 +16,7 @@ def cases() -> Iterator[Cases]:
     running.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -28,6 +28,7 @@ from tests.sim.required_coverage import MUST_MEET
 from tests.sim.scripted_queue_schedules import QUEUE_SCHEDULES, QUEUE_TURNS
 from tests.sim.scripted_schedules import ENDING_TURNS, SCHEDULES, TURNS
 from tests.sim.simulation import Simulation
+from tests.slow import all_but_first
 
 LONG_RUN_S = 240.0
 SEEDS_OF_A_PROCESS = 10
@@ -172,7 +173,7 @@ def test_a_notice_of_spot_costs_the_survivors_no_step(what: str) -> None:
     assert not following.endswith("trains from step 0 (0 repeated)")
 
 
-@pytest.mark.parametrize("make", [Make.KEEPING, Make.SHARDING], ids=["replicated", "sharded"])
+@pytest.mark.parametrize("make", all_but_first([Make.KEEPING, Make.SHARDING]), ids=["replicated", "sharded"])
 @pytest.mark.parametrize("first", range(0, KEEPING_SCHEDULES, SEEDS_OF_A_TEST))
 def test_every_schedule_of_workers_that_keep_their_state_ends_well(first: int, make: Make) -> None:
     """The same faults as ever, with workers that live through resizes and faults in their processes."""
@@ -184,7 +185,7 @@ def test_every_schedule_of_workers_that_keep_their_state_ends_well(first: int, m
     assert met["in memory: a generation goes on from it"]
 
 
-@pytest.mark.parametrize("turn", ALL_TURNS)
+@pytest.mark.parametrize("turn", all_but_first(ALL_TURNS, 8))
 def test_the_operator_may_die_between_two_calls(turn: str) -> None:
     """Before the first call that the schedule is about, after it, after the second one, and so on to the last."""
     called = _calls_of(turn)
@@ -246,6 +247,7 @@ def test_thousands_of_schedules_keep_the_invariants(seed: int, long_run: LongRun
     assert count
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_schedule() -> None:
     for queued in (False, True):
         first, second = (Simulation(draw(15, queued=queued)).run().log for _ in range(2))

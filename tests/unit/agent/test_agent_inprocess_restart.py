@@ -107,6 +107,7 @@ def test_the_stop_says_which_processes_are_replaced(job: Job, how: str, mode: st
     job.run(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stuck", "stopped"])
 def test_ranks_that_do_not_come_back_in_time_cost_all_processes_of_the_pod(job: Job, how: str) -> None:
     def scenario() -> None:
@@ -229,6 +230,7 @@ def test_a_spare_waits_and_knows_it(agent: AgentInProcess) -> None:
     agent.run(script, scenario, "--inprocess-restart")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [3, 0])
 def test_a_script_that_never_comes_to_the_barrier_is_a_fault_of_the_next_start(
     agent: AgentInProcess, code: int

@@ -192,6 +192,7 @@ def test_a_stopped_server_is_not_waited_for(warm: WarmAgent) -> None:
     warm.run(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "why"),
     [

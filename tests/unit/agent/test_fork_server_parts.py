@@ -24,6 +24,7 @@ from elastipod_agent.fork_server.process_title import ProcessTitle
 MESSAGES = st.lists(st.dictionaries(st.text(), st.text() | st.integers()), max_size=5)
 
 
+@pytest.mark.slow
 @given(messages=MESSAGES, cuts=st.lists(st.integers(1, 40), min_size=1))
 def test_messages_arrive_whole_however_they_are_cut(messages: list[dict[str, object]], cuts: list[int]) -> None:
     wire = b"".join(channel.pack(message) for message in messages)

@@ -194,6 +194,7 @@ async def test_who_asks_takes_the_place_of_who_is_quiet_longest() -> None:
             assert (await answer(reader))[0] == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "data",
     [

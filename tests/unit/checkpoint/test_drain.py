@@ -73,6 +73,7 @@ def ended(processes: TorchProcesses, folder: Path, how: str, seconds: float) -> 
         return code, process.stderr.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["raises", "raises in with"])
 def test_a_failure_does_not_wait_for_a_save(torch_processes: TorchProcesses, tmp_path: Path, how: str) -> None:
     code, said = ended(torch_processes, tmp_path, how, 4 * PATIENCE_S)
@@ -87,6 +88,7 @@ def test_a_failure_does_not_wait_for_a_save(torch_processes: TorchProcesses, tmp
     assert [name for name in os.listdir(tmp_path / "disk") if name.startswith((".tmp", ".dead"))] == []
 
 
+@pytest.mark.slow
 def test_a_good_end_waits_for_a_save(torch_processes: TorchProcesses, tmp_path: Path) -> None:
     code, said = ended(torch_processes, tmp_path, "ends", 1.0)
     assert code == 0, said

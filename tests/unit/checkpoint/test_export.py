@@ -158,6 +158,7 @@ def test_a_target_that_cannot_be_written_is_named(checkpoints: Path, tmp_path: P
         export_weights(checkpoints, tmp_path / "nowhere" / "weights.st")
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_one_sentence(torch_processes: TorchProcesses, checkpoints: Path, tmp_path: Path) -> None:
     script = (
         "import sys; sys.modules['safetensors'] = None; from elastipod.cli import main; "

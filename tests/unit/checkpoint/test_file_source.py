@@ -39,6 +39,7 @@ def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "disk"
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_no_changed_byte_gives_another_state(two_checkpoints: Path, data: st.DataObject) -> None:

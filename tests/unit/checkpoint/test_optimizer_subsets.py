@@ -78,6 +78,7 @@ class Run:
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=12)
 @given(before=SUBSETS, after=SUBSETS, other=SUBSETS, in_memory=st.booleans())

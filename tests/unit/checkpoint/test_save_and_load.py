@@ -141,6 +141,7 @@ def test_a_store_is_told_before_about_how_large_a_file_gets(tmp_path: Path, monk
         assert size <= told[shard(Path(path)).name] <= most * size
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_without_waiting_finishes_its_save(torch_processes: TorchProcesses, tmp_path: Path) -> None:
     """Large enough that the end comes in the middle of it."""
     done = torch_processes.run(LEAVES, str(tmp_path))

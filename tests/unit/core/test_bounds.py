@@ -92,6 +92,7 @@ def test_a_record_of_more_pods_than_a_job_may_have_is_not_read() -> None:
             decode(text.replace(f'"{field}":[]', f'"{field}":[["w","0-{most}"]]'))
 
 
+@pytest.mark.slow
 def test_records_that_were_read_are_kept_up_to_a_number_of_pods() -> None:
     """A text of a few bytes may stand for thousands of pods: counting texts bounds nothing."""
     text = encode(Record(generation=1))
@@ -105,6 +106,7 @@ def test_records_that_were_read_are_kept_up_to_a_number_of_pods() -> None:
     assert kept_bytes(read) < 24 * MIB
 
 
+@pytest.mark.slow
 def test_shares_that_were_worked_out_are_kept_up_to_a_number_of_pods() -> None:
     def work_out() -> None:
         for n in range(6):

@@ -106,6 +106,7 @@ def test_the_summary_says_what_its_figures_are_taken_from(tmp_path: Path) -> Non
     assert "CPU workers on one machine that train a model of 2.7 million parameters" in result.summary
 
 
+@pytest.mark.slow
 def test_the_models_size_is_the_examples(torch_processes: TorchProcesses) -> None:
     script = (
         "import sys; sys.path.insert(0, 'examples/lm');"

@@ -44,6 +44,7 @@ def fetched(page: str) -> Iterator[str]:
     return (address for found in FETCHED.findall(page) for address in found if address)
 
 
+@pytest.mark.slow
 def test_every_page_is_built_and_loads_nothing_from_another_host(site: Path) -> None:
     pages = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")}
     for page in some(sorted(pages)):

@@ -36,6 +36,7 @@ def test_trainers_begin_with_an_empty_exchange(grpo: Any, tmp_path: Path, monkey
     assert sorted(os.listdir(exchange.folder)) == ["done", "mine"]
 
 
+@pytest.mark.slow
 def test_trainers_that_go_on_take_away_that_they_were_done(
     grpo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,6 +53,7 @@ def test_trainers_that_go_on_take_away_that_they_were_done(
     assert was_done == [False]
 
 
+@pytest.mark.slow
 def test_trainers_save_every_so_many_steps(grpo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[int] = []
     save = grpo.CheckpointManager.save

@@ -39,6 +39,7 @@ class PreparingAgents(Agents):
         return {"env": {WORKER_KEY_ENV: "a key", **store}}
 
 
+@pytest.mark.slow
 def test_a_newcomer_that_has_followed_gets_only_what_gradients_do_not_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

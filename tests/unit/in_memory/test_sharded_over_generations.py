@@ -101,6 +101,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_a_rank_that_leaves_hands_its_shards_over_and_comes_back_with_none_that_count(
     tmp_path: Path, undisturbed: list[float]
 ) -> None:

@@ -260,6 +260,7 @@ def test_a_planned_stop_needs_a_checkpoint_only_when_nobody_stays(
     assert audit(read_logs(tmp_path / "samples")).exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaves", [False, None], ids=["its pod stays", "its process is kept"])
 def test_neither_training_nor_a_planned_change_waits_for_storage_that_hangs(
     tmp_path: Path, leaves: bool | None

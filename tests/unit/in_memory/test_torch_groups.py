@@ -49,6 +49,7 @@ def hanging_peer(torch_processes: TorchProcesses, monkeypatch: pytest.MonkeyPatc
     assert not dist.is_initialized()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_default", [True, False], ids=["the default group", "a group of a mesh"])
 def test_a_rank_that_waits_for_a_peer_that_hangs_is_freed_by_an_abort(hanging_peer: int, is_default: bool) -> None:
     """As after the loss of a node's power or network: no connection closes. A kill of the peer would free it; nobody kills it here."""

@@ -188,6 +188,7 @@ def test_a_sound_world_is_decided_about() -> None:
     assert {outcome(sound_world(Random(seed))) for seed in range(20)} == {"decided"}
 
 
+@pytest.mark.slow
 def test_objects_of_any_shape_are_decided_about(seed: int) -> None:
     taken, _, _ = run(range(seed, seed + QUICK))
     assert taken["decided"] > QUICK / 4

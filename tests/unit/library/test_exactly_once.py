@@ -26,6 +26,7 @@ def play(folder: Path, seeds: range) -> dict[str, int]:
     return sums
 
 
+@pytest.mark.slow
 def test_every_sample_counts_once_under_random_resizes_and_kills(tmp_path: Path, seed: int) -> None:
     sums = play(tmp_path, range(seed, seed + SCHEDULES))
     assert sums["kills"] > SCHEDULES / 4, "schedules without faults would prove little"

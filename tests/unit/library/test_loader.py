@@ -109,6 +109,7 @@ class Collecting(Rows):
         return index
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_frozen", [False, True], ids=["", "with objects frozen before"])
 def test_worker_processes_do_not_destroy_what_was_garbage_before_them(*, is_frozen: bool) -> None:
     gc.unfreeze()  # a sharded State in another test of this process has frozen what there was

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import mypy
+import pytest
 from tests.nonempty import some
 
 OLDEST = (3, 10)
@@ -94,6 +95,7 @@ def test_it_knows_what_is_newer() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_nothing_newer_is_used() -> None:
     found = [
         f"{path.relative_to(AGENT)} uses {module}.{name}"

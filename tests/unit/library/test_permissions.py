@@ -35,6 +35,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs setpriv")
 def test_what_may_not_be_read_or_written_is_named_and_left_alone(tmp_path: Path) -> None:
     for name in ("sealed", "claims", "hidden", "folder", "later"):

@@ -274,6 +274,7 @@ def killed(text):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--lines"]], ids=["files", "lines"])
 def test_any_number_of_processes_builds_the_same_file(tmp_path: Path, options: list[str]) -> None:
     """A line or file may be of any length, and the pieces that are handed out end anywhere."""

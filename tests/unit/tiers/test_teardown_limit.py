@@ -68,6 +68,7 @@ def run(folder: Path, hang: str, limit_s: float, *options: str) -> tuple[int, st
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_fixture_that_hangs_is_failed_and_the_run_goes_on(tmp_path: Path) -> None:
     status, said = run(tmp_path, WAITS_FOR_EVER, 1.0, "-c", "/dev/null")
     assert status == 1
@@ -77,6 +78,7 @@ def test_a_fixture_that_hangs_is_failed_and_the_run_goes_on(tmp_path: Path) -> N
     assert "1 failed, 1 passed, 1 error" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("-n1",)], ids=["alone", "in a process of xdist"])
 def test_one_that_does_not_end_at_all_ends_the_process_with_the_name_of_its_test(
     tmp_path: Path, options: tuple[str, ...]

@@ -93,6 +93,21 @@ def test_whole_tiers_run_in_lanes_and_each_of_their_parts_once(
     )
 
 
+def test_slow_tests_are_left_out_of_all_tiers_together_only_and_leave_no_report(
+    calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is proven is told of a run of all tests, and whoever asks for one tier gets all of it."""
+    reported: list[str] = []
+    monkeypatch.setattr(tiers, "_write_report", lambda outcome: reported.append(outcome.tier))
+    assert tiers.main(["--quick", "unit", "sim"]) == 0
+    assert ["--quick" in call for call in calls] == [True, True]
+    assert reported == []
+    calls.clear()
+    assert tiers.main(["unit", "sim"]) == tiers.main(["sim"]) == 0
+    assert ["--quick" in call for call in calls] == [False] * 3
+    assert reported == ["unit", "sim", "sim"]
+
+
 def test_a_tier_fails_with_any_of_its_parts_and_the_others_run(
     calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,23 @@
+"""Marks what `make test` leaves out because it takes much processor time; `make test ALL=1` and continuous integration run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def all_but_first(cases: Iterable[Any], how_many: int = 1) -> list[Any]:
+    """Give the cases of a test, those after the first ones marked slow: what the first ones show, most mistakes do not survive."""
+    return [case if at < how_many else _slow(case) for at, case in enumerate(cases)]
+
+
+def _slow(case: Any) -> Any:
+    if isinstance(case, type(pytest.param())):
+        return pytest.param(*case.values, id=case.id, marks=[*case.marks, pytest.mark.slow])
+    return (
+        pytest.param(*case, marks=pytest.mark.slow)
+        if isinstance(case, tuple)
+        else pytest.param(case, marks=pytest.mark.slow)
+    )

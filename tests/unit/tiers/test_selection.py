@@ -1,0 +1,61 @@
+"""Which tests run: all but the long runs, one long run, or all that are not slow."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests import conftest
+from tests.nonempty import some
+from tests.slow import all_but_first
+
+MARKS: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "slow": ("slow",),
+    "one long run": ("long",),
+    "a slow long run": ("long", "slow"),
+    "another": ("other",),
+}
+
+
+class Item(SimpleNamespace):
+    """A test with these marks; "other" stands for a long run of another name."""
+
+    def get_closest_marker(self, name: str) -> Any:
+        wanted = {"long": "one", "other": "two"}
+        for mark in self.marks:
+            if mark == name == "slow":
+                return SimpleNamespace(args=())
+            if name == "long" and mark in wanted:
+                return SimpleNamespace(args=(wanted[mark],))
+        return None
+
+
+@pytest.mark.parametrize(
+    ("options", "selected"),
+    [
+        pytest.param({}, ["plain", "slow"], id="without an option"),
+        pytest.param({"--quick": True}, ["plain"], id="quick"),
+        pytest.param({"--long": "one"}, ["one long run", "a slow long run"], id="a long run"),
+        pytest.param({"--long": "one", "--quick": True}, ["one long run", "a slow long run"], id="a long run, quick"),
+        pytest.param({"--long": ""}, ["one long run", "a slow long run", "another"], id="all long runs"),
+    ],
+)
+def test_what_is_selected(options: dict[str, Any], selected: list[str]) -> None:
+    items = [Item(name=name, marks=marks) for name, marks in MARKS.items()]
+    dropped: list[Item] = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: dropped.extend(items))
+    given = {"--long": None, "--quick": False, **options}
+    conftest._select(cast(pytest.Config, SimpleNamespace(getoption=given.__getitem__, hook=hook)), cast(Any, items))
+    assert [item.name for item in items] == selected
+    assert {item.name for item in some(dropped)} == MARKS.keys() - set(selected)
+
+
+def test_of_many_cases_all_but_the_first_are_slow() -> None:
+    long = pytest.mark.long("x")
+    given = all_but_first(["a", "b", ("c", 1), pytest.param("d", 2, id="named", marks=long)], 1)
+    assert given[0] == "a"
+    assert [case.values for case in given[1:]] == [("b",), ("c", 1), ("d", 2)]
+    assert [[mark.name for mark in case.marks] for case in given[1:]] == [["slow"], ["slow"], ["long", "slow"]]
+    assert given[3].id == "named"
