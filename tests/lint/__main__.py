@@ -5,6 +5,7 @@ Usage: python -m tests.lint
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from tests.lint import bounds, code, glossary, phrases, references, vacuous
@@ -15,6 +16,7 @@ GATES = (bounds, code, glossary, phrases, references, vacuous)
 
 def main() -> int:
     """Run every gate on the repository; give the exit status."""
+    gc.disable()  # millions of syntax nodes live to the end: looking for garbage among them took a third of the time
     repository = read_repository()
     findings = sorted({finding for gate in GATES for finding in gate.check(repository)})
     for finding in findings:

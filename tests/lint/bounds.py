@@ -70,7 +70,9 @@ def constants_of(source: Source) -> Mapping[str, int]:
     """Give the constants of a module by their dotted names below the package, with their lines."""
     module = source.path.removeprefix(PACKAGE).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     found = {}
-    for node in ast.parse(source.text).body:
+    whole = source.nodes[0]
+    assert isinstance(whole, ast.Module)
+    for node in whole.body:
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         )

@@ -53,7 +53,7 @@ def check(repository: Repository) -> Iterator[Finding]:
 
 def documents_outside(source: Source) -> Iterator[Finding]:
     """Find numbers of documents that readers of the repository do not have."""
-    for number, line in source.lines():
+    for number, line in source.lines() if OUTSIDE.search(source.text) else ():
         for match in OUTSIDE.finditer(line):
             yield Finding(
                 source.path,

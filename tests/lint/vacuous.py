@@ -39,14 +39,17 @@ def checks_of_nothing(source: Source) -> Iterator[Finding]:
 def loops_over_nothing(source: Source) -> Iterator[Finding]:
     """Find tests that assert only within loops that may have no iteration."""
     for node in source.nodes:
-        if isinstance(node, Function) and node.name.startswith("test_") and not _draws_examples(node):
-            loops = [inner for inner in ast.walk(node) if isinstance(inner, ast.For) and _may_skip_asserts(inner)]
-            if loops and not _asserts_surely(node.body):
-                yield Finding(
-                    source.path,
-                    loops[0].lineno,
-                    f"{node.name} asserts nothing if this loop has no iteration; write `in some(...)` of tests/nonempty.py",
-                )
+        if not isinstance(node, Function) or not node.name.startswith("test_"):
+            continue
+        if _asserts_surely(node.body) or _draws_examples(node):
+            continue
+        loops = [inner for inner in ast.walk(node) if isinstance(inner, ast.For) and _may_skip_asserts(inner)]
+        if loops:
+            yield Finding(
+                source.path,
+                loops[0].lineno,
+                f"{node.name} asserts nothing if this loop has no iteration; write `in some(...)` of tests/nonempty.py",
+            )
 
 
 def absences_from_nothing(source: Source) -> Iterator[Finding]:
@@ -55,10 +58,12 @@ def absences_from_nothing(source: Source) -> Iterator[Finding]:
     Of parametrized tests one case may have nothing to search, such as a page without commands.
     """
     for node in source.nodes:
-        if not isinstance(node, Function) or not node.name.startswith("test_") or _has_cases(node):
+        if not isinstance(node, Function) or not node.name.startswith("test_"):
+            continue
+        if _asserts_surely(node.body, _is_presence) or _has_cases(node):
             continue
         absences = [inner for inner in ast.walk(node) if isinstance(inner, ast.Assert) and _is_absence(inner.test)]
-        if absences and not _asserts_surely(node.body, _is_presence):
+        if absences:
             yield Finding(
                 source.path,
                 absences[0].lineno,
@@ -73,10 +78,12 @@ def comparisons_with_itself(source: Source) -> Iterator[Finding]:
             if isinstance(inner, ast.Compare):
                 sides = [inner.left, *inner.comparators]
                 for left, right in itertools.pairwise(sides):
-                    if ast.dump(left) == ast.dump(right) and not any(
-                        isinstance(n, ast.Call | ast.Await) for n in ast.walk(left)
-                    ):
+                    if _are_equal(left, right) and not any(isinstance(n, ast.Call | ast.Await) for n in ast.walk(left)):
                         yield Finding(source.path, node.lineno, f"{ast.unparse(left)} is compared with itself")
+
+
+def _are_equal(left: ast.expr, right: ast.expr) -> bool:
+    return type(left) is type(right) and ast.dump(left) == ast.dump(right)
 
 
 def _draws_examples(test: Function) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
+import tokenize
 from pathlib import Path
 
 import pytest
-from tests.lint.sources import read_repository
+from tests.lint.sources import Source, read_repository
 
 GENERATED = (
     ".venv/a.py",
@@ -45,3 +47,24 @@ def test_in_a_checkout_what_git_ignores_is_not_read(tree: Path) -> None:
     (tree / ".gitignore").write_text("/.*/\n__pycache__/\n*.egg-info/\n/build/\nscratch.md\n")
     (tree / "scratch.md").write_text("")
     assert paths_of(tree) == ["README.md", "pkg/one.py"]
+
+
+TRICKY = r'''# first
+a = "# no" + '# no' + "\"# no" + r'\'  # second
+b = """
+# no " \""" # no
+"""  # third
+c = f"{a!r:#>4}" + (
+    "it's"  # fourth
+    ''  # fifth
+)
+d = """'"""  # sixth
+'''
+
+
+def test_comments_are_those_that_the_standard_library_finds() -> None:
+    tokens = tokenize.generate_tokens(io.StringIO(TRICKY).readline)
+    wanted = [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
+    assert [text for _, text in wanted] == ["# first", "# second", "# third", "# fourth", "# fifth", "# sixth"]
+    assert Source("one.py", TRICKY).comments == wanted
+    assert Source("one.md", TRICKY).comments == []
