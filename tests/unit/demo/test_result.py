@@ -39,6 +39,12 @@ AUDIT = {"samples_total": 96, "samples_unique": 64, "samples_expected": 64}
 STORY = Run(CREATED_AT, parse_history(GROW_SHRINK_CRASH), generations(GROW_SHRINK_CRASH_LOGS), ())
 
 
+@pytest.fixture
+def without_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw nothing: a picture takes seconds, and one test looks at it."""
+    monkeypatch.setattr("elastipod_local.demo.result.draw", lambda timeline, *paths: None)
+
+
 def test_the_table_has_a_line_for_each_change() -> None:
     assert table(build_report(STORY, AUDIT)).splitlines() == [
         "generation  replicas  cause              depth   detected after  training gap  pause    steps repeated",
@@ -71,12 +77,14 @@ def test_a_good_run_leaves_a_report_and_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "demo" / "timeline.svg").read_text().startswith("<?xml")
 
 
+@pytest.mark.usefixtures("without_picture")
 def test_what_the_audit_could_not_say_is_a_shortcoming(tmp_path: Path) -> None:
     result = write_result(elastic_run(), Audit(2, {}, "no logs"), "Completed", urgent_run(), {}, tmp_path)
     assert result.shortcomings[-1] == "no logs"
     assert samples_line("lm", result.report) == "samples of lm: the audit gave no verdict"
 
 
+@pytest.mark.usefixtures("without_picture")
 def test_shortcomings_of_both_acts_count(tmp_path: Path) -> None:
     repeats = log(6, 0, 2, resumed_step=11, steps={12: 61.5, 13: 66.0, 14: 80.2}, drained_s=80.4)
     run = elastic_run(logs=[*BOTH_ACTS_LOGS[:6], repeats, *BOTH_ACTS_LOGS[-2:]])
@@ -101,6 +109,7 @@ def test_the_summary_is_silent_about_a_second_act_that_was_not() -> None:
     assert queue_lines(queue_report(elastic_run(), urgent_run([], []))) == []
 
 
+@pytest.mark.usefixtures("without_picture")
 def test_the_summary_says_what_its_figures_are_taken_from(tmp_path: Path) -> None:
     result = write_result(elastic_run(), Audit(0, AUDIT), "Completed", urgent_run(), {}, tmp_path)
     assert "CPU workers on one machine that train a model of 2.7 million parameters" in result.summary
