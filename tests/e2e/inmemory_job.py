@@ -29,8 +29,16 @@ from elastipod.worker_file import WORKER_FILE_ENV, EventLevel, WorkerFile
 
 WORKER = Path(__file__).with_name("inmemory_worker.py")
 MAX_SLOTS = 8
-POLL_S = 0.002
+POLL_S = 0.005
 RETURN_S = 60.0  # for a process that was in a generation; one that has just begun imports for as long as it takes
+
+
+def train_alone(folder: Path, servers: TorchForkServer, worker: Path = WORKER) -> None:
+    """Train in a single process that no agent knows and nothing disturbs; leaves in the folder what a rank leaves."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+    output = folder / "output"
+    process = servers.start([str(worker), json.dumps({"folder": str(folder), "step_s": 0})], environment, output)
+    assert process.wait(PATIENCE_S) == 0, output.read_text("utf-8", "replace")
 
 
 class InMemoryJob:
@@ -210,14 +218,12 @@ class InMemoryJob:
         """Kill the members that are stopped, and those that hang on purpose once nobody gets on."""
         now = time.monotonic()
         for slot in members:
-            if slot.process.poll() is None and is_stopped(slot.process.pid):
-                if now - slot.reported_at[1] > self._hang_s / 4:
-                    kill(slot)
-                continue
             count = slot.file.num_reports(slot.number)
             if count != slot.reported_at[0]:
                 slot.reported_at = (count, now)
                 self._trained.add(slot.process.pid)
+            elif now - slot.reported_at[1] > self._hang_s / 4 and is_stopped(slot.process):
+                kill(slot)
         alive = [slot for slot in members if slot.process.poll() is None]
         if all(slot.reported_at[0] >= slot.reports_before + 3 for slot in members):
             self._dead.clear()

@@ -61,8 +61,9 @@ def kill(slot: Slot) -> None:
         slot.process.kill()
 
 
-def is_stopped(pid: int) -> bool:
+def is_stopped(process: ForkedTestWorker) -> bool:
+    """Whether it neither runs nor has ended."""
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        return process.poll() is None and psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
     except psutil.NoSuchProcess:
         return False

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.inmemory_job import WORKER, InMemoryJob
+from tests.e2e.inmemory_job import InMemoryJob, train_alone
 from tests.e2e.inmemory_mutants import MUTANTS
 from tests.e2e.inmemory_schedules import Played, draw
 from tests.e2e.inmemory_slots import Ended, Resize
@@ -29,12 +29,10 @@ SCRIPTS = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+def undisturbed(fork_server: TorchForkServer, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of the weights that a single process ends with, which nothing disturbs."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    command = [sys.executable, str(WORKER), f'{{"folder": "{folder}", "step_s": 0}}']
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, check=True, env=environment, timeout=PATIENCE_S, stdout=subprocess.DEVNULL)
+    train_alone(folder, fork_server)
     return (folder / "final-single").read_text()
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -23,11 +21,10 @@ from tests.commit_under_test import commit_under_test
 from tests.e2e import test_inmemory as replicated
 from tests.e2e import test_inmemory_sharded as sharded
 from tests.e2e.conftest import ROOT
-from tests.e2e.inmemory_job import WORKER
+from tests.e2e.inmemory_job import train_alone
 from tests.e2e.inmemory_verdicts import LEAST_IN_MEMORY, Schedule, Verdict, Verdicts
 from tests.e2e.torch_fork_server import TorchForkServer
 from tests.long_runs import LongRun
-from tests.patience import PATIENCE_S
 
 TOTAL = int(os.environ.get("SCHEDULES", "500"))
 RUN_SECONDS = float(os.environ.get("RUN_SECONDS", "inf"))
@@ -36,13 +33,6 @@ GOES_ON = os.environ.get("RESUME") == "1"
 SCHEDULE_LIMIT_S = 600.0  # a job that has not ended by then waits for ever, also beside other load
 ENOUGH = 500  # schedules with which every moment and kind can be asked for
 REPORTS = ROOT / ".run" / "long"
-
-
-def final_of_one_process(worker: Path, folder: Path) -> None:
-    folder.mkdir()
-    command = [sys.executable, str(worker), f'{{"folder": "{folder}", "step_s": 0}}']
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, check=True, env=environment, timeout=PATIENCE_S, stdout=subprocess.DEVNULL)
 
 
 class Run:
@@ -54,10 +44,13 @@ class Run:
         self._commit = commit_under_test()
         quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # each lost connection is told with a long trace otherwise
         self._servers = TorchForkServer({**os.environ, "OMP_NUM_THREADS": "1", **quiet})
-        final_of_one_process(WORKER, folder / "one-process")
-        self._weights = (folder / "one-process" / "final-single").read_text()
-        final_of_one_process(sharded.SHARDED_WORKER, folder / "one-process-sharded")
-        self._state = sharded.whole_state(folder / "one-process-sharded")
+        one_process, one_of_sharded = folder / "one-process", folder / "one-process-sharded"
+        one_process.mkdir()
+        train_alone(one_process, self._servers)
+        self._weights = (one_process / "final-single").read_text()
+        one_of_sharded.mkdir()
+        train_alone(one_of_sharded, self._servers, sharded.SHARDED_WORKER)
+        self._state = sharded.whole_state(one_of_sharded)
         self.verdicts = Verdicts(REPORTS / "inmemory-schedules.jsonl", goes_on=GOES_ON)
 
     def close(self) -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.inmemory_job import InMemoryJob
+from tests.e2e.inmemory_job import InMemoryJob, train_alone
 from tests.e2e.inmemory_schedules import Played, Schedule, draw
 from tests.e2e.inmemory_slots import Resize
 from tests.e2e.inmemory_verdicts import too_many_repeated
@@ -29,12 +26,10 @@ HSDP = {"replicate": -1, "shard": 2}
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def undisturbed(fork_server: TorchForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The digests of what a single process ends with, which nothing disturbs."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    command = [sys.executable, str(SHARDED_WORKER), f'{{"folder": "{folder}", "step_s": 0}}']
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, check=True, env=environment, timeout=PATIENCE_S, stdout=subprocess.DEVNULL)
+    train_alone(folder, fork_server, SHARDED_WORKER)
     return whole_state(folder)
 
 
