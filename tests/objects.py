@@ -1,15 +1,22 @@
-"""Objects of a cluster, read without a process for each look: kubectl costs 50 ms of processor time, and waits look often."""
+"""Objects of a cluster, read without a process for each look: kubectl costs 50 ms of processor time, and waits look often.
+
+Connections stay open for the next look: a new one costs both sides as much as ten looks.
+"""
 
 from __future__ import annotations
 
+import atexit
 import http.client
 import json
 import ssl
+import threading
 import time
+from collections import defaultdict
 from typing import Any
 
 from tests.patience import PATIENCE_S
 
+from elastipod_local.api import ApiServer, ClosedWhenReset
 from elastipod_local.cluster import Cluster
 
 Body = dict[str, Any]
@@ -51,17 +58,17 @@ def list_objects(cluster: Cluster, kind: str, namespace: str = "", **selectors: 
     return items
 
 
-def look(cluster: Cluster, path: str) -> Body | None:
+def look(cluster: Cluster, path: str, timeout_s: float = PATIENCE_S) -> Body | None:
     """Give what the API server has at a path, None for nothing. Raises OSError when it does not answer, RuntimeError when it refuses.
 
-    While the server begins to serve a kind it answers "too many requests" ("storage is (re)initializing"): asks again until
-    PATIENCE_S, as kubectl does.
+    timeout_s: for how long the server may say nothing. While it begins to serve a kind it answers "too many requests" ("storage is
+    (re)initializing"): asks again until PATIENCE_S, as kubectl does.
     """
     end = time.monotonic() + PATIENCE_S
-    status, content = _get(cluster, path)
+    status, content = _CONNECTIONS.get(cluster.api_server, path, timeout_s)
     while status == http.client.TOO_MANY_REQUESTS and time.monotonic() < end:
         time.sleep(0.2)
-        status, content = _get(cluster, path)
+        status, content = _CONNECTIONS.get(cluster.api_server, path, timeout_s)
     if status == http.client.NOT_FOUND:
         return None
     if status != http.client.OK:
@@ -70,17 +77,53 @@ def look(cluster: Cluster, path: str) -> Body | None:
     return found
 
 
-def _get(cluster: Cluster, path: str) -> tuple[int, bytes]:
-    server = cluster.api_server
-    context = ssl.create_default_context(cafile=str(server.authority))
-    context.load_cert_chain(server.certificate, server.key)
-    connection = http.client.HTTPSConnection(server.host, server.port, timeout=PATIENCE_S, context=context)
-    try:
-        connection.request("GET", path, headers={"Accept": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
+class _Connections:
+    """Open connections that nobody uses at the moment, by API server; for any thread."""
+
+    def __init__(self) -> None:
+        self._idle: dict[ApiServer, list[http.client.HTTPSConnection]] = defaultdict(list)
+        self._changing = threading.Lock()
+        atexit.register(self._close)
+
+    def get(self, server: ApiServer, path: str, timeout_s: float) -> tuple[int, bytes]:
+        """Give status and content of what is at a path. Raises OSError when the server does not answer."""
+        with self._changing:
+            kept = self._idle[server].pop() if self._idle[server] else None
+        if kept is not None:
+            try:
+                return self._ask(server, kept, path, timeout_s)
+            except TimeoutError:
+                raise
+            except (OSError, http.client.HTTPException):
+                pass  # the server has closed it meanwhile, or is another one by now
+        context = ssl.create_default_context(cafile=str(server.authority))
+        context.sslsocket_class = ClosedWhenReset
+        context.load_cert_chain(server.certificate, server.key)
+        new = http.client.HTTPSConnection(server.host, server.port, timeout=timeout_s, context=context)
+        return self._ask(server, new, path, timeout_s)
+
+    def _ask(
+        self, server: ApiServer, connection: http.client.HTTPSConnection, path: str, timeout_s: float
+    ) -> tuple[int, bytes]:
+        try:
+            if connection.sock is not None:
+                connection.sock.settimeout(timeout_s)
+            connection.request("GET", path, headers={"Accept": "application/json"})
+            answer = connection.getresponse()
+            found = answer.status, answer.read()
+        except BaseException:
+            connection.close()
+            raise
+        with self._changing:
+            self._idle[server].append(connection)
+        return found
+
+    def _close(self) -> None:
+        for connection in (each for idle in self._idle.values() for each in idle):
+            connection.close()
+
+
+_CONNECTIONS = _Connections()
 
 
 def _path(kind: str, namespace: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.agent_client import ask_agent
-from tests.objects import get_object, list_objects
+from tests.objects import get_object, list_objects, look
 from tests.patience import PATIENCE_S
 
 from elastipod_agent.authentication import Credentials
@@ -21,6 +22,7 @@ from elastipod_local.cluster import Cluster
 
 T = TypeVar("T")
 AGENT_PORT = 8080
+ANSWER_S = 5.0  # for an API server before it is asked again
 SLOW_S = 20.0  # for an answer that may not come at all: it is asked for again then
 JOBS_PATH = "/apis/sagemaker.amazonaws.com/v1/namespaces/default/hyperpodpytorchjobs"
 PODS_PATH = "/api/v1/namespaces/default/pods"
@@ -141,11 +143,17 @@ class JobRun:
     def _get(self, path: str) -> dict[str, Any]:
         """Look without a process for each look: waits look several times a second. A slow API server is asked again."""
         deadline = time.monotonic() + SLOW_S
-        while (found := self.cluster.api_server.get(path)) is None:
+        while (found := self._look(path)) is None:
             if time.monotonic() > deadline:
                 raise ConnectionError(f"the API server gave nothing for {path}")
             time.sleep(0.2)
         return found
+
+    def _look(self, path: str) -> dict[str, Any] | None:
+        try:
+            return look(self.cluster, path, ANSWER_S)
+        except (OSError, RuntimeError, http.client.HTTPException):
+            return None  # the server does not answer at the moment
 
     def state(self) -> str:
         """The last condition's type, which is the state."""
