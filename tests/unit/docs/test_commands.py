@@ -53,10 +53,15 @@ def named_runs(page: Page) -> set[tuple[str, bool]]:
     }
 
 
+@cache
+def benchmarks_and_long_runs() -> tuple[frozenset[str], frozenset[str]]:
+    return frozenset(path.stem for path in (ROOT / "bench").glob("[a-z]*.py")), frozenset(long_names())
+
+
 @PAGES
 def test_long_runs_and_benchmarks_exist(page: Page) -> None:
-    benches = {path.stem for path in (ROOT / "bench").glob("[a-z]*.py")}
-    known = {True: benches, False: {*long_names(), *benches}}
+    benchmarks, long_runs = benchmarks_and_long_runs()
+    known = {True: benchmarks, False: benchmarks | long_runs}
     assert [name for name, is_bench in named_runs(page) if name not in known[is_bench]] == []
 
 
