@@ -58,6 +58,13 @@ def list_objects(cluster: Cluster, kind: str, namespace: str = "", **selectors: 
     return items
 
 
+def is_served(cluster: Cluster, kind: str) -> bool:
+    """Whether a kind is served by its plural, and kubectl knows it too; kubectl is asked once the API server has it."""
+    if look(cluster, _path(kind, "")) is None:
+        return False
+    return cluster.kubectl("get", kind, "--all-namespaces", "-o", "json", check=False) != ""
+
+
 def look(cluster: Cluster, path: str, timeout_s: float = PATIENCE_S) -> Body | None:
     """Give what the API server has at a path, None for nothing. Raises OSError when it does not answer, RuntimeError when it refuses.
 

@@ -12,6 +12,7 @@ import pytest
 from kubernetes.aio import client, config
 from tests.api.kueue_objects import FAIR_KUEUE
 from tests.api.rights import audit_flags
+from tests.objects import FOLDERS, is_served, look
 from tests.patience import PATIENCE_S
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]  # xdist has no annotations
 
@@ -47,13 +48,15 @@ def bare_api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
 def serve_jobs(cluster: Cluster) -> None:
     """Apply the CRD of `crds/` and wait until the API server serves it."""
     cluster.kubectl("apply", "-f", str(CHECKOUT / "crds"))
+    kind = "hyperpodpytorchjobs"
 
-    def is_served() -> bool:
+    def is_described() -> bool:
         """The description of a kind follows a moment after the kind itself."""
-        calls = (("get", "hpjob", "--all-namespaces", "-o", "json"), ("explain", "hpjob.spec.elasticPolicy"))
-        return all(cluster.kubectl(*call, check=False) for call in calls)
+        if look(cluster, f"/openapi/v3{FOLDERS[kind]}") is None or not is_served(cluster, kind):
+            return False
+        return cluster.kubectl("explain", "hpjob.spec.elasticPolicy", check=False) != ""
 
-    wait_until(is_served, deadline_s=PATIENCE_S, what="the API server to serve jobs", every_s=0.1)
+    wait_until(is_described, deadline_s=PATIENCE_S, what="the API server to serve jobs", every_s=0.1)
 
 
 @pytest.fixture(scope="session")

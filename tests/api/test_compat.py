@@ -9,6 +9,7 @@ import pytest
 from tests.api.compat_jobs import EXPECTED, MANIFESTS, SPREAD, job_of, name_of
 from tests.api.compat_lives import NAMESPACES, STATES, Lives, last_condition, live
 from tests.api.hyp_client import Hyp
+from tests.objects import list_objects
 from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
@@ -32,6 +33,10 @@ def hyp(kueue_server: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
         client.close()
 
 
+def names_of_jobs(cluster: Cluster) -> set[str]:
+    return {body["metadata"]["name"] for body in list_objects(cluster, "hyperpodpytorchjobs", "default")}
+
+
 @pytest.fixture(scope="module")
 def lives(kueue_server: Cluster, hyp: Hyp, tmp_path_factory: pytest.TempPathFactory) -> Lives:
     def ask_hyp() -> None:
@@ -44,9 +49,7 @@ def lives(kueue_server: Cluster, hyp: Hyp, tmp_path_factory: pytest.TempPathFact
             hyp.run("describe", "hyp-pytorch-job", "--job-name", name, "--namespace", "compat-states")
         hyp.run("delete", "hyp-pytorch-job", "--job-name", "recipe-elastic-a1b2c")
         wait_until(
-            lambda: (
-                kueue_server.kubectl("get", "hpjob", "recipe-elastic-a1b2c", "--ignore-not-found", "-o", "name") == ""
-            ),
+            lambda: "recipe-elastic-a1b2c" not in names_of_jobs(kueue_server),
             deadline_s=PATIENCE_S,
             what="the deleted job to be gone, while the operator runs",
         )

@@ -17,6 +17,7 @@ from tests.api.etcd_history import Client, Recorder
 from tests.api.kueue_objects import apply, is_converted_by_kueue, queues
 from tests.api.queue_jobs import QUICK, Team, conditions
 from tests.api.quota_checker import JOB, POD, WORKLOAD, check
+from tests.objects import list_objects
 from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
@@ -26,7 +27,6 @@ from elastipod_local.host import wait_until
 KIND = "ml.trn1.32xlarge"
 FLAVOR_LABELS = {"node.kubernetes.io/instance-type": KIND}
 GRACE_S = 2.0
-WORKLOADS = "workloads.v1beta2.kueue.x-k8s.io"
 
 
 class SlowNodes(PlayedNodes):
@@ -142,10 +142,15 @@ def test_a_deleted_job_goes_without_kueue_or_says_that_it_waits_for_it(team: Tea
             why = "the job's quota could not be returned: "
             team.until(lambda: team.warning("leaves").startswith(why), "the reason why it stays", "leaves")
         else:
-            wait_until(lambda: not names(team, "hpjob"), deadline_s=PATIENCE_S, what="the job to be gone", every_s=0.2)
+            wait_until(
+                lambda: not names(team, "hyperpodpytorchjobs"),
+                deadline_s=PATIENCE_S,
+                what="the job to be gone",
+                every_s=0.2,
+            )
     finally:
         team.cluster.start_role(KUEUE)
-    is_all_gone = lambda: not (names(team, "hpjob") or names(team, WORKLOADS))  # noqa: E731
+    is_all_gone = lambda: not (names(team, "hyperpodpytorchjobs") or names(team, "workloads"))  # noqa: E731
     wait_until(is_all_gone, deadline_s=PATIENCE_S, what="the job and its Workloads to be gone", every_s=0.2)
 
 
@@ -169,9 +174,9 @@ def delete(team: Team, *how: str) -> None:
     team.cluster.kubectl("-n", team.namespace, "delete", "hpjob", "leaves", "--wait=false", *how)
 
 
-def names(team: Team, kind: str) -> str:
+def names(team: Team, kind: str) -> list[str]:
     """Give what there is of a kind."""
-    return team.cluster.kubectl("-n", team.namespace, "get", kind, "-o", "name")
+    return [body["metadata"]["name"] for body in list_objects(team.cluster, kind, team.namespace)]
 
 
 def is_finished(workload: dict[str, Any]) -> bool:

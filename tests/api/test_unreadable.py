@@ -15,7 +15,7 @@ import yaml
 from tests.api.compat_lives import operator
 from tests.api.conftest import CHECKOUT
 from tests.api.jobs import job
-from tests.objects import list_objects
+from tests.objects import is_served, list_objects
 from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
@@ -49,9 +49,11 @@ def lax(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster.up("api-lax", nodes=0, run_dir=tmp_path_factory.mktemp("lax") / "cluster") as cluster:
         cluster.kubectl("apply", "-f", "-", input=json.dumps(crd))
         wait_until(
-            lambda: cluster.kubectl("get", "hpjob", "-A", "-o", "json", check=False) != "", deadline_s=PATIENCE_S,
-            what="the API server to serve jobs", every_s=0.1,
-        )  # fmt: skip
+            lambda: is_served(cluster, "hyperpodpytorchjobs"),
+            deadline_s=PATIENCE_S,
+            what="the API server to serve jobs",
+            every_s=0.1,
+        )
         yield cluster
 
 

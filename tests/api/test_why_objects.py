@@ -11,6 +11,7 @@ import pytest
 import yaml
 from tests.api.conftest import serve_jobs
 from tests.api.staged_objects import StagedObjects
+from tests.objects import is_served
 from tests.patience import PATIENCE_S
 from tests.sim.test_why import PARAGRAPHS, STAGES, without_times
 from tests.slow import all_but_first
@@ -47,7 +48,7 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         cluster.kubectl("create", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": crds}))
 
         def are_served() -> bool:
-            return all(cluster.kubectl("get", kind, "--all-namespaces", "-o", "json", check=False) for kind in KINDS)
+            return all(is_served(cluster, kind) for kind in KINDS)
 
         wait_until(are_served, deadline_s=PATIENCE_S, what="the kinds of Kueue to be served", every_s=0.2)
         yield cluster

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.objects import list_objects
 from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
@@ -111,7 +112,7 @@ def test_pods_of_a_job_need_the_right_on_its_finalizers(installed: Cluster) -> N
 
 def test_restricted_namespaces_admit_the_pod(installed: Cluster) -> None:
     def has_pod() -> bool:
-        return installed.kubectl("-n", "aws-hyperpod", "get", "pods", "-o", "name") != ""
+        return list_objects(installed, "pods", "aws-hyperpod") != []
 
     wait_until(has_pod, deadline_s=PATIENCE_S, what="the operator's pod to be created", every_s=0.1)
 

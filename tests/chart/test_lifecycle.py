@@ -21,7 +21,7 @@ from tests.api.compat_lives import last_condition, operator
 from tests.api.compat_nodes import PlayedNodes
 from tests.api.jobs import apply, get, job
 from tests.chart.rendered import CHART
-from tests.objects import list_objects
+from tests.objects import is_served, list_objects
 from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
@@ -121,15 +121,13 @@ def site(tmp_path: Path) -> Iterator[Site]:
         yield Site(cluster, nodes, tmp_path)
 
 
-def is_served(cluster: Cluster) -> bool:
-    return cluster.kubectl("get", "hpjob", "-A", "-o", "json", check=False) != ""
-
-
 @pytest.mark.slow
 def test_a_job_trains_through_the_whole_life_of_a_release(site: Site) -> None:
     cluster, name = site.cluster, f"{NAMESPACE}-elastipod"
     site.helm("install", "elastipod", str(CHART))
-    wait_until(lambda: is_served(cluster), deadline_s=PATIENCE_S, what="the API server to serve jobs")
+    wait_until(
+        lambda: is_served(cluster, "hyperpodpytorchjobs"), deadline_s=PATIENCE_S, what="the API server to serve jobs"
+    )
     with site.operator_of("elastipod"):
         apply(cluster, JOBS, job(elasticPolicy={"minReplicas": 1, "maxReplicas": 2}))
         wait_until(

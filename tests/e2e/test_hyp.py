@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.api.hyp_client import Hyp
 from tests.e2e.job_run import JobRun
+from tests.objects import list_objects
 
 from elastipod_local.cluster import Cluster
 
@@ -98,7 +99,7 @@ def suspend(cluster: Cluster, job: JobRun, wanted: bool) -> None:
 
 
 def exists(cluster: Cluster, name: str) -> bool:
-    return cluster.kubectl("get", "hpjob", name, "--ignore-not-found", "-o", "name") != ""
+    return any(body["metadata"]["name"] == name for body in list_objects(cluster, "hyperpodpytorchjobs", "default"))
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.e2e.leaks import processes_of, traces
+from tests.objects import get_object
 from tests.patience import PATIENCE_S
 
 import elastipod_local
@@ -118,9 +119,13 @@ def test_pods_have_logs_exec_addresses_and_the_shared_folder(cluster: Cluster) -
 
 def until_offered(cluster: Cluster, node: str, units: str) -> None:
     """Wait until kubelet says that this many of its two units of the accelerator may be used."""
-    path = r"jsonpath={.status.capacity.elastipod\.io/slot} {.status.allocatable.elastipod\.io/slot}"
+
+    def offered() -> list[str | None]:
+        status = get_object(cluster, "nodes", node)["status"]
+        return [status[kind].get("elastipod.io/slot") for kind in ("capacity", "allocatable")]
+
     wait_until(
-        lambda: cluster.kubectl("get", "node", node, "-o", path) == f"2 {units}",
+        lambda: offered() == ["2", units],
         deadline_s=PATIENCE_S,
         what=f"{units} units of {node}",
         every_s=0.5,
@@ -176,9 +181,9 @@ def test_a_node_comes_loses_its_power_returns_and_goes(cluster: Cluster) -> None
     cluster.return_node(name)
 
     def runs_again() -> bool:
-        count = pod_field(cluster, "guest", ".status.containerStatuses[0].restartCount")
-        ready = pod_field(cluster, "guest", ".status.conditions[?(@.type=='Ready')].status")
-        return count not in ("", "0") and ready == "True"
+        status = get_object(cluster, "pods", "guest", "default")["status"]
+        ready = [each["status"] for each in status["conditions"] if each["type"] == "Ready"]
+        return any(each["restartCount"] for each in status.get("containerStatuses", ())) and ready == ["True"]
 
     wait_until(runs_again, deadline_s=PATIENCE_S, what="the pod to run again", every_s=0.2)
     cluster.remove_node(name)
