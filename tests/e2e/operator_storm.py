@@ -8,12 +8,13 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.host_view import training_processes
+from tests.e2e.host_view import Generation, training_processes
 from tests.e2e.job_run import JOBS_PATH, PODS_PATH, JobRun
 from tests.e2e.operator_processes import Operators
 
@@ -218,3 +219,20 @@ class Storm:
 
 def _is_alive(pod: dict[str, Any]) -> bool:
     return "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") in ("Pending", "Running")
+
+
+def losses(trained: Iterable[Generation], entries: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Say which planned resizes lost steps of the generation that had trained before.
+
+    Only what breaks may cost steps: also what broke in between, in a generation that ended before it trained. entries: the history of
+    the job by generation.
+    """
+    found: list[str] = []
+    for before, after in pairwise(trained):
+        done = max(before.steps, default=before.resumed_step)
+        is_planned = all(entries[number]["kind"] == "resize" for number in range(before.number + 1, after.number + 1))
+        if is_planned and after.resumed_step != done:
+            found.append(
+                f"generation {after.number} began after step {after.resumed_step}, {before.number} had made {done}"
+            )
+    return found

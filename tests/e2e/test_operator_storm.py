@@ -12,7 +12,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from tests.e2e.conftest import ROOT
 from tests.e2e.host_view import generations, overlaps, training_processes
 from tests.e2e.job_run import JobRun
 from tests.e2e.operator_processes import Operators, operators_outside
-from tests.e2e.operator_storm import Life, Storm
+from tests.e2e.operator_storm import Life, Storm, losses
 from tests.long_runs import LongRun
 
 from elastipod_local.cluster import Cluster
@@ -132,7 +131,7 @@ def verdict(life: Life) -> dict[str, Any]:
     assert not training_processes(name), name
     assert numbers == list(range(1, len(numbers) + 1)), (name, numbers)
     assert {generation.number for generation in generations(life.samples)} <= set(numbers), name
-    assert not losses(life), name
+    assert not losses(generations(life.samples), life.entries), name
     harm = life.acts["crashes"] + life.acts["deleted pods"]
     assert life.restarts <= harm, f"{name} counts {life.restarts} restarts, {harm} workers and pods were hit"
     kinds = Counter(entry["kind"] for entry in life.entries.values())
@@ -142,18 +141,6 @@ def verdict(life: Life) -> dict[str, Any]:
         "restarts": life.restarts, "steps": audit["final_step"], "steps_repeated": sum(audit["steps_repeated"].values()),
         "samples": audit["samples_unique"], "audit": "exact",
     }  # fmt: skip
-
-
-def losses(life: Life) -> list[str]:
-    """Say which planned resizes lost steps of the generation before them; only what breaks may cost steps."""
-    found: list[str] = []
-    for before, after in pairwise(generations(life.samples)):
-        done = max(before.steps, default=before.resumed_step)
-        if life.entries[after.number]["kind"] == "resize" and after.resumed_step != done:
-            found.append(
-                f"generation {after.number} began after step {after.resumed_step}, {before.number} had made {done}"
-            )
-    return found
 
 
 def write_report(storm: Storm, operators: Operators, told: dict[str, Any]) -> None:
