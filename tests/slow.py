@@ -9,7 +9,7 @@ import pytest
 
 
 def all_but_first(cases: Iterable[Any], how_many: int = 1) -> list[Any]:
-    """Give the cases of a test, those after the first ones marked slow: what the first ones show, most mistakes do not survive."""
+    """Give the cases of a test, and mark those after the first ones as slow: most mistakes fail the first ones too."""
     return [case if at < how_many else _slow(case) for at, case in enumerate(cases)]
 
 
