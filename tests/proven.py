@@ -1,7 +1,7 @@
 """Write docs/reference/proven.md: what is proven, and how much, from the reports of runs. No figure in it is typed by hand.
 
 Usage: python -m tests.proven. `make proven` calls it, and writes the pages of benchmarks and of tested versions too. It reads
-what whole tiers (`make test`), long runs (`make test-long`) and benchmarks (`make bench`) left below .run, keeps the newest
+what whole tiers (`make test ALL=1`), long runs (`make test-long`) and benchmarks (`make bench`) left below .run, keeps the newest
 report of each (`kept_reports.py`), and counts lines of code and tests in the checkout. What has no report is named as such.
 """
 

@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.rank_worlds import Cases
 from tests.long_runs import LongRun
 from tests.nonempty import every, some
+from tests.slow import all_but_first
 
 if TYPE_CHECKING:
     from tests.e2e.s3_server import S3Server
@@ -154,7 +155,7 @@ def test_stages_of_the_same_names_are_refused_and_layers_may_move_between_stages
 
 
 @pytest.mark.long("variants")
-@pytest.mark.parametrize("case", ["memory", "memory, in teams"])
+@pytest.mark.parametrize("case", all_but_first(["memory", "memory, in teams"]))
 def test_memory_of_nodes_outlives_processes_and_one_node(cases: Cases, tmp_path: Path, case: str) -> None:
     told = cases.run(case, tmp_path)
     fresh = ["memory", 4, told["saved"]]
@@ -184,7 +185,7 @@ def test_a_flipped_bit_of_one_replica_does_not_live_on(cases: Cases, tmp_path: P
 # -- writers that are killed, replaced, or out of room -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("in_memory", [False, True], ids=["durable", "memory"])
+@pytest.mark.parametrize("in_memory", all_but_first([False, True]), ids=["durable", "memory"])
 def test_kills_at_random_instants_of_a_save(cases: Cases, tmp_path: Path, seed: int, in_memory: bool) -> None:
     told = cases.run("kills", tmp_path, 6, seed, in_memory)
     assert told["resumed"] == 6
@@ -242,6 +243,7 @@ def small_file_system(folder: Path, size: str) -> Iterator[None]:
         subprocess.run(["umount", folder], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.needs_root
 def test_a_full_disk_ends_no_training(cases: Cases, tmp_path: Path) -> None:
     with small_file_system(tmp_path, "4m"):
@@ -329,6 +331,7 @@ def test_a_replaced_generation_cannot_commit_to_a_bucket(
     assert not said
 
 
+@pytest.mark.slow
 def test_damage_in_a_bucket_is_passed_over_and_keys_are_not_told(cases: Cases, server: S3Server, s3fs: str) -> None:
     told = cases.run("bucket trouble", server.folder.parent, server.options, s3fs)
     assert told["resumed"] == 1

@@ -11,7 +11,7 @@ from tests.sim.readings import read_each_spec_once
 
 DEFAULT_SCHEDULES = 280
 SEEDS_OF_A_TEST = 40
-QUICK_SCHEDULES = 80
+QUICK_SCHEDULES = 40
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -76,8 +76,8 @@ def schedule(rng: Random, rivals: list[Rival], nodes: int, now: datetime) -> Non
     ("sizes", "nodes"),
     [
         pytest.param((4, 4), 4, id="each needs all there is"),
-        pytest.param((4, 4), 5, id="one more than one of them needs"),
-        pytest.param((3, 5), 6, id="of different sizes"),
+        pytest.param((4, 4), 5, id="one more than one of them needs", marks=pytest.mark.slow),
+        pytest.param((3, 5), 6, id="of different sizes", marks=pytest.mark.slow),
         pytest.param((3, 3, 3), 4, id="three of them"),
     ],
 )

@@ -109,6 +109,7 @@ MUTANTS: dict[Mutant, str | None] = {
 # The schedule that is about a mistake is played first; without an entry it is found all the same, after those before it.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_planted_mistake_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)

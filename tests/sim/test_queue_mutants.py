@@ -186,6 +186,7 @@ MUTANTS: dict[Mutant, str | None] = {
 """By mistake, the scripted schedule that finds it; None where a random one does."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_planted_mistake_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)

@@ -185,7 +185,7 @@ def test_every_schedule_of_workers_that_keep_their_state_ends_well(first: int, m
     assert met["in memory: a generation goes on from it"]
 
 
-@pytest.mark.parametrize("turn", all_but_first(ALL_TURNS, 8))
+@pytest.mark.parametrize("turn", all_but_first(ALL_TURNS, 4))
 def test_the_operator_may_die_between_two_calls(turn: str) -> None:
     """Before the first call that the schedule is about, after it, after the second one, and so on to the last."""
     called = _calls_of(turn)

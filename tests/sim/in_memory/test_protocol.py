@@ -60,6 +60,7 @@ def test_two_faults(rules: Rules) -> None:
     assert bool(seen.num_from_storage) == (rules.num_faults >= rules.num_holders)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("breaks", "rules", "message"),
     [
@@ -77,6 +78,7 @@ def test_protocols_without_one_of_the_rules_are_found_out(breaks: str, rules: Ru
         explore(replace(rules, breaks=frozenset({breaks})))
 
 
+@pytest.mark.slow
 def test_a_state_that_is_overwritten_without_an_image_may_be_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that lost its gradients is filled by the one that completed the step. When that one dies meanwhile, nothing is left."""
     agreed = RankState.agreed

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.agent_client import until
 from tests.patience import PATIENCE_S
+from tests.slow import all_but_first
 from tests.unit.agent.agent_in_process import AgentInProcess
 from tests.unit.agent.kept_workers_job import KEEP, LOOP, Job
 
@@ -158,7 +159,7 @@ def test_a_rank_that_asks_again_at_the_barrier_while_another_still_imports_is_no
     job.agent.run(script, scenario, "--nproc-per-node=2", script_args=("replicated",))
 
 
-@pytest.mark.parametrize("how", ["stop", "shutdown", "sigterm"])
+@pytest.mark.parametrize("how", all_but_first(["stop", "shutdown", "sigterm"]))
 def test_a_successor_ends_with_the_others_where_they_are_not_kept(job: Job, how: str) -> None:
     def scenario() -> None:
         job.start(1)
@@ -313,9 +314,9 @@ def test_a_pod_with_new_processes_only_is_ready_while_they_still_import(job: Job
     ("is_graceful", "mode"),
     [
         pytest.param(False, "process_level_restart", id="new processes"),
-        pytest.param(False, "job_level_restart", id="new pods"),
-        pytest.param(False, None, id="an operator that names no mode"),
-        pytest.param(True, "process_level_restart", id="a drain, then new processes"),
+        pytest.param(False, "job_level_restart", id="new pods", marks=pytest.mark.slow),
+        pytest.param(False, None, id="an operator that names no mode", marks=pytest.mark.slow),
+        pytest.param(True, "process_level_restart", id="a drain, then new processes", marks=pytest.mark.slow),
     ],
 )
 def test_a_stop_that_goes_deeper_ends_all_processes(job: Job, is_graceful: bool, mode: str | None) -> None:

@@ -160,6 +160,7 @@ def test_a_lost_server_is_replaced_and_workers_start_cold_meanwhile(
     warm.run(scenario)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_lost_again_and_again_is_given_up(warm: WarmAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     delays = {1: 0.1, 2: 0.2}
     monkeypatch.setattr("elastipod_agent.fork_server.fork_server_manager.replacement_delay_s", delays.get)

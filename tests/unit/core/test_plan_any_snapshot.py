@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.core.builders import NOW, job, observed, pid, pod, policy
@@ -152,6 +153,7 @@ def test_a_plan_comes_of_it_that_breaks_no_rule(snapshot: Snapshot) -> None:
             assert snapshot.job.deleting_since is None
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(observations())
 def test_an_incident_is_booked_once_however_often_it_is_looked_at(snapshot: Snapshot) -> None:

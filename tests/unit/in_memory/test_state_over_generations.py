@@ -228,10 +228,10 @@ def test_a_rank_whose_peer_broke_repeats_its_step_with_a_newcomer(tmp_path: Path
 @pytest.mark.parametrize(
     ("leaves", "kept", "is_saved"),
     [
-        pytest.param(False, None, False, id="this pod stays"),
+        pytest.param(False, None, False, id="this pod stays", marks=pytest.mark.slow),
         pytest.param(None, True, False, id="processes are kept"),
         pytest.param(True, True, True, id="this pod leaves"),
-        pytest.param(None, None, True, id="nobody knows"),
+        pytest.param(None, None, True, id="nobody knows", marks=pytest.mark.slow),
     ],
 )
 def test_a_planned_stop_needs_a_checkpoint_only_when_nobody_stays(

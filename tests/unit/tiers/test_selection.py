@@ -53,7 +53,7 @@ def test_what_is_selected(options: dict[str, Any], selected: list[str]) -> None:
 
 
 def test_of_many_cases_all_but_the_first_are_slow() -> None:
-    long = pytest.mark.long("x")
+    long = pytest.mark.long("sim")
     given = all_but_first(["a", "b", ("c", 1), pytest.param("d", 2, id="named", marks=long)], 1)
     assert given[0] == "a"
     assert [case.values for case in given[1:]] == [("b",), ("c", 1), ("d", 2)]
