@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.torch_fork_server import TorchForkServer
-from tests.e2e.training_run import REPOSITORY, TrainingRun, wait_until
+from tests.e2e.training_run import REPOSITORY, TrainingRun
 
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
@@ -49,11 +49,6 @@ def test_a_world_that_splits_a_pipeline_is_refused_with_those_that_fit(
 ) -> None:
     run = TrainingRun(fork_server, tmp_path / "refused", SCRIPT, [])
     try:
-        run.start(3)
-        wait_until(lambda: not run.running(), "all workers end")
-        for rank in range(3):
-            assert "3 ranks form no whole model groups of 2 (pipeline 2); world sizes that fit: 2, 4, 6" in run.output(
-                rank
-            )
+        run.check_refused(3, "3 ranks form no whole model groups of 2 (pipeline 2); world sizes that fit: 2, 4, 6")
     finally:
         run.close()

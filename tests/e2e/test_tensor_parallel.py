@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.torch_fork_server import TorchForkServer
-from tests.e2e.training_run import REPOSITORY, TrainingRun, wait_until
+from tests.e2e.training_run import REPOSITORY, TrainingRun
 
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
@@ -70,16 +70,5 @@ def test_a_training_of_two_model_groups_goes_on_with_one(
 
 def test_a_world_that_splits_a_model_group_is_refused_with_those_that_fit(make_run: object) -> None:
     assert callable(make_run)
-    run = make_run("refused")
-    run.start(3)
-    wait_until(lambda: not run.running(), "all workers end")
     sentence = "3 ranks form no whole model groups of 2 (tensor 2); world sizes that fit: 2, 4, 6"
-    advice = "spec.elastipod.parallelism: 2 keeps the job to such sizes"
-    # A rank may be connecting yet to one that has ended with this.
-    heard = ["refused" if sentence in said and advice in said else _cut_off(said) for said in map(run.output, range(3))]
-    assert "refused" in heard
-    assert set(heard) <= {"refused", "cut off"}, run.output(heard.index(""))
-
-
-def _cut_off(said: str) -> str:
-    return "cut off" if "connectFullMesh failed" in said else ""
+    make_run("refused").check_refused(3, sentence, "spec.elastipod.parallelism: 2 keeps the job to such sizes")

@@ -116,6 +116,18 @@ class TrainingRun:
         self.workers[rank].wait(PATIENCE_S)
         self._end()
 
+    def check_refused(self, world_size: int, *words: str) -> None:
+        """Start a world of this size, and check that it ends with these words.
+
+        Each rank says them, but for those that are still connecting to one that has said them and ended; at least one says them.
+        """
+        self.start(world_size)
+        self._wait_until(lambda: not self.running(), "all workers end")
+        said = [self.output(rank) for rank in range(world_size)]
+        without = [text for text in said if not all(each in text for each in words)]
+        assert len(without) < world_size, said[0]
+        assert [text for text in without if "connectFullMesh failed" not in text] == []
+
     def running(self) -> bool:
         return any(worker.poll() is None for worker in self.workers)
 
