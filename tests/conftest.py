@@ -109,11 +109,9 @@ def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
     is_quick: bool = config.getoption("--quick")
 
     def is_selected(item: pytest.Item) -> bool:
-        marker = item.get_closest_marker("long")
-        if marker is None or wanted is None:
-            is_left_out = is_quick and item.get_closest_marker("slow") is not None
-            return marker is None and wanted is None and not is_left_out
-        return wanted in ("", marker.args[0])
+        if marker := item.get_closest_marker("long"):
+            return wanted is not None and wanted in ("", marker.args[0])
+        return wanted is None and not (is_quick and item.get_closest_marker("slow"))
 
     dropped = [item for item in items if not is_selected(item)]
     if dropped:

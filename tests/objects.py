@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import http.client
 import json
-import ssl
 import threading
 import time
 from collections import defaultdict
@@ -16,7 +15,7 @@ from typing import Any
 
 from tests.patience import PATIENCE_S
 
-from elastipod_local.api import ApiServer, ClosedWhenReset
+from elastipod_local.api import ApiServer
 from elastipod_local.cluster import Cluster
 
 Body = dict[str, Any]
@@ -103,11 +102,7 @@ class _Connections:
                 raise
             except (OSError, http.client.HTTPException):
                 pass  # the server has closed it meanwhile, or is another one by now
-        context = ssl.create_default_context(cafile=str(server.authority))
-        context.sslsocket_class = ClosedWhenReset
-        context.load_cert_chain(server.certificate, server.key)
-        new = http.client.HTTPSConnection(server.host, server.port, timeout=timeout_s, context=context)
-        return self._ask(server, new, path, timeout_s)
+        return self._ask(server, server.connection(timeout_s), path, timeout_s)
 
     def _ask(
         self, server: ApiServer, connection: http.client.HTTPSConnection, path: str, timeout_s: float

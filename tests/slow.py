@@ -16,8 +16,5 @@ def all_but_first(cases: Iterable[Any], how_many: int = 1) -> list[Any]:
 def _slow(case: Any) -> Any:
     if isinstance(case, type(pytest.param())):
         return pytest.param(*case.values, id=case.id, marks=[*case.marks, pytest.mark.slow])
-    return (
-        pytest.param(*case, marks=pytest.mark.slow)
-        if isinstance(case, tuple)
-        else pytest.param(case, marks=pytest.mark.slow)
-    )
+    values = case if isinstance(case, tuple) else (case,)
+    return pytest.param(*values, marks=pytest.mark.slow)

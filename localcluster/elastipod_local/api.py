@@ -40,11 +40,15 @@ class ApiServer:
         content = self._request(path)
         return None if content is None else json.loads(content)
 
-    def _request(self, path: str) -> bytes | None:
+    def connection(self, timeout_s: float = TIMEOUT_S) -> http.client.HTTPSConnection:
+        """Give a connection that its first request opens. timeout_s: for how long the server may say nothing."""
         context = ssl.create_default_context(cafile=str(self.authority))
         context.sslsocket_class = ClosedWhenReset
         context.load_cert_chain(self.certificate, self.key)
-        connection = http.client.HTTPSConnection(self.host, self.port, timeout=TIMEOUT_S, context=context)
+        return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
+
+    def _request(self, path: str) -> bytes | None:
+        connection = self.connection()
         try:
             connection.request("GET", path, headers={"Accept": "application/json"})
             answer = connection.getresponse()

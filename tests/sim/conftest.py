@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tests.sim.operator_errors import collect_operator_errors
 from tests.sim.readings import read_each_spec_once
+from tests.slow import all_but_first
 
 DEFAULT_SCHEDULES = 280
 SEEDS_OF_A_TEST = 40
-QUICK_SCHEDULES = 40
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,17 +38,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seeds" in metafunc.fixturenames:
         seeds = all_seeds(metafunc.config)
         parts = [seeds[begin : begin + SEEDS_OF_A_TEST] for begin in range(0, len(seeds), SEEDS_OF_A_TEST)]
-        metafunc.parametrize(
-            "seeds",
-            [
-                pytest.param(
-                    part,
-                    id=f"seeds {part[0]} to {part[-1]}",
-                    marks=[pytest.mark.slow] if part[0] >= QUICK_SCHEDULES else [],
-                )
-                for part in parts
-            ],
-        )
+        ids = [f"seeds {part[0]} to {part[-1]}" for part in parts]
+        metafunc.parametrize("seeds", all_but_first(parts), ids=ids)
 
 
 def all_seeds(config: pytest.Config) -> range:

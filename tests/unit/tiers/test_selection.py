@@ -10,26 +10,21 @@ from tests import conftest
 from tests.nonempty import some
 from tests.slow import all_but_first
 
-MARKS: dict[str, tuple[str, ...]] = {
-    "plain": (),
-    "slow": ("slow",),
-    "one long run": ("long",),
-    "a slow long run": ("long", "slow"),
-    "another": ("other",),
+# The marks of each test, with their first argument.
+MARKS: dict[str, dict[str, str]] = {
+    "plain": {},
+    "slow": {"slow": ""},
+    "one long run": {"long": "one"},
+    "a slow long run": {"long": "one", "slow": ""},
+    "another": {"long": "two"},
 }
 
 
 class Item(SimpleNamespace):
-    """A test with these marks; "other" stands for a long run of another name."""
+    """A test with these marks."""
 
     def get_closest_marker(self, name: str) -> Any:
-        wanted = {"long": "one", "other": "two"}
-        for mark in self.marks:
-            if mark == name == "slow":
-                return SimpleNamespace(args=())
-            if name == "long" and mark in wanted:
-                return SimpleNamespace(args=(wanted[mark],))
-        return None
+        return SimpleNamespace(args=(self.marks[name],)) if name in self.marks else None
 
 
 @pytest.mark.parametrize(
