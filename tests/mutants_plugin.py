@@ -34,7 +34,8 @@ failures: list[pytest.TestReport] = []  # of the test in work, in its fork
 
 def pytest_runtestloop(session: pytest.Session) -> bool:
     """Try the mutants in the place of running the tests, or see what the tests run."""
-    assert not session.testsfailed, "the tests could not be collected"
+    if session.testsfailed:
+        pytest.exit("not all tests could be collected", returncode=pytest.ExitCode.INTERRUPTED)
     gc.freeze()  # forks share what there is
     if Path("todo.json").exists():
         try_all({item.nodeid: item for item in session.items}, json.loads(Path("todo.json").read_text()))

@@ -15,6 +15,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -51,7 +52,7 @@ addopts = "--import-mode=importlib -p no:cacheprovider -p pytest_asyncio.plugin"
 asyncio_mode = "auto"
 asyncio_default_fixture_loop_scope = "function"
 filterwarnings = ["error"]
-markers = ["long", "timeout", "needs_root", "cluster"]
+markers = {markers}
 """
 CONFTEST = """\
 import pytest
@@ -129,7 +130,7 @@ class Workshop:
             else:
                 shutil.copy(source, self._folder)
         (self._folder / "tests" / "conftest.py").unlink()
-        settings = SETTINGS.format(sources=json.dumps([_path_of(self._part.package)]))
+        settings = SETTINGS.format(sources=json.dumps([_path_of(self._part.package)]), markers=json.dumps(_markers()))
         (self._folder / "pyproject.toml").write_text(settings)
         (self._folder / "conftest.py").write_text(f"{CONFTEST}\n\ncollect_ignore = {list(self._part.tests_left_out)}\n")
 
@@ -190,6 +191,12 @@ class Workshop:
             )
         if done.returncode:
             raise MutationError(f"{command[0]} ended with {done.returncode}: {log.read_text()[-3000:]}")
+
+
+def _markers() -> list[str]:
+    """Give the marks that tests of the checkout may have; `timeout` is that of a plugin which the copy leaves out."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return [*settings["tool"]["pytest"]["ini_options"]["markers"], "timeout"]
 
 
 def _path_of(module: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.long_runs import LongRun
-from tests.mutation import PACKAGES, ROOT, Workshop, choose, report, share_found
+from tests.mutation import PACKAGES, ROOT, MutationError, Workshop, choose, report, share_found
 from tests.mutation_diff import Mutant, _mutants_of
 from tests.mutation_parts import PARTS, Part
 
@@ -143,6 +144,15 @@ def test_a_test_in_a_fork_passes_and_fails_as_in_a_run_of_pytest(tmp_path: Path)
     assert outcomes == ["survived", "untested", "untested"]
 
 
+@pytest.mark.needs_root
+def test_a_test_that_cannot_be_collected_is_named(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("import not_there\n")
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    shutil.copy(ROOT / "tests" / "mutants_plugin.py", tmp_path)
+    with pytest.raises(MutationError, match="No module named 'not_there'"):
+        Workshop(tmp_path, Part(package="twice", tests=("test_it.py",))).see_which_tests_run()
+
+
 TWICE = """
 def twice(number):
     return 2 * number
@@ -221,6 +231,15 @@ def test_parts_name_modules_and_tests_that_exist(part: Part) -> None:
     missing = [place for place in places if not (place.is_dir() or place.with_suffix(".py").is_file())]
     missing += [ROOT / test for test in (*part.tests, *part.tests_left_out) if not (ROOT / test).exists()]
     assert not missing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+def test_the_tests_of_a_part_can_be_collected_in_its_copy(part: Part, tmp_path: Path) -> None:
+    """The copy has settings of its own."""
+    shop = Workshop(tmp_path, part)
+    shop.copy()
+    shop._run("pytest", "-q", "--collect-only", "--rootdir=.", *part.tests)
 
 
 @pytest.mark.long("mutation")
