@@ -15,13 +15,13 @@ import random
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import tomllib
 from tests.mutation_diff import Mutant, _mutants_of
 from tests.mutation_parts import Part
 
