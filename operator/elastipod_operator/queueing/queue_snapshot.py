@@ -140,9 +140,9 @@ async def _list(control: WorkloadControl, job: Job) -> None:
 async def _list_what_is_left(control: WorkloadControl, job: Job) -> None:
     """List the Workloads of a job that is being deleted, and again when its pods are gone, because the last request may be unknown.
 
-    If that fails, the pods are deleted nevertheless.
+    If that fails, the pods are deleted and known quota is released nevertheless.
     """
-    retry = control.state(job).releasing
+    retry = control.state(job).listing
     if (job.workloads.is_listed and job.pods) or not retry.is_due():
         return
     try:
@@ -154,6 +154,7 @@ async def _list_what_is_left(control: WorkloadControl, job: Job) -> None:
             return
         job.workloads.clear()  # the API server no longer has Workloads
         bodies, version = [], 0
+    retry.reset()
     control.store.replace_workloads(job.fact.uid, bodies, version)
     control.clear_problem(job, LEFTOVERS)
     if not job.workloads.items:

@@ -64,6 +64,8 @@ class QuotaState:
     problems: dict[str, ReasonAndMessage] = field(default_factory=dict)
     """Reason and sentence for each kind of failed request."""
     requesting: Retry = field(default_factory=Retry)
+    listing: Retry = field(default_factory=Retry)
+    """Of the Workloads of a deleted job. Apart from `releasing`: what is known is released even if no list is answered."""
     releasing: Retry = field(default_factory=Retry)
     reporting_ready: Retry = field(default_factory=Retry)
     prioritizing: Retry = field(default_factory=Retry)
@@ -112,15 +114,10 @@ class WorkloadControl:
     def retry_all(self) -> None:
         """Retry everything that failed, at once."""
         for uid, state in list(self._states.items()):
-            if state.problems or any(
-                one.tries for one in (state.requesting, state.releasing, state.reporting_ready, state.prioritizing)
-            ):
-                state.requesting, state.releasing, state.reporting_ready, state.prioritizing = (
-                    Retry(),
-                    Retry(),
-                    Retry(),
-                    Retry(),
-                )
+            retries = (state.requesting, state.listing, state.releasing, state.reporting_ready, state.prioritizing)
+            if state.problems or any(retry.tries for retry in retries):
+                for retry in retries:
+                    retry.reset()
                 self.wake(uid)
 
     def report_problem(self, job: Job, what: str, problem: QuotaError) -> None:

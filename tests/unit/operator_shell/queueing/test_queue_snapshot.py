@@ -170,6 +170,21 @@ async def test_where_kueue_is_away_a_deletion_goes_on_and_says_why_it_waits(shel
     assert left(shell) == (0, "")
 
 
+async def test_known_quota_is_returned_though_workloads_cannot_be_listed(shell: QueueShell, later: Any) -> None:
+    """An overloaded API server may answer no list for minutes, and all other calls at once."""
+    shell.know()
+    fact = await shell.granted()
+    shell.know(**DELETED)
+    shell.server.refuse["list"] = (504, "the request timed out")
+    for seconds in (0, 1, 2, 4, 8):
+        later(seconds)
+        await shell.queues.observe(shell.job)
+        await shell.do(DeleteWorkload(BASE, fact.uid, "a test"))
+    assert shell.asked("GET workloads") == 5, "a list that fails is tried again"
+    assert shell.asked(f"DELETE {BASE}") == 1
+    assert left(shell) == (0, "the job's quota could not be returned: the request timed out"), "there may be more"
+
+
 async def test_what_cannot_be_deleted_is_told_until_it_can(shell: QueueShell, later: Any) -> None:
     shell.know()
     fact = await shell.granted()
