@@ -277,4 +277,5 @@ def try_part(long_run: LongRun, name: str, folder: Path) -> float:
     }  # fmt: skip
     long_run.count(**{f"{name}_{what}": count for what, count in counts.items()})
     long_run.detail(**{name: {**report(tried), "tests_failed_unchanged": failed}})
+    long_run.write()
     return share_found(tried)
