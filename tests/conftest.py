@@ -25,6 +25,7 @@ LEAKABLE_TIERS = frozenset(
 )  # the others keep a cluster between tests; the session's end is checked instead
 CLUSTER_FIXTURES = frozenset({"cluster", "cut_short", "bare_api_server"})
 DEFAULT_SEED = 20240611
+EXAMPLES, QUICK_EXAMPLES = 100, 25  # of each property, unless its test says how many
 LEFT_RUNNING = pytest.StashKey[list[str]]()
 
 
@@ -32,13 +33,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("elastipod")
     group.addoption("--long", metavar="NAME", default=None, help="run the long test of this name only; empty: all")
     group.addoption("--quick", action="store_true", help="leave out the tests marked slow, as `make test` does")
+    group.addoption("--share", metavar="K/N", help="collect only the K-th of N shares of the files of tests")
     group.addoption("--seed", type=int, default=DEFAULT_SEED, help="seed of every random choice of a test")
     group.addoption("--kubernetes", metavar="MINOR", help="run clusters of another version of Kubernetes (tests/go)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # An example that takes long says something about the machine; a test that hangs meets its own time limit.
-    hypothesis.settings.register_profile("elastipod", deadline=None)
+    examples = QUICK_EXAMPLES if config.getoption("--quick") else EXAMPLES
+    hypothesis.settings.register_profile("elastipod", deadline=None, max_examples=examples)
     hypothesis.settings.load_profile("elastipod")
     config.pluginmanager.register(TeardownLimit(TEARDOWN_S))
     if minor := config.getoption("--kubernetes"):
@@ -87,6 +90,24 @@ def why_skipped(item: pytest.Item) -> str | None:
     from tests.preparation import why_no_nodes, with_nodes  # needs more Python than the library's own tests
 
     return why_no_nodes() if with_nodes(tier, getattr(item, "fixturenames", ())) else None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files of other shares, which need not even be imported."""
+    share: str | None = config.getoption("--share")
+    is_left_out = share is not None and collection_path.match("test_*.py") and not is_in_share(collection_path, share)
+    return True if is_left_out else None
+
+
+def is_in_share(path: Path, share: str) -> bool:
+    """Whether a file of tests is in a share such as "1/2". Every file is in one; files of one folder are shared out evenly."""
+    number, of = map(int, share.split("/"))
+    return _numbers()[path] % of == number - 1
+
+
+@cache
+def _numbers() -> dict[Path, int]:
+    return {path: number for number, path in enumerate(sorted(TESTS.rglob("test_*.py")))}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -5,8 +5,9 @@ cannot run on this machine, or that has none, is named with its reason. Exits 0 
 
 The tiers run in several processes (pytest-xdist), those of api and e2e with an API server or a cluster in each, and the e2e
 tier in two parts with a line each: its tests of agents alone, and those with a cluster. Several whole tiers run in lanes
-beside each other; each line of output names its tier then. The tests of a lane with an API server, a cluster or agents wait much;
-what only computes fills the processors meanwhile, in a lane of lower priority. `lint` is no tier of tests but `make lint`.
+beside each other, the unit tests in a lane for each processor with a share of the files; each line of output names its tier
+then. The tests of a lane with an API server, a cluster or agents wait much; what only computes fills the processors
+meanwhile, in lanes of lower priority. `lint` is no tier of tests but `make lint`.
 Whoever asks for something of their own (-k, -s, --pdb, a long run) gets one tier after the other, in one process, as pytest
 does it. The few tests that failed beside others are repeated alone (`tests/flaky.py`).
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -34,6 +36,7 @@ ON_ALL_CPUS = ("--numprocesses=logical", "--maxprocesses=8", "--dist=worksteal")
 # In the order of their names: the default begins with the files of most tests, and ends with one long test that has a file.
 FILES_IN_TWO = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
 AGENTS, CLUSTERS = ("-m", "not cluster", *FILES_IN_TWO), ("-m", "cluster", *FILES_IN_TWO)
+ONE_CLUSTER = ("-m", "cluster")  # a second one takes more of two processors than the few quick tests that it would have
 SLOWEST = ("--durations=10", "--durations-min=1")  # whole tiers name the tests that they wait for
 # The pytest calls of a tier; one without arguments for a tier that is not named.
 PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -44,15 +47,28 @@ PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "chart": (FILES_IN_TWO,),
 }
 LINT = "lint"
-# Which parts follow each other when whole tiers run beside each other; a tier that is not named begins the first lane.
-LANES: tuple[tuple[tuple[str, tuple[str, ...]], ...], ...] = (
-    (("unit", ON_ALL_CPUS), ("sim", ON_ALL_CPUS)),
-    (("e2e", AGENTS),),
-    ((LINT, ()), ("e2e", CLUSTERS), ("api", FILES_IN_TWO), ("chart", FILES_IN_TWO)),
-)
+MOST_SHARES = 8
+Lane = tuple[tuple[str, tuple[str, ...]], ...]
 YIELDING = ("nice", "-n", "10")  # before the commands of tiers that only compute
 COMPUTES = ("unit", "sim")
 Say = Callable[[str], None]
+
+
+def lanes_of(cpus: int, *, is_quick: bool) -> tuple[Lane, ...]:
+    """Give which parts follow each other when whole tiers run beside each other; a tier that is not named begins the first lane.
+
+    Of the unit tests each lane has a share of the files: pytest-xdist would collect all of them in each process, and takes
+    half as much time for the reports of these thousands of short tests as the tests themselves.
+    """
+    shares = min(cpus, MOST_SHARES)
+    first, *others = [("unit", (f"--share={number}/{shares}",)) for number in range(1, shares + 1)]
+    agents, api, chart = ("e2e", AGENTS), ("api", FILES_IN_TWO), ("chart", FILES_IN_TWO)
+    computing: tuple[Lane, ...] = ((first, ("sim", ON_ALL_CPUS)), *((share,) for share in others))
+    if is_quick:
+        return (*computing, (agents, api), ((LINT, ()), ("e2e", ONE_CLUSTER), chart))
+    return (*computing, (agents,), ((LINT, ()), ("e2e", CLUSTERS), api, chart))
+
+
 CLOSING_LINE = re.compile(r"^=* ?(?:\d+ (?:passed|failed|skipped|errors?|deselected)|no tests ran)\b.* in [0-9.]+s.*$")
 COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed)")
 FAILED = 1  # the exit status of pytest when tests failed, and nothing else
@@ -104,8 +120,9 @@ def run_beside_each_other(tiers: Sequence[str], *, is_quick: bool = False) -> li
         if tier not in outcomes and (failed := _prepare(tier)):
             outcomes[tier] = Outcome(tier, False, failed)
     to_run = [tier for tier in tiers if tier not in outcomes]
-    lanes = [[(tier, part) for tier, part in lane if tier in to_run] for lane in LANES]
-    named = {tier for lane in LANES for tier, _ in lane}
+    every = lanes_of(os.cpu_count() or 1, is_quick=is_quick)
+    lanes = [[(tier, part) for tier, part in lane if tier in to_run] for lane in every]
+    named = {tier for lane in every for tier, _ in lane}
     lanes[0][:0] = [(tier, part) for tier in to_run if tier not in named for part in PARTS.get(tier, ((),))]
     ends: dict[str, list[Ended]] = {tier: [] for tier in to_run}
     is_stopped = threading.Event()

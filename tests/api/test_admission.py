@@ -288,6 +288,7 @@ def test_the_policy_refuses_records_that_a_user_writes(api_server: Cluster, poli
     api_server.kubectl("-n", policed, "annotate", "hpjob", "llm", "elastipod.io/state=real", *operators)
 
 
+@pytest.mark.slow
 def test_the_records_of_another_releases_jobs_are_its_own_affair(api_server: Cluster, policed: str) -> None:
     def annotate(*annotations: str, is_user: bool = False) -> None:
         who = () if is_user else as_user("trials:trials-elastipod")
@@ -308,6 +309,7 @@ def test_the_records_of_another_releases_jobs_are_its_own_affair(api_server: Clu
         annotate("elastipod.io/state=newer")
 
 
+@pytest.mark.slow
 def test_operators_that_are_named_create_pods_and_write_records_too(api_server: Cluster, policed: str) -> None:
     apply(api_server, policed, job())
     pod = foreign_pod()
@@ -336,6 +338,7 @@ def test_the_policy_refuses_templates_with_different_devices(api_server: Cluster
         api_server.kubectl("-n", policed, "delete", "hpjob", "uneven")
 
 
+@pytest.mark.slow
 def test_the_policy_refuses_pods_that_pretend_to_be_a_jobs(api_server: Cluster, policed: str) -> None:
     assert "which the operator alone creates; remove the label" in refusal(api_server, policed, foreign_pod())
     mine = foreign_pod()

@@ -134,6 +134,7 @@ def test_spare_capacity_only_never_makes_an_autoscaler_add_a_node(
         api_server.kubectl("-n", namespace, "delete", "hpjob", "llm", "--timeout=240s")
 
 
+@pytest.mark.slow
 def test_by_default_no_more_is_bought_than_the_next_increment_wants(
     api_server: Cluster, namespace: str, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.api.compat_lives import operator, size_of
 from tests.api.compat_nodes import PlayedNodes
 from tests.api.jobs import apply, get, job
@@ -105,6 +106,7 @@ def condition(body: dict[str, Any], kind: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_refused_pods_are_told_of_tried_again_and_end_no_job(api_server: Cluster, tmp_path: Path) -> None:
     for namespace, (obstacle, _, _) in REFUSALS.items():
         api_server.kubectl("create", "namespace", namespace)

@@ -159,6 +159,7 @@ def make_nowhere(team: Team) -> None:
     apply(team.cluster, {**body, "spec": {"clusterQueue": team.namespace}})
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_a_queue_is_told_until_it_is_mended(team: Team) -> None:
     edit(team, preemption={"withinClusterQueue": "Never"}, queueingStrategy="StrictFIFO")
     backoff = {"minStableSeconds": 0, "backoff": {"baseSeconds": 1}}
@@ -279,6 +280,7 @@ def test_a_job_without_a_queue_has_no_workload(team: Team) -> None:
     assert team.workloads("free") == {}
 
 
+@pytest.mark.slow
 def test_pods_are_replaced_while_kueue_is_away(team: Team) -> None:
     team.submit("steady")
     team.trains("steady", 4)

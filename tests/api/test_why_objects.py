@@ -64,7 +64,7 @@ def objects_of(name: str, api: Api) -> StagedObjects:
     return StagedObjects(api, 1 + list(STAGES).index(name))
 
 
-@pytest.mark.parametrize("name", all_but_first((name for name in STAGES if name not in REFUSED), 8))
+@pytest.mark.parametrize("name", all_but_first((name for name in STAGES if name not in REFUSED), 4))
 async def test_the_paragraph_is_that_of_the_stage(
     api_server: Cluster, api: Api, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

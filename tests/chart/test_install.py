@@ -81,6 +81,7 @@ def test_the_operator_may_do_what_it_needs_and_no_more(installed: Cluster) -> No
     assert allowed(installed, OPERATOR, RIGHTS) == RIGHTS
 
 
+@pytest.mark.slow
 def test_pods_of_a_job_need_the_right_on_its_finalizers(installed: Cluster) -> None:
     """The API server asks for it when a pod is created that its owner waits for."""
     rules = json.loads(installed.kubectl("get", "clusterrole", "aws-hyperpod-elastipod", "-o", "json"))["rules"]

@@ -137,6 +137,7 @@ def test_sigterm_to_one_rank_saves_one_step_on_all_ranks_outside_a_pod(make_run:
     assert len(list(run.checkpoints.glob("checkpoint-*/elastipod.json"))) == 1
 
 
+@pytest.mark.slow
 def test_a_torn_checkpoint_is_not_resumed_from(make_run: MakeRun) -> None:
     """A crash while the Trainer writes leaves a folder that looks like a checkpoint to the Trainer itself."""
     run = make_run("examples/hf_trainer/train.py", *JOB, "--save-steps=4")

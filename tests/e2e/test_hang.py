@@ -108,6 +108,7 @@ def test_a_silent_hang_is_a_fault_with_the_stacks_of_all_workers(
     assert agent.until("ready")["drained"] is False
 
 
+@pytest.mark.slow
 def test_a_hanging_worker_behind_a_shell_is_found_too(run_agent: RunAgent, tmp_path: Path) -> None:
     """The process that answers is then not the one that the agent started; and nobody else gets the signal."""
     shell = tmp_path / "run.sh"

@@ -120,6 +120,7 @@ def test_a_step_that_some_have_committed_is_completed_by_those_who_were_prepared
     assert_as_if_nothing_happened(job, undisturbed)
 
 
+@pytest.mark.slow
 def test_copies_in_another_failure_domain_survive_the_loss_of_a_rank(play: Any, undisturbed: dict[str, str]) -> None:
     faults = [PlannedFault(FaultKind.KILL, Moment.BACKWARD, rank=1, step=9)]
     options = {"copies": {"memory_bytes": 1 << 20, "every": 4}}

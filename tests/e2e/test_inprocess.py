@@ -41,6 +41,7 @@ def pods(run_agent: RunAgent, tmp_path: Path) -> Any:
     return make
 
 
+@pytest.mark.slow
 def test_a_fault_of_one_rank_restarts_all_ranks_in_their_processes(pods: Any) -> None:
     job = pods(2, 2)
     for agent in job.agents:
@@ -142,6 +143,7 @@ def test_ranks_that_do_not_come_back_in_time_cost_all_processes_of_the_pod(pods:
     assert all(map(is_gone, processes))
 
 
+@pytest.mark.slow
 def test_a_drain_leaves_processes_that_return_and_replaces_those_that_exit(pods: Any) -> None:
     for script_args, is_kept in (((), True), (("exit",), False)):
         job = pods(1, 2, script_args=script_args)
@@ -158,6 +160,7 @@ def test_a_drain_leaves_processes_that_return_and_replaces_those_that_exit(pods:
         assert agent.until("ready")["drained"] is False
 
 
+@pytest.mark.slow
 def test_a_crash_during_a_drain_is_told_and_calls_the_others_back(pods: Any) -> None:
     job = pods(1, 2, script_args=("deaf",))
     agent = job.agents[0]
@@ -180,6 +183,7 @@ def test_workers_that_a_drain_does_not_reach_are_called_back(pods: Any) -> None:
     assert job.pids(1) == job.pids(2)
 
 
+@pytest.mark.slow
 def test_a_training_that_ends_is_completed_and_can_be_run_again(pods: Any) -> None:
     job = pods(1, 2)
     job.start(1)

@@ -119,6 +119,7 @@ def test_workers_live_through_a_growth_and_a_shrink_and_go_on_at_their_step(pods
     until_gone([leaver])
 
 
+@pytest.mark.slow
 def test_a_local_rank_that_dies_is_replaced_and_the_other_keeps_its_process(pods: Any) -> None:
     job = pods(2)
     (agent,) = job.add()

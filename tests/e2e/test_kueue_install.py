@@ -15,6 +15,7 @@ def kueue(cluster: Cluster) -> Cluster:
     return cluster
 
 
+@pytest.mark.slow
 def test_a_job_waits_for_quota_and_runs(kueue: Cluster) -> None:
     kueue.kubectl("create", "namespace", "queued")
     try:

@@ -250,6 +250,7 @@ def test_a_pod_of_a_node_in_trouble_does_not_answer_and_goes_on_afterwards(
     assert pod_field(cluster, name, ".status.containerStatuses[0].restartCount") == "0"
 
 
+@pytest.mark.slow
 def test_loading_images_reaches_the_nodes(cluster: Cluster) -> None:
     cluster.load_images()
     run_pod(cluster, "after-load", "node-1")

@@ -139,6 +139,7 @@ def test_only_local_rank_0_is_watched_and_a_kept_rule_is_no_fault(run_agent: Run
     assert agent.status().get("reason") is None
 
 
+@pytest.mark.slow
 def test_a_slow_pattern_and_killed_matchers_cost_no_line_and_no_answer(run_agent: RunAgent, tmp_path: Path) -> None:
     count = 20_000
     # Between the halves come lines that are matched and hold no number, until the last matcher was killed.
@@ -197,6 +198,7 @@ def test_a_stop_leaves_no_matcher_and_no_descriptor(run_agent: RunAgent) -> None
         until(lambda: descriptors(process) == before, "the workers' pipes to be closed")
 
 
+@pytest.mark.slow
 def test_a_full_rush_of_several_ranks_loses_no_line_on_a_slow_console(tmp_path: Path) -> None:
     for tee in ([], ["--tee=3", "--log-dir=logs"]):
         load = run_load(

@@ -28,7 +28,7 @@ from tests.sim.required_coverage import MUST_MEET
 from tests.sim.scripted_queue_schedules import QUEUE_SCHEDULES, QUEUE_TURNS
 from tests.sim.scripted_schedules import ENDING_TURNS, SCHEDULES, TURNS
 from tests.sim.simulation import Simulation
-from tests.slow import all_but_first
+from tests.slow import all_but_every, all_but_first
 
 LONG_RUN_S = 240.0
 SEEDS_OF_A_PROCESS = 10
@@ -120,7 +120,7 @@ def _check_coverage(config: pytest.Config, folder: Path, name: str, met: Counter
         assert excused <= EXCUSED_LOOKS, "of the looks at who keeps quota"
 
 
-@pytest.mark.parametrize("name", ALL_SCHEDULES)
+@pytest.mark.parametrize("name", all_but_every(3, ALL_SCHEDULES))
 def test_a_scripted_schedule_ends_well(name: str, shared_folder: Path, pytestconfig: pytest.Config) -> None:
     met: Counter[str] = Counter()
     if failure_of(ALL_SCHEDULES[name], met) is not None:
@@ -185,7 +185,7 @@ def test_every_schedule_of_workers_that_keep_their_state_ends_well(first: int, m
     assert met["in memory: a generation goes on from it"]
 
 
-@pytest.mark.parametrize("turn", all_but_first(ALL_TURNS, 4))
+@pytest.mark.parametrize("turn", all_but_first(ALL_TURNS, 2))
 def test_the_operator_may_die_between_two_calls(turn: str) -> None:
     """Before the first call that the schedule is about, after it, after the second one, and so on to the last."""
     called = _calls_of(turn)

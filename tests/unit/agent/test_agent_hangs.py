@@ -61,6 +61,7 @@ def test_a_hang_is_a_fault_with_steps_and_stacks(agent: AgentInProcess) -> None:
         assert len(stacks) == 1, "each worker's own stack, once"
 
 
+@pytest.mark.slow
 def test_of_a_worker_that_offers_no_stacks_the_kernel_s_facts_are_told(agent: AgentInProcess) -> None:
     def scenario() -> None:
         agent.start(1)
@@ -96,6 +97,7 @@ def test_workers_that_have_agreed_to_leave_do_not_hang(agent: AgentInProcess) ->
     assert "no step for" not in agent.printed()
 
 
+@pytest.mark.slow
 def test_a_long_report_is_cut_in_the_log(agent: AgentInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastipod_agent.workers.hang_monitor._MAX_LOG_LINES", 2)
 

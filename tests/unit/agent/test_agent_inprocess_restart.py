@@ -138,6 +138,7 @@ def test_a_drain_leaves_processes_that_return(job: Job) -> None:
     job.run(scenario)
 
 
+@pytest.mark.slow
 def test_a_crash_during_a_drain_is_reported_and_calls_the_others_back(job: Job) -> None:
     def scenario() -> None:
         before = job.start(1)
@@ -166,6 +167,7 @@ def test_workers_that_a_drain_does_not_reach_are_called_back(job: Job) -> None:
     job.run(scenario, script_args=("deaf",))
 
 
+@pytest.mark.slow
 def test_a_drain_that_a_rank_hangs_in_ends_in_new_processes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pooled_workers, "LATE_RETURN_S", 4.0)  # enough for the other rank
 
@@ -195,6 +197,7 @@ def test_a_training_that_ends_is_completed_and_can_be_run_again(job: Job) -> Non
     job.run(scenario)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_at_the_barrier_is_replaced_and_released_with_the_others(job: Job) -> None:
     def scenario() -> None:
         job.agent.until_printed("]:up ", 2)

@@ -108,6 +108,7 @@ def test_the_successor_of_a_dead_rank_imports_while_the_operator_decides(job: Jo
     assert job.agent.printed().count("called back 0") == 1
 
 
+@pytest.mark.slow
 def test_what_the_workers_keep_stays_known_while_a_successor_imports(job: Job) -> None:
     """The operator may ask only then, and the depth of the recovery depends on it."""
     held = job.agent.folder / "held"
@@ -129,6 +130,7 @@ def test_what_the_workers_keep_stays_known_while_a_successor_imports(job: Job) -
     job.run(scenario)
 
 
+@pytest.mark.slow
 def test_a_rank_that_asks_again_at_the_barrier_while_another_still_imports_is_not_late(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +225,7 @@ def test_a_rank_that_died_is_replaced_once_where_all_are_to_be(job: Job, monkeyp
     assert sorted(replaced) == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_successor_that_fails_before_the_stop_is_not_started_again_until_then(job: Job) -> None:
     script = LOOP.replace(
         'while Path(os.environ["HOME"], "held").exists():',
@@ -277,6 +280,7 @@ def test_no_successor_comes_before_the_decision_where_a_script_prepares_a_comple
     job.run(scenario, options=("--pre-train-script=/bin/true",))
 
 
+@pytest.mark.slow
 def test_a_pod_with_new_processes_only_is_ready_while_they_still_import(job: Job) -> None:
     held = job.agent.folder / "held"
 
@@ -349,6 +353,7 @@ def test_a_drain_of_an_operator_that_knows_of_no_kept_workers_keeps_who_returns(
     assert "told None None" in job.agent.printed(), "so that they save a checkpoint first"
 
 
+@pytest.mark.slow
 def test_workers_that_exit_after_a_drain_are_started_by_the_next_start(job: Job) -> None:
     def scenario() -> None:
         first = job.start(1)
@@ -360,6 +365,7 @@ def test_workers_that_exit_after_a_drain_are_started_by_the_next_start(job: Job)
     job.run(scenario, "replicated", "exit")
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_come_back_costs_the_processes_of_its_pod(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -492,6 +498,7 @@ def test_what_is_announced_must_be_known(job: Job) -> None:
     job.run(scenario, "whatever")
 
 
+@pytest.mark.slow
 def test_rules_that_must_read_the_output_start_processes_whose_output_can_be_read(job: Job) -> None:
     rules = [{"name": "spike", "logPattern": "no such line", "faultOnMatch": True}]
 

@@ -122,6 +122,7 @@ def observations(draw: st.DrawFn) -> Snapshot:
     return replace(snapshot, nodes=known, pods_listed_at=draw(maybe_times))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(observations())
 def test_a_plan_comes_of_it_that_breaks_no_rule(snapshot: Snapshot) -> None:

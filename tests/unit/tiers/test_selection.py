@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from tests import conftest
 from tests.nonempty import some
-from tests.slow import all_but_first
+from tests.slow import all_but_every, all_but_first
 
 # The marks of each test, with their first argument.
 MARKS: dict[str, dict[str, str]] = {
@@ -45,6 +45,20 @@ def test_what_is_selected(options: dict[str, Any], selected: list[str]) -> None:
     conftest._select(cast(pytest.Config, SimpleNamespace(getoption=given.__getitem__, hook=hook)), cast(Any, items))
     assert [item.name for item in items] == selected
     assert {item.name for item in some(dropped)} == MARKS.keys() - set(selected)
+
+
+@pytest.mark.parametrize("of", [1, 2, 3, 8])
+def test_every_file_of_tests_is_in_one_share(of: int) -> None:
+    files = some(sorted(conftest.TESTS.rglob("test_*.py")))
+    shares = [[file for file in files if conftest.is_in_share(file, f"{number}/{of}")] for number in range(1, of + 1)]
+    assert sorted(file for share in shares for file in share) == files
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_of_many_cases_every_third_is_not_slow() -> None:
+    given = all_but_every(3, range(7))
+    assert [case for case in given if isinstance(case, int)] == [0, 3, 6]
+    assert [mark.name for case in given if not isinstance(case, int) for mark in case.marks] == 4 * ["slow"]
 
 
 def test_of_many_cases_all_but_the_first_are_slow() -> None:

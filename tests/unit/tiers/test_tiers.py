@@ -18,6 +18,7 @@ from elastipod_local.errors import LocalClusterError
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What pytest is called with. It ends as `ends` of the module says: 0 when nothing else is set."""
     made: list[list[str]] = []
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
     monkeypatch.setattr(tiers, "_announce", lambda names: None)
     monkeypatch.setattr(tiers, "_prepare", lambda tier: "")
     monkeypatch.setattr(tiers, "_write_report", lambda outcome: None)
@@ -76,21 +77,33 @@ def test_a_whole_tier_succeeds_only_if_pytest_does(calls: list[list[str]], statu
     assert tiers.main(["unit"]) == 0
 
 
+@pytest.mark.parametrize("cpus", [1, 2, 5, 64])
 def test_whole_tiers_run_in_lanes_and_each_of_their_parts_once(
-    calls: list[list[str]], capsys: pytest.CaptureFixture[str]
+    calls: list[list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, cpus: int
 ) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cpus)
     assert tiers.main(list(tiers.PARTS)) == 0
     ran = [(call[0].rsplit("/", 1)[-1], tuple(call[1 : -len(tiers.SLOWEST)])) for call in calls]
-    assert sorted(ran) == sorted((tier, part) for tier, parts in tiers.PARTS.items() for part in parts)
-    for lane in tiers.LANES:
+    lanes = tiers.lanes_of(cpus, is_quick=False)
+    assert sorted(ran) == sorted(one for lane in lanes for one in lane if one[0] != tiers.LINT)
+    for lane in lanes:
         assert [one for one in ran if one in lane] == [one for one in lane if one[0] != tiers.LINT], (
             "one after the other"
         )
     said = capsys.readouterr().out
     assert all(f"{tier:5} | one test after the other" in said for tier in tiers.PARTS)
-    assert said.endswith(
-        "\n".join(f"{tier}{len(parts) * (chr(10) + 'a line')}" for tier, parts in tiers.PARTS.items()) + "\n"
-    )
+    counts = {tier: sum(one == tier for one, _ in ran) for tier in tiers.PARTS}
+    assert said.endswith("\n".join(tier + count * "\na line" for tier, count in counts.items()) + "\n")
+
+
+@pytest.mark.parametrize("is_quick", [True, False])
+@pytest.mark.parametrize("cpus", [1, 3, 64])
+def test_the_lanes_have_every_test_of_each_tier(cpus: int, is_quick: bool) -> None:
+    parts = [one for lane in tiers.lanes_of(cpus, is_quick=is_quick) for one in lane]
+    assert {tier for tier, _ in parts} == {*tiers.PARTS, tiers.LINT}
+    shares = [part[0] for tier, part in parts if tier == "unit"]
+    assert shares == [f"--share={number}/{len(shares)}" for number in range(1, min(cpus, 8) + 1)]
+    assert sorted(part[1] for tier, part in parts if tier == "e2e") == ["cluster", "not cluster"]
 
 
 def test_slow_tests_are_left_out_of_all_tiers_together_only_and_leave_no_report(
@@ -113,7 +126,7 @@ def test_a_tier_fails_with_any_of_its_parts_and_the_others_run(
 ) -> None:
     ENDS["e2e"] = 1
     assert tiers.main(list(tiers.PARTS)) == 1
-    assert len(calls) == sum(map(len, tiers.PARTS.values()))
+    assert {call[0].rsplit("/", 1)[-1] for call in calls} == set(tiers.PARTS)
     calls.clear()
     monkeypatch.setattr(tiers, "_prepare", lambda tier: "no compiler" if tier == "api" else "")
     ENDS.clear()
