@@ -77,14 +77,20 @@ class KueueApi:
             self._tenant.close(stream)
 
     async def call(self, method: str, path: str, body: Any = None, **_: Any) -> Body:
-        """Make one call; it hangs, or fails at once, while Kueue is away."""
+        """Make one call; it hangs, or fails at once, while Kueue is away. Lists may hang alone."""
         return await Wait(self._make(method, path, json.loads(body) if isinstance(body, str) else body))  # type: ignore[no-any-return]
 
     def _make(self, method: str, path: str, body: Any) -> Script:
         server = self._tenant.server
-        if server.is_away and server.hangs and "/kueue.x-k8s.io/" in path:
+        is_list = method == "GET" and path.endswith("/workloads")
+
+        def hangs() -> bool:
+            is_unanswered = is_list and server.kernel.now < server.lists_hang_until
+            return is_unanswered or (server.is_away and server.hangs and "/kueue.x-k8s.io/" in path)
+
+        if hangs():
             yield 10.0
-            if server.is_away:
+            if hangs():
                 raise TimeoutError
         effect = lambda: self._tenant.serve(method, path, body)  # noqa: E731
         return (yield from self._call(effect, writes=method != "GET"))

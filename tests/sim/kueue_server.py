@@ -75,7 +75,7 @@ class KueueServer:
         self.rng = rng
         self.settings = settings
         self.say = say
-        self.away_until = self.slow_until = 0.0
+        self.away_until = self.slow_until = self.lists_hang_until = 0.0
         self.hangs = False
         """Whether calls to it hang while it is away, or are refused at once."""
         self.tenants: dict[str, Tenant] = {}
@@ -121,7 +121,7 @@ class KueueServer:
 
     def heal(self) -> None:
         """End everything that goes on, and give the queues what they had."""
-        self.slow_until = 0.0
+        self.slow_until = self.lists_hang_until = 0.0
         if self.is_away:
             self.away_until = self.kernel.now
             self.kueue.restart()

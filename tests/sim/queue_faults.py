@@ -47,6 +47,12 @@ def kueue_slow(sim: Simulation, event: Event) -> str:
     return f"{event.seconds:g} s"
 
 
+def lists_hang(sim: Simulation, event: Event) -> str:
+    """An overloaded API server answers no list of Workloads, because its watch cache is late, and all other calls at once."""
+    _server(sim).lists_hang_until = sim.kernel.now + event.seconds
+    return f"{event.seconds:g} s"
+
+
 def edit_quota(sim: Simulation, event: Event) -> str:
     """An administrator gives a queue another quota, and its own again after a while."""
     server = _server(sim)
@@ -174,5 +180,6 @@ QUEUE_FAULTS: dict[str, tuple[float, Fault]] = {
     "deactivate": (2, deactivate),
     "delete_workload": (2, delete_workload),
     "edit_priority": (2, edit_priority),
+    "lists_hang": (0, lists_hang),  # in scripted schedules only
 }
 """Weight and deed of each fault of jobs in queues."""

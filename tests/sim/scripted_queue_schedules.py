@@ -83,6 +83,11 @@ QUEUE_SCHEDULES: dict[str, Schedule] = {
     ),
     "Kueue is away when the job is deleted": _schedule(Event(99.0, "kueue_away", 0, 60.0), Event(100.0, "delete_job")),
     "calls to Kueue hang when the job is deleted": _schedule(Event(99.0, "kueue_away", 1, 60.0), Event(100.0, "delete_job")),
+    "lists of Workloads hang when the job is deleted": _schedule(Event(29.0, "lists_hang", 0, 150.0), Event(30.0, "delete_job")),
+    "lists of Workloads hang when the job is deleted, and its pods are gone at once": _schedule(
+        Event(29.0, "lists_hang", 0, 150.0), Event(30.0, "delete_job"), *2 * [Event(30.3, "force_delete_pod", 0)], high=2
+    ),
+    "lists of Workloads hang when the job comes": _schedule(Event(0.0, "lists_hang", 0, 60.0)),
     "the base is taken back in a recovery": _schedule(Event(99.9, "crash_worker", 0), plain_gangs=(WHOLE,)),
     "a queue is on hold": _schedule(Event(0.0, "stop_queue", 0, 60.0)),
     "a queue is drained": _schedule(Event(100.0, "stop_queue", 7, 60.0)),
