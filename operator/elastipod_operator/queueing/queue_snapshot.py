@@ -122,15 +122,16 @@ async def _list(control: WorkloadControl, job: Job) -> None:
     fact = job.fact
     try:
         bodies, version = await control.api.list_workloads(fact.namespace, fact.uid)
-    except ApiError as error:
-        if error.status == 404:
+    except CALL_ERRORS as error:
+        is_missing = isinstance(error, ApiError) and error.status == 404
+        if is_missing:
             control.store.replace_workloads(fact.uid, (), 0)
         elif job.pods:
             raise
         # Without pods the job may safely count as one without quota; the next pass retries.
         problem = quota_error(error)
         control.state(job).problems[LISTING] = (problem.reason, str(problem))
-        if error.status != 404:
+        if not is_missing:
             control.wake_later(job, LAST_RETRY_S)  # nothing else wakes an idle job
         return
     control.state(job).problems.pop(LISTING, None)

@@ -115,6 +115,25 @@ async def test_a_job_without_pods_is_told_of_and_looked_at_again(shell: QueueShe
     assert (shell.job.workloads.is_listed, shell.problem()) == (True, None)
 
 
+async def test_a_job_without_pods_is_told_of_and_requests_quota_while_no_list_is_answered(
+    shell: QueueShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(*_: object) -> None:
+        raise TimeoutError
+
+    shell.know()
+    with monkeypatch.context() as patched:
+        patched.setattr(shell.queues._workloads.api, "list_workloads", hang)
+        await shell.queues.observe(shell.job)
+        assert shell.problem() == (
+            "KueueUnavailable", "the API server, or Kueue behind it, does not answer: TimeoutError"
+        )  # fmt: skip
+        assert shell.next_gang_check() is not None, "nothing else may wake it"
+        await shell.do(ASK_BASE)
+    assert shell.problem() is None
+    assert (len(shell.server.workloads), shell.job.workloads.is_listed) == (1, False)
+
+
 async def test_where_kueue_is_missing_there_is_no_quota(shell: QueueShell) -> None:
     shell.know(record=Record(generation=1, queue="gpus"))
     shell.store.replace_pods(JOB_UID, [pod_body()], 50)
