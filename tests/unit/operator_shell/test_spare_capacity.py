@@ -213,13 +213,13 @@ async def test_a_job_that_is_resumed_is_sized_by_what_is_free_then(moved: dict[s
 async def test_what_was_read_is_kept_when_no_answer_comes_later(
     moved: dict[str, timedelta], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spare_capacity, "READ_LIMIT_S", 0.01)
     calls, job = Calls(), job_of(members=MEMBERS)
     reader = SpareCapacityReader(calls, WOKEN.append)
     WOKEN.clear()
     await looked(reader, job)
     before = reader.of(job)
     assert before is not None
+    monkeypatch.setattr(spare_capacity, "READ_LIMIT_S", 0.01)
     assert (before.places, WOKEN) == ({"n-000": 1, "n-001": 1}, [JOB_UID])
     reader._api, moved["by"] = Silent(), READ_EVERY
     await reader.observe(job, None)
