@@ -52,23 +52,6 @@ Lane = tuple[tuple[str, tuple[str, ...]], ...]
 YIELDING = ("nice", "-n", "10")  # before the commands of tiers that only compute
 COMPUTES = ("unit", "sim")
 Say = Callable[[str], None]
-
-
-def lanes_of(cpus: int, *, is_quick: bool) -> tuple[Lane, ...]:
-    """Give which parts follow each other when whole tiers run beside each other; a tier that is not named begins the first lane.
-
-    Of the unit tests each lane has a share of the files: pytest-xdist would collect all of them in each process, and takes
-    half as much time for the reports of these thousands of short tests as the tests themselves.
-    """
-    shares = min(cpus, MOST_SHARES)
-    first, *others = [("unit", (f"--share={number}/{shares}",)) for number in range(1, shares + 1)]
-    agents, api, chart = ("e2e", AGENTS), ("api", FILES_IN_TWO), ("chart", FILES_IN_TWO)
-    computing: tuple[Lane, ...] = ((first, ("sim", ON_ALL_CPUS)), *((share,) for share in others))
-    if is_quick:
-        return (*computing, (agents, api), ((LINT, ()), ("e2e", ONE_CLUSTER), chart))
-    return (*computing, (agents,), ((LINT, ()), ("e2e", CLUSTERS), api, chart))
-
-
 CLOSING_LINE = re.compile(r"^=* ?(?:\d+ (?:passed|failed|skipped|errors?|deselected)|no tests ran)\b.* in [0-9.]+s.*$")
 COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed)")
 FAILED = 1  # the exit status of pytest when tests failed, and nothing else
@@ -97,6 +80,21 @@ class Ended:
     status: int
     line: str
     failed: tuple[str, ...] = ()
+
+
+def lanes_of(cpus: int, *, is_quick: bool) -> tuple[Lane, ...]:
+    """Give which parts follow each other when whole tiers run beside each other; a tier that is not named begins the first lane.
+
+    Of the unit tests each lane has a share of the files: pytest-xdist would collect all of them in each process, and takes
+    half as much time for the reports of these thousands of short tests as the tests themselves.
+    """
+    shares = min(cpus, MOST_SHARES)
+    first, *others = [("unit", (f"--share={number}/{shares}",)) for number in range(1, shares + 1)]
+    agents, api, chart = ("e2e", AGENTS), ("api", FILES_IN_TWO), ("chart", FILES_IN_TWO)
+    computing: tuple[Lane, ...] = ((first, ("sim", ON_ALL_CPUS)), *((share,) for share in others))
+    if is_quick:
+        return (*computing, (agents, api), ((LINT, ()), ("e2e", ONE_CLUSTER), chart))
+    return (*computing, (agents,), ((LINT, ()), ("e2e", CLUSTERS), api, chart))
 
 
 def run_tier(tier: str, arguments: Sequence[str]) -> Outcome:

@@ -219,8 +219,8 @@ async def test_what_was_read_is_kept_when_no_answer_comes_later(
     await looked(reader, job)
     before = reader.of(job)
     assert before is not None
-    monkeypatch.setattr(spare_capacity, "READ_LIMIT_S", 0.01)
     assert (before.places, WOKEN) == ({"n-000": 1, "n-001": 1}, [JOB_UID])
+    monkeypatch.setattr(spare_capacity, "READ_LIMIT_S", 0.01)
     reader._api, moved["by"] = Silent(), READ_EVERY
     await reader.observe(job, None)
     assert reader.of(job) == replace(before, read_at=NOW + READ_EVERY), "the next look is not due at once"

@@ -126,7 +126,7 @@ def test_a_tier_fails_with_any_of_its_parts_and_the_others_run(
 ) -> None:
     ENDS["e2e"] = 1
     assert tiers.main(list(tiers.PARTS)) == 1
-    assert {call[0].rsplit("/", 1)[-1] for call in calls} == set(tiers.PARTS)
+    assert len(calls) == sum(map(len, tiers.PARTS.values()))
     calls.clear()
     monkeypatch.setattr(tiers, "_prepare", lambda tier: "no compiler" if tier == "api" else "")
     ENDS.clear()
