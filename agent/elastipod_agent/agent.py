@@ -177,9 +177,14 @@ class Agent:
         decision = decide_prepare(self._fence_state(), request.generation, has_workers=has_workers)
         self._log_unless_acted("prepare", decision, request.generation)
         if decision.verdict is CallVerdict.ACT:
-            self._coordinator.followed_store = request.store
-            self._kept.prepare(before_generation(request.nnodes, request.generation or 0))
+            before = before_generation(request.nnodes, request.generation or 0)
+            self._begin_before_start(before, followed_store=request.store)
         return decision
+
+    def _begin_before_start(self, before: StartRequest, followed_store: str = "") -> None:
+        """Start the workers of the next generation. before: the start that they begin with, without a rank."""
+        self._coordinator.followed_store = followed_store
+        self._kept.prepare(before)
 
     def _new_supervisor(self, request: StartRequest) -> GenerationSupervisor:
         reporter = self._reporter
@@ -204,8 +209,11 @@ class Agent:
         if self._pool is None:
             self._coordinator.end_run(is_faulty=False)
         self._last_outcome = end.outcome
-        if self.status.current.state is not S.SHUTDOWN:
+        status = self.status
+        if status.current.state is not S.SHUTDOWN:
             self._reporter.ended(end)
+        if end.successors is not None and status.current.state is S.READY and not status.current.terminating:
+            self._begin_before_start(end.successors)
         if self.status.current.terminating:
             limit_s = FINAL_STATUS_S if self._kept.pool is None else GIVING_LIMIT_S
             asyncio.get_running_loop().call_later(limit_s, self._begin_shutdown)

@@ -16,7 +16,7 @@ from elastipod_agent.core.exits import Outcome, StopMode, WorkerExit, classify
 from elastipod_agent.core.fences import (
     FenceState,
 )
-from elastipod_agent.core.inprocess_restart import WorkerPreparation
+from elastipod_agent.core.inprocess_restart import WorkerPreparation, is_followed_by_new_processes, keeps_processes
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.core.states import move
 from elastipod_agent.server.http import Admission, admit_everybody
@@ -61,6 +61,8 @@ class AgentProcess:
         """Its workers were told that they keep their processes over the drain."""
         self.leaves: bool | None = None
         """What its workers were told in the present drain: whether their pod goes."""
+        self.restart_mode = ""
+        """What that drain asks for."""
         self.taken: set[int] = set()
         """Parts that ranks which leave have given to its workers."""
         self.has_given = False
@@ -180,7 +182,8 @@ class AgentProcess:
             return
         self._working = False
         run = self._training.runs[generation]
-        if acknowledged and self._has_announced:
+        could_be_kept = self._has_announced
+        if acknowledged and could_be_kept and keeps_processes(self.restart_mode, is_graceful=True):
             self.held = self._holds(run)
         elif self._has_announced:
             self._forget_memory()
@@ -192,6 +195,9 @@ class AgentProcess:
                 self._enter(S.STOPPING)
             self.drained = True
             self._enter(S.READY, reason="Drained")
+            has_successors = is_followed_by_new_processes(outcome, self.restart_mode, leaves=self.leaves)
+            if could_be_kept and has_successors and not self.terminating:
+                self._begin_before_start()
         elif self.state is S.STOPPING:
             self._enter(S.READY, reason=None)
         else:
@@ -256,6 +262,35 @@ class AgentProcess:
             state=self.state, generation=self.generation, newest_stopped=self.newest_stopped,
             draining=self.state is S.STOPPING and self._stop is StopMode.GRACEFUL, terminating=self.terminating,
         )  # fmt: skip
+
+    # -- workers that start ahead of their run
+
+    def _begin_before_start(self) -> None:
+        """Start workers that wait at the barrier for the next /start."""
+        how = self.preparing
+        if how is None:
+            return
+        self._prepared(WorkerPreparation.BEGUN)
+        if how is not Preparing.HANGS:
+            first = WorkerPreparation.FAILED if how is Preparing.FAILS else WorkerPreparation.READY
+            self._kernel.after(self._rng.uniform(1.0, 6.0), lambda: self._come_to(first))
+        if how is Preparing.DIES:
+            self._kernel.after(6.0 + self._rng.uniform(0.1, 4.0), lambda: self._come_to(WorkerPreparation.FAILED))
+
+    def _come_to(self, how: WorkerPreparation) -> None:
+        """Workers that are being prepared get to the barrier, or end. Those of a run are not prepared any more."""
+        if self.alive and self.state is S.READY and self.preparation is not None:
+            if not self._is_awake():
+                self._kernel.after(1.0, lambda: self._come_to(how))
+                return
+            self._prepared(how)
+
+    def _prepared(self, how: WorkerPreparation) -> None:
+        self.preparation, self.ready_at = how, self._kernel.now
+        self._has_announced = how is WorkerPreparation.READY
+        self._training.checker.met[f"prepared workers: {how.value}"] += 1
+        self.version += 1
+        self.pod.agent_changed()
 
     # -- what workers keep in memory
 

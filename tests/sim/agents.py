@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.sim.agent_process import AgentProcess
 from tests.sim.agent_words import LIES
-from tests.sim.events import Make, Preparing
+from tests.sim.events import Make
 from tests.sim.training import MeetingPlace
 
 from elastipod_agent.core.exits import StopMode
@@ -47,7 +47,7 @@ class SimAgent(AgentProcess):
             self._training.checker.told(self, body)
             self.drained, self.failure, self._stop, self._working = False, None, StopMode.NONE, True
             self._has_announced, self.drains_in_memory = self.make.keeps_state, False
-            self.leaves, self.taken, self.has_given = None, set(), False
+            self.leaves, self.restart_mode, self.taken, self.has_given = None, "", set(), False
             self._enter(S.RUNNING, reason=None)
             self._training.join(self, self.generation, body["rank"], body["nnodes"], _meeting_place(body))
         return answer
@@ -56,30 +56,9 @@ class SimAgent(AgentProcess):
         """POST /prepare."""
         has_workers = self._has_announced or self.preparation in (WorkerPreparation.BEGUN, WorkerPreparation.READY)
         answer = decide_prepare(self._fence_state(), body.get("generation"), has_workers=has_workers)
-        if answer.verdict is CallVerdict.ACT and self.preparing is not None:
-            self._prepared(WorkerPreparation.BEGUN)
-            how = self.preparing
-            if how is not Preparing.HANGS:
-                first = WorkerPreparation.FAILED if how is Preparing.FAILS else WorkerPreparation.READY
-                self._kernel.after(self._rng.uniform(1.0, 6.0), lambda: self._come_to(first))
-            if how is Preparing.DIES:
-                self._kernel.after(6.0 + self._rng.uniform(0.1, 4.0), lambda: self._come_to(WorkerPreparation.FAILED))
+        if answer.verdict is CallVerdict.ACT:
+            self._begin_before_start()
         return answer
-
-    def _come_to(self, how: WorkerPreparation) -> None:
-        """Workers that are being prepared get to the barrier, or end. Those of a run are not prepared any more."""
-        if self.alive and self.state is S.READY and self.preparation is not None:
-            if not self._is_awake():
-                self._kernel.after(1.0, lambda: self._come_to(how))
-                return
-            self._prepared(how)
-
-    def _prepared(self, how: WorkerPreparation) -> None:
-        self.preparation, self.ready_at = how, self._kernel.now
-        self._has_announced = how is WorkerPreparation.READY
-        self._training.checker.met[f"prepared workers: {how.value}"] += 1
-        self.version += 1
-        self.pod.agent_changed()
 
     def stop(self, body: dict[str, Any]) -> CallDecision:
         """POST /stop."""
@@ -105,7 +84,7 @@ class SimAgent(AgentProcess):
         if graceful and self.state is S.RUNNING:
             self._stop = StopMode.GRACEFUL
             self._stops += 1
-            self.leaves = body.get("leaves")
+            self.leaves, self.restart_mode = body.get("leaves"), body.get("restart_mode") or ""
             self._judged_at = self._kernel.now + ANSWER_S
             self._kernel.after(ANSWER_S, self._look_for_answers)
             self.drains_in_memory = is_kept and bool(body.get("restart_mode"))

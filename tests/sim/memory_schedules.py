@@ -95,6 +95,18 @@ PREPARED: tuple[tuple[str, tuple[Event, ...], Preparing], ...] = (
     ("the job is suspended meanwhile", (*GROWS, Event(66, "suspend", 0, 30)), Preparing.HANGS),
     ("calls get lost", (Event(55, "lossy_calls", 0, 60), *GROWS), Preparing.SUCCEEDS),
 )
+# The user wants new processes at each change: those of pods that stay start as soon as the old ones have ended.
+RENEWED: tuple[tuple[str, tuple[Event, ...], Preparing], ...] = (
+    *((how.value, GROWS, how) for how in Preparing),
+    ("calls get lost", (Event(55, "lossy_calls", 0, 90), *GROWS), Preparing.SUCCEEDS),
+    ("a worker crashes afterwards", (*GROWS, Event(100, "crash_worker", 0)), Preparing.SUCCEEDS),
+    ("the job is suspended meanwhile", (*GROWS, Event(68, "suspend", 0, 30)), Preparing.SUCCEEDS),
+    *(
+        (f"{what} at {at:g}", (*GROWS, Event(at, kind, 0, 3)), Preparing.SUCCEEDS)
+        for kind, what in (("operator_dies", "the operator dies"), ("kill_node", "a node is lost"))
+        for at in (67, 69)
+    ),
+)
 
 
 MEMORY_SCHEDULES: dict[str, Schedule] = {
@@ -113,6 +125,12 @@ MEMORY_SCHEDULES: dict[str, Schedule] = {
     **{
         f"workers start ahead of a growth: {what}": scripted_job(*events, make=Make.KEEPING, preparing=how, nodes=2)
         for what, events, how in PREPARED
+    },
+    **{
+        f"workers start when the old ones have ended: {what}": scripted_job(
+            *events, make=Make.KEEPING, preparing=how, nodes=2, ours={"recovery": "Process"}
+        )
+        for what, events, how in RENEWED
     },
     "workers of a spare start ahead, and a node is lost": scripted_job(
         Event(100, "kill_node", 0), make=Make.KEEPING, preparing=Preparing.SUCCEEDS, low=2, high=2, nodes=3,

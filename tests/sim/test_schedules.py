@@ -139,6 +139,13 @@ def test_workers_of_a_growth_come_to_the_barrier_before_the_others_stop() -> Non
     assert met["in memory: prepared workers start"], met
 
 
+def test_new_workers_of_pods_that_stay_wait_at_the_barrier_for_a_start_that_is_late() -> None:
+    met: Counter[str] = Counter()
+    schedule = SCHEDULES["workers start when the old ones have ended: the operator dies at 69"]
+    assert failure_of(schedule, met) is None
+    assert met["in memory: prepared workers start"] == 3, met
+
+
 @pytest.mark.parametrize(
     "what",
     [

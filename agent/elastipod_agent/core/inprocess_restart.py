@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from elastipod.ipc.protocol import RestartMode
+from elastipod_agent.core.exits import Outcome
 
 MAX_ATTEMPTS = 3  # processes in a row that ended or were late before they reached the barrier
 _MODE_ALIASES = {  # names that operators use besides the values of RestartMode
@@ -81,6 +82,15 @@ def keeps_processes(restart_mode: str, *, is_graceful: bool) -> bool:
     if not restart_mode.strip():
         return is_graceful
     return parse_restart_mode(restart_mode) in (RestartMode.IN_PROCESS_RESTART, RestartMode.LOCAL_PRL)
+
+
+def is_followed_by_new_processes(outcome: Outcome, restart_mode: str, *, leaves: bool | None) -> bool:
+    """Tell whether the next generation of this pod begins with new processes, after workers that could have been kept.
+
+    Only of a drain is this certain, and only where the operator has said that the pod stays, and that the processes do not.
+    """
+    is_told = bool(restart_mode.strip()) and parse_restart_mode(restart_mode) is RestartMode.PROCESS_LEVEL_RESTART
+    return outcome is Outcome.DRAINED and leaves is False and is_told
 
 
 def kept_after_drain(restart_mode: str) -> bool | None:

@@ -8,6 +8,7 @@ from functools import partial
 from elastipod.ipc.protocol import RestartMode
 from elastipod_agent.clock import utc_now
 from elastipod_agent.core.exits import Outcome, describe_status
+from elastipod_agent.core.requests import StartRequest
 from elastipod_agent.waiting import in_thread
 from elastipod_agent.workers.failure import Failure, describe, shorten
 from elastipod_agent.workers.group import WorkerGroup, WorkerProcess
@@ -29,13 +30,15 @@ class Fault:
 class GenerationEnd:
     """How a generation ended.
 
-    is_late: a drain ran out of time. note: a sentence to show, or "". stuck: pids that SIGKILL did not end.
+    is_late: a drain ran out of time. note: a sentence to show, or "". stuck: pids that SIGKILL did not end. successors: the
+    start before their own with which new processes of this pod begin at once; None where they wait for the next one, or none come.
     """
 
     outcome: Outcome
     is_late: bool = False
     note: str = ""
     stuck: tuple[int, ...] = ()
+    successors: StartRequest | None = None
 
 
 LATE_DRAIN = "the workers did not drain in the time that the stop gave them and were killed"

@@ -48,7 +48,7 @@ class RunEvents:
 class GenerationRun:
     """One generation. Code that changes it calls `wake.set`; the code that runs it waits with `wait_for_change`.
 
-    group: the workers while they run. restart_mode: as in /stop. finding: of a monitor. reported_fault: by a worker.
+    group: the workers while they run. restart_mode, leaves: as in /stop. finding: of a monitor. reported_fault: by a worker.
     reports_before: the number of progress reports by local rank, of processes that are older than the generation. is_last: the pod is
     being terminated, so no other generation follows here.
     """
@@ -57,6 +57,7 @@ class GenerationRun:
         self.start = start
         self.stop_mode = StopMode.NONE
         self.restart_mode = ""
+        self.leaves: bool | None = None
         self.group: WorkerGroup | None = None
         self.fault: Fault | None = None
         self.reported_fault: Fault | None = None
@@ -85,7 +86,7 @@ class GenerationRun:
 
     def request_stop(self, mode: StopMode, timeout_s: float, restart_mode: str, *, leaves: bool | None) -> None:
         """Begin a drain of at most this long, or a hard stop. A hard stop replaces a drain."""
-        self.restart_mode = restart_mode
+        self.restart_mode, self.leaves = restart_mode, leaves
         if mode is StopMode.GRACEFUL and self.stop_mode is StopMode.NONE:
             self._deadline = time.monotonic() + timeout_s
             self.stop_mode = mode
@@ -110,6 +111,7 @@ class GenerationRun:
 
     def leave_after_drain(self) -> None:
         """Tell workers that drain that this pod ends afterwards. Those that have not stopped yet hand over what they hold."""
+        self.leaves = True
         if self.group is not None and self.is_draining:
             self.group.file.set_leaves()
 

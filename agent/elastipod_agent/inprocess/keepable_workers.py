@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from elastipod_agent.core.exits import Outcome
-from elastipod_agent.core.inprocess_restart import keeps_processes
+from elastipod_agent.core.inprocess_restart import is_followed_by_new_processes, keeps_processes
+from elastipod_agent.core.run_env import before_generation
 from elastipod_agent.generation.faults import LATE_DRAIN, GenerationEnd
 from elastipod_agent.generation.generation_run import GenerationRun
 from elastipod_agent.generation.process_workers import ProcessWorkers
@@ -138,4 +139,9 @@ class KeepableWorkers:
         note = LATE_DRAIN if is_late else ""
         if outcome is Outcome.COMPLETED:
             note = await run.run_post_script()
-        return GenerationEnd(outcome=outcome, is_late=is_late, note=note, stuck=tuple(pool.stuck))
+        successors = None
+        if is_followed_by_new_processes(outcome, run.restart_mode, leaves=run.leaves):
+            successors = before_generation(run.start.nnodes, run.start.run_generation)
+        return GenerationEnd(
+            outcome=outcome, is_late=is_late, note=note, stuck=tuple(pool.stuck), successors=successors
+        )

@@ -46,6 +46,10 @@ def train(rank):
             return "drained"
         if todo == "crash":
             os.kill(os.getpid(), 9)
+        if todo == "long":
+            print("a long step", flush=True)
+            be_held()
+            continue
         if todo == "stuck":
             time.sleep(600)
         if todo == "end":
@@ -56,9 +60,12 @@ def train(rank):
         if todo:
             agent.hyperpod_send_fault(rank, RestartMode(todo), "LostItsMind", f"rank {rank} says so")
 
+def be_held():
+    while Path(os.environ["HOME"], "held").exists():
+        time.sleep(0.01)
+
 print("imports in", os.getpid(), flush=True)
-while Path(os.environ["HOME"], "held").exists():
-    time.sleep(0.01)
+be_held()
 agent = TrainingManager().InProcessRestart
 if "silent" not in sys.argv:
     print("env", Connections.from_env().call("keep", kind=sys.argv[1])["env"], flush=True)

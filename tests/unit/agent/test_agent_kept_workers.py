@@ -227,10 +227,8 @@ def test_a_rank_that_died_is_replaced_once_where_all_are_to_be(job: Job, monkeyp
 
 @pytest.mark.slow
 def test_a_successor_that_fails_before_the_stop_is_not_started_again_until_then(job: Job) -> None:
-    script = LOOP.replace(
-        'while Path(os.environ["HOME"], "held").exists():',
-        'if Path(os.environ["HOME"], "broken").exists():\n    sys.exit("broken")\nwhile False:',
-    )
+    ends = 'if Path(os.environ["HOME"], "broken").exists():\n    sys.exit("broken")\n'
+    script = LOOP.replace("be_held()\nagent =", f"{ends}agent =")
     broken = job.agent.folder / "broken"
 
     def scenario() -> None:

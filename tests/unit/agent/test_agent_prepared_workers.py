@@ -186,6 +186,65 @@ def test_prepared_workers_end_when_they_are_told_to(job: Job, how: str) -> None:
     assert "the agent itself failed" not in job.agent.printed()
 
 
+@pytest.mark.parametrize("script_args", [("replicated",), ("replicated", "exit")], ids=["return", "exit"])
+def test_new_processes_of_a_pod_that_stays_begin_when_the_old_ones_have_ended(
+    job: Job, script_args: tuple[str, ...]
+) -> None:
+    """They import and build while other pods drain and the operator decides."""
+
+    def scenario() -> None:
+        assert prepare(job.agent, 1) == (200, None)
+        first = job.start(2)
+        seen = job.drain(2, restart_mode="process_level_restart", leaves=False)
+        assert (seen["drained"], seen["generation"]) == (True, 2)
+        seen = preparation(job.agent, "ready")
+        assert seen["in_memory"] == {"kind": "replicated", "kept": None}, "they hold nothing"
+        assert prepare(job.agent, 2) == (200, None), "which has been done"
+        second = job.start(3, rank=1, nnodes=2)
+        assert not set(first.values()) & set(second.values())
+        assert job.agent.printed().count("imports in") == 4, "no others were started"
+        assert job.agent.printed().count("ELASTIPOD_FOLLOWED_STORE") == 2, "only the first ones had somebody to follow"
+
+    assert job.run(scenario, *script_args) == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"restart_mode": "process_level_restart", "leaves": True}, id="the pod goes"),
+        pytest.param({"restart_mode": "process_level_restart"}, id="nobody says whether it stays"),
+    ],
+)
+def test_nothing_is_started_before_it_is_known_that_the_pod_stays(job: Job, fields: dict[str, Any]) -> None:
+    def scenario() -> None:
+        job.start(1)
+        job.announced()
+        seen = job.drain(1, **fields)
+        assert (seen["drained"], seen["preparation"], seen["in_memory"]) == (True, None, None)
+        assert len(job.start(2)) == 2
+        assert job.agent.printed().count("imports in") == 4
+
+    job.run(scenario)
+
+
+def test_a_pod_that_is_told_to_go_in_the_middle_of_a_drain_starts_no_others(job: Job) -> None:
+    def scenario() -> None:
+        job.start(1)
+        job.announced()
+        held = job.agent.folder / "held"
+        held.touch()
+        job.order(0, "long")
+        job.agent.until_printed("a long step")
+        for leaves in (False, True):
+            assert job.agent.drain(1, leaves=leaves, restart_mode="process_level_restart") == (200, None)
+        held.unlink()
+        seen = job.agent.until("ready")
+        assert (seen["drained"], seen["preparation"]) == (True, None)
+        assert job.agent.printed().count("imports in") == 2
+
+    job.run(scenario)
+
+
 def test_an_agent_whose_workers_start_before_any_run_prepares_nothing(job: Job) -> None:
     def scenario() -> None:
         job.agent.until("ready")

@@ -9,6 +9,7 @@ import pytest
 from tests.nonempty import every
 
 from elastipod.ipc.protocol import RestartMode
+from elastipod_agent.core.exits import Outcome
 from elastipod_agent.core.inprocess_restart import (
     MAX_ATTEMPTS,
     GatheringRank,
@@ -16,6 +17,7 @@ from elastipod_agent.core.inprocess_restart import (
     RankPosition,
     RunState,
     StateKind,
+    is_followed_by_new_processes,
     keeps_processes,
     kept_after_drain,
     parse_restart_mode,
@@ -116,6 +118,16 @@ def test_what_a_stop_leaves_to_workers_that_can_live_on(
     assert keeps_processes(said, is_graceful=True) is after_drain
     assert keeps_processes(said, is_graceful=False) is after_hard_stop
     assert kept_after_drain(said) is told
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+@pytest.mark.parametrize("leaves", [True, False, None])
+@pytest.mark.parametrize("said", ["", "in_process_restart", "process_level_restart", "job_level_restart"])
+def test_new_processes_follow_a_drain_where_the_operator_says_so(
+    outcome: Outcome, leaves: bool | None, said: str
+) -> None:
+    is_certain = (outcome, leaves, said) == (Outcome.DRAINED, False, "process_level_restart")
+    assert is_followed_by_new_processes(outcome, said, leaves=leaves) is is_certain
 
 
 def test_a_pod_keeps_what_all_its_workers_announced() -> None:
