@@ -34,7 +34,27 @@ STATES = {
     "waiting": "Created", "suspended": "Suspended", "mute": "PodsRunning", "faulted": "Faulted", "failed": "Failed"
 }  # fmt: skip
 OPERATOR = ("-m", "elastipod.cli", "operator")
-LIMIT_S = PATIENCE_S  # each phase ends as soon as all are there
+SOON_S = 20.0
+
+
+class Patience:
+    """How long each phase of the lives may take. It ends as soon as all jobs are there.
+
+    After one that ran into its end, the others are short: all of them must end within the time of a test, so that the tests can say
+    what was missing.
+    """
+
+    def __init__(self) -> None:
+        self._limit_s = PATIENCE_S
+
+    def wait_until(self, is_there: Callable[[], bool]) -> None:
+        """Return when it is there, or at the end of the phase's time."""
+        end = time.monotonic() + self._limit_s
+        while not is_there():
+            if time.monotonic() > end:
+                self._limit_s = SOON_S
+                return
+            time.sleep(0.5)
 
 
 @dataclass
@@ -58,6 +78,7 @@ class Lives:
     written: list[dict[str, Any]] = field(default_factory=list)
     """All jobs at the end, with who wrote which of their fields."""
     took_s: dict[str, float] = field(default_factory=dict)
+    patience: Patience = field(default_factory=Patience)
     operator_log: str = ""
 
     def generations(self, job_name: str) -> dict[int, dict[str, dict[str, Any]]]:
@@ -70,7 +91,9 @@ class Lives:
         return found
 
 
-def live(cluster: Cluster, folder: Path, while_all_train: Callable[[], None], between: Callable[[], None]) -> Lives:
+def live(
+    cluster: Cluster, folder: Path, while_all_train: Callable[[Patience], None], between: Callable[[Patience], None]
+) -> Lives:
     """Let all jobs live.
 
     while_all_train() is called before the first of them completes, between() when the last state of all is reached and
@@ -90,44 +113,48 @@ def live(cluster: Cluster, folder: Path, while_all_train: Callable[[], None], be
             ).splitlines()
         _apply_states(cluster)
         with _timed(lives, "running"):
-            _collect(cluster, lives.running, _trains)
+            _collect(lives, cluster, lives.running, _trains)
         elastic = {name_of(m) for m, e in EXPECTED.items() if len(e.sizes) > 1}
         lowest = {name_of(m): e.sizes[0] for m, e in EXPECTED.items() if len(e.sizes) > 1}
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda name: _be_quick(cluster, name, lowest[name]), elastic & lives.running.keys()))
         with _timed(lives, "shrunk"):
-            _collect(cluster, lives.shrunk, lambda b: _trains_at(b, lowest[_name(b)]), set(lowest))
+            _collect(lives, cluster, lives.shrunk, lambda b: _trains_at(b, lowest[_name(b)]), set(lowest))
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda name: _patch(cluster, name, {"replicas": 0}), lowest))
         with _timed(lives, "grown"):
             largest = {name_of(m): e.sizes[-1] for m, e in EXPECTED.items()}
-            _collect(cluster, lives.grown, lambda b: _trains_at(b, largest[_name(b)]), elastic)
-        while_all_train()
+            _collect(lives, cluster, lives.grown, lambda b: _trains_at(b, largest[_name(b)]), elastic)
+        while_all_train(lives.patience)
         nodes.complete({name_of(m) for m in EXPECTED})
         with _timed(lives, "ended"):
-            _collect(cluster, lives.ended, lambda b: _state(b) in ("Completed", "Failed"))
+            _collect(lives, cluster, lives.ended, lambda b: _state(b) in ("Completed", "Failed"))
         with _timed(lives, "states"):
-            _collect(cluster, lives.states, lambda b: _state(b) == STATES[_name(b)], set(STATES), "compat-states")
-        lives.left = _left_when_cleaned(cluster)
+            _collect(
+                lives, cluster, lives.states, lambda b: _state(b) == STATES[_name(b)], set(STATES), "compat-states"
+            )
+        lives.left = _left_when_cleaned(cluster, lives.patience)
         lives.events = list_objects(cluster, "events")
         lives.written = list_objects(cluster, "hyperpodpytorchjobs")
-        between()
+        between(lives.patience)
         lives.pods, lives.starts = dict(nodes.seen), dict(nodes.starts)
     lives.operator_log = log.read_text(encoding="utf-8")
     return lives
 
 
-def _left_when_cleaned(cluster: Cluster) -> list[tuple[str, str]]:
+def _left_when_cleaned(cluster: Cluster, patience: Patience) -> list[tuple[str, str]]:
     """Give the jobs and names of the pods that stay, once those that are to be cleaned are on their way out."""
     cleaned = {name_of(m) for m, e in EXPECTED.items() if not e.keeps_pods}
-    end = time.monotonic() + LIMIT_S
-    while True:
+    left: list[tuple[str, str]] = []
+
+    def are_cleaned() -> bool:
         listed = list_objects(cluster, "pods")
         here = [p["metadata"] for p in listed if "deletionTimestamp" not in p["metadata"]]
-        left = [(m["labels"]["HPJob"], m["name"]) for m in here if m["namespace"] in NAMESPACES]
-        if time.monotonic() > end or not any(job_name in cleaned for job_name, _ in left):
-            return left
-        time.sleep(0.2)
+        left[:] = [(m["labels"]["HPJob"], m["name"]) for m in here if m["namespace"] in NAMESPACES]
+        return not any(job_name in cleaned for job_name, _ in left)
+
+    patience.wait_until(are_cleaned)
+    return left
 
 
 def prepare(cluster: Cluster) -> None:
@@ -214,6 +241,7 @@ def _patch(cluster: Cluster, name: str, spec: dict[str, Any]) -> None:
 
 
 def _collect(
+    lives: Lives,
     cluster: Cluster,
     into: dict[str, dict[str, Any]],
     holds: Callable[[dict[str, Any]], bool],
@@ -222,13 +250,15 @@ def _collect(
 ) -> None:
     """Keep each job as it was when something first held of it; a job of which it never does is left out."""
     wanted = names if names is not None else {name_of(m) for m in EXPECTED}
-    end = time.monotonic() + LIMIT_S
-    while wanted - into.keys() and time.monotonic() < end:
+
+    def have_all() -> bool:
         for namespace in namespaces or NAMESPACES[:2]:
             for body in list_objects(cluster, "hyperpodpytorchjobs", namespace):
                 if _name(body) in wanted - into.keys() and holds(body):
                     into[_name(body)] = body
-        time.sleep(0.5)
+        return wanted <= into.keys()
+
+    lives.patience.wait_until(have_all)
 
 
 @contextmanager

@@ -6,13 +6,11 @@ import json
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests import peers
-from tests.patience import PATIENCE_S
 
 from elastipod_local.cluster import Cluster
 
@@ -74,11 +72,9 @@ class Hyp:
         assert said.get("code") == 0, said
         return output
 
-    def wait_until_listed(self, states: Mapping[str, str]) -> None:
-        """Wait until each job was last listed with its state. One that never is, is left to whoever judges the order."""
-        end = time.monotonic() + PATIENCE_S
-        while time.monotonic() < end and any(self.order.get(name, [""])[-1] != states[name] for name in states):
-            time.sleep(LIST_EVERY_S)
+    def has_listed(self, states: Mapping[str, str]) -> bool:
+        """Whether each job was last listed with its state."""
+        return all(self.order.get(name, [""])[-1] == states[name] for name in states)
 
     def close(self) -> None:
         """End the process."""

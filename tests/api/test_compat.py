@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 from tests.api.compat_jobs import EXPECTED, MANIFESTS, SPREAD, job_of, name_of
-from tests.api.compat_lives import NAMESPACES, STATES, Lives, last_condition, live
+from tests.api.compat_lives import NAMESPACES, STATES, Lives, Patience, last_condition, live
 from tests.api.hyp_client import Hyp
 from tests.objects import list_objects
 from tests.patience import PATIENCE_S
@@ -39,8 +39,9 @@ def names_of_jobs(cluster: Cluster) -> set[str]:
 
 @pytest.fixture(scope="module")
 def lives(kueue_server: Cluster, hyp: Hyp, tmp_path_factory: pytest.TempPathFactory) -> Lives:
-    def ask_hyp() -> None:
-        hyp.wait_until_listed(dict.fromkeys(LISTED, "Completed") | STATES)
+    # A job that is never listed with its state is left to the tests of the order.
+    def ask_hyp(patience: Patience) -> None:
+        patience.wait_until(lambda: hyp.has_listed(dict.fromkeys(LISTED, "Completed") | STATES))
         for verb in ("list", "list-pods", "describe"):
             chosen = () if verb == "list" else ("--job-name", "hyp-values")
             hyp.run(verb, "hyp-pytorch-job", *chosen)
@@ -54,8 +55,8 @@ def lives(kueue_server: Cluster, hyp: Hyp, tmp_path_factory: pytest.TempPathFact
             what="the deleted job to be gone, while the operator runs",
         )
 
-    def see_all_run() -> None:
-        hyp.wait_until_listed(dict.fromkeys(LISTED, "Running"))
+    def see_all_run(patience: Patience) -> None:
+        patience.wait_until(lambda: hyp.has_listed(dict.fromkeys(LISTED, "Running")))
 
     return live(kueue_server, tmp_path_factory.mktemp("lives"), see_all_run, ask_hyp)
 
