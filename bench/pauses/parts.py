@@ -70,7 +70,7 @@ JOIN = (
     Mark("the sample log is opened, and the digests of all replicas compared", "WorldLife.join"),
 )
 FIRST = "the first step, beyond a usual one: gradients and digests are compared"
-NEW_PROCESSES = (*LEAVE, READY, *BEGIN, CONNECT, *LOAD, *JOIN, FIRST)
+NEW_PROCESSES = (*LEAVE, READY, *BEGIN, CONNECT, *LOAD, FILL, *JOIN, FIRST)
 IN_MEMORY = (
     Mark("the ranks agree to stop, and take their groups down", "State._leave"),
     READY,

@@ -32,6 +32,7 @@ elastipod.checkpoint.restore:Restore.nested
 elastipod.checkpoint.restore:Restore.fit
 elastipod.checkpoint.restore:Restore.apply
 elastipod.checkpoint.image_source:ImageSource.fill
+elastipod.checkpoint.image_source:ImageSource.fill_alone
 elastipod.checkpoint.staging:Staging.copy
 elastipod.checkpoint.staging:Staging.keep_in_memory
 elastipod.checkpoint.saver:Saver._write

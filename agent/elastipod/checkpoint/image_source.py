@@ -12,7 +12,8 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -162,11 +163,7 @@ class ImageSource:
         Returns, the same on every rank, the images in which a checksum was wrong.
         """
         bad: set[tuple[str, int]] = set()
-        stream = torch.cuda.current_stream() if _uses_cuda() else None
-        with ThreadPoolExecutor(self._num_copy_threads(), "elastipod-checkpoint-copy") as executor:
-            # The threads end before the images are closed, whatever happens to the transfer.
-            local = iter(read_plan.local)  # shared: each thread takes the next one
-            copying = [executor.submit(self._copy_all, local, bad, stream) for _ in range(self._num_copy_threads())]
+        with self._copying(read_plan, bad) as copying:
             self._transfer(read_plan, requested, bad, comm)
 
         def all_bad() -> list[tuple[str, int]]:
@@ -179,6 +176,18 @@ class ImageSource:
         )
         return {self._images[node, saved_rank] for node, saved_rank in bad_images}
 
+    def fill_alone(self, read_plan: ReadPlan) -> set[ImageInfo]:
+        """Fill live tensors from this node's images, which hold all that is wanted; return those with a wrong checksum.
+
+        Not collective.
+        """
+        assert not read_plan.requests, "other nodes hold a part of it"
+        bad: set[tuple[str, int]] = set()
+        with self._copying(read_plan, bad) as copying:
+            for each in copying:
+                each.result()
+        return {self._images[each] for each in bad}
+
     def close(self) -> threading.Thread:
         """Unmap the images, which takes a while, in a thread; join it to be sure that the memory is free."""
         thread = threading.Thread(target=self._unmap, name="elastipod-checkpoint-unmap")
@@ -188,6 +197,14 @@ class ImageSource:
     def _unmap(self) -> None:
         for each in self._opened.values():
             each.image.close()
+
+    @contextmanager
+    def _copying(self, read_plan: ReadPlan, bad: set[tuple[str, int]]) -> Iterator[list[Future[None]]]:
+        """Copy from this node's images in threads. They end before the images are closed, whatever happens meanwhile."""
+        stream = torch.cuda.current_stream() if _uses_cuda() else None
+        with ThreadPoolExecutor(self._num_copy_threads(), "elastipod-checkpoint-copy") as executor:
+            local = iter(read_plan.local)  # shared: each thread takes the next one
+            yield [executor.submit(self._copy_all, local, bad, stream) for _ in range(self._num_copy_threads())]
 
     def _num_copy_threads(self) -> int:
         """Return this rank's share of the node's processors."""
@@ -267,6 +284,12 @@ def disagreeing_ranks(votes: Mapping[int, str]) -> set[int]:
     counts = Counter(votes.values())
     found, count = counts.most_common(1)[0]
     return {rank for rank, vote in votes.items() if 2 * count <= len(votes) or vote != found}
+
+
+def replicas_agree(answers: Sequence[Sequence[Sequence[Any]]]) -> bool:
+    """Return whether all replicas of each group have one digest. answers: `ImageSource.digests` by rank."""
+    found = {(group, digest) for answer in answers for _, _, group, digest in answer}
+    return len(found) == len({group for group, _ in found})
 
 
 def _digest(sums: Iterable[Sequence[int]]) -> str:

@@ -264,6 +264,18 @@ class CheckpointManager:
         self._has_tried_to_load = True
         return self._load(LiveObjects.of(model, optimizer, scheduler, stateful, self._stage), None, strict=strict)
 
+    def load_on_holders(
+        self, *, model: ModelOrModels, optimizer: OptimizerOrOptimizers, scheduler: SchedulerOrSchedulers = None
+    ) -> Resume | None:
+        """As `load_latest`, but for a caller who can fill ranks from others: only those in the result's ``holders`` have loaded it.
+
+        The objects of other ranks may be as they were, or filled in part. They are the same on every rank, as with DDP. What a drain
+        had no time to write to durable storage is not written then: not all ranks hold it yet.
+        """
+        self._has_tried_to_load = True
+        live = LiveObjects.of(model, optimizer, scheduler, None, self._stage)
+        return self._load(live, None, strict=True, on_holders=True)
+
     def load(
         self,
         step: int,
@@ -298,13 +310,15 @@ class CheckpointManager:
 
     # -- internals ---------------------------------------------------------------------------------------------
 
-    def _load(self, live: LiveObjects, step: int | None, *, strict: bool) -> Resume | None:
+    def _load(self, live: LiveObjects, step: int | None, *, strict: bool, on_holders: bool = False) -> Resume | None:
         with drain.checkpoint_call():
             run = self._run()  # claim first: no older generation can commit afterwards
             if self._save is not None:
                 run.await_save(self._save)  # it uses the same connections
             self._has_loaded_since = True
-            resume, needs_durable_write = run.load(live, self._unmap_threads, step, strict=strict)
+            resume, needs_durable_write = run.load(
+                live, self._unmap_threads, step, strict=strict, on_holders=on_holders
+            )
             if resume is not None and needs_durable_write and self.writes_resumed:
                 self._write_resumed(resume, live)
             return resume

@@ -43,6 +43,22 @@ def open_images(
     return None
 
 
+def open_own_images(
+    directory: MemoryDirectory | None, inventory: ImageInventory, of: CheckpointId
+) -> ImageSource | None:
+    """Open this node's images of one checkpoint; None unless they hold the whole state. Not collective."""
+    own = _LocalImages(directory, inventory, inventory.images(of))
+    if directory is None or not own.wanted or own.open_all():
+        own.close()
+        return None
+    plan = directory.plan(own.wanted[0].plan)
+    if plan is None or not plan.is_covered_by(each.saved_rank for each in own.wanted):
+        own.close()
+        return None
+    values, extra = _values([{"values": own.values()}])
+    return ImageSource(plan, own.wanted, inventory, own.opened(plan), values, extra)
+
+
 class _LocalImages:
     """The images of one checkpoint on this rank's node."""
 
@@ -54,7 +70,7 @@ class _LocalImages:
         self._directory = directory
         self._is_first = inventory.ranks_on(self._node)[0] == rank
         self._tells_plan = self._is_first and images[0].node == self._node
-        self._wanted = [each for each in images if each.node == self._node] if directory is not None else []
+        self.wanted = [each for each in images if each.node == self._node] if directory is not None else []
         self._open: list[tuple[ImageHeader, MappedImage]] = []
 
     def open(self) -> dict[str, Any]:
@@ -62,11 +78,23 @@ class _LocalImages:
 
         One rank of a node reports the values. Where several images have one, it is that of the lowest rank.
         """
-        if self._directory is None or not self._wanted:
+        if self._directory is None or not self.wanted:
             return {"missing": [], "values": [], "plan": None, "wants_durable": False}
+        missing = self.open_all()
+        plan = self._directory.plan(self.wanted[0].plan) if self._tells_plan else None
+        return {
+            "missing": [encode(each) for each in missing],
+            "values": self.values() if self._is_first else [],
+            "plan": plan and plan.to_json(),
+            "wants_durable": any(header.wants_durable for header, _ in self._open),
+        }
+
+    def open_all(self) -> list[ImageInfo]:
+        """Open them; return those that are missing or damaged."""
+        assert self._directory is not None
         headers = self._directory.headers()
         missing: list[ImageInfo] = []
-        for wanted in self._wanted:
+        for wanted in self.wanted:
             found = [header for header in headers if wanted.is_of(header)]
             try:
                 self._open += [(header, self._directory.open(header)) for header in found]
@@ -75,13 +103,7 @@ class _LocalImages:
                 found = []
             if not found:
                 missing.append(wanted)
-        plan = self._directory.plan(self._wanted[0].plan) if self._tells_plan else None
-        return {
-            "missing": [encode(each) for each in missing],
-            "values": self._values() if self._is_first else [],
-            "plan": plan and plan.to_json(),
-            "wants_durable": any(header.wants_durable for header, _ in self._open),
-        }
+        return missing
 
     def opened(self, plan: SavePlan) -> dict[int, OpenImage]:
         return {header.rank: OpenImage.of(header, image, plan) for header, image in self._open}
@@ -90,7 +112,8 @@ class _LocalImages:
         for _, image in self._open:
             image.close()
 
-    def _values(self) -> list[list[Any]]:
+    def values(self) -> list[list[Any]]:
+        """Return the values of each image, by rank, without those that an image before it has, and what else the first has."""
         reports: list[list[Any]] = []
         told: set[str] = set()
         for header in sorted((header for header, _ in self._open), key=lambda header: header.rank):

@@ -53,6 +53,11 @@ def optimizer_state(live: LiveObjects) -> dict[str, Any]:
     return {STATE: states, GROUPS: groups}
 
 
+def runs_no_collective(optimizers: Iterable[torch.optim.Optimizer]) -> bool:
+    """Return whether `state_to_fill` surely runs on one rank alone: torch's own optimizers, except those that are distributed."""
+    return all(type(each).__module__.startswith("torch.optim.") for each in optimizers)
+
+
 def refuse_needed_closure(optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Raise CheckpointError for an optimizer whose state no resume could create, because its step needs a closure (LBFGS)."""
     for optimizer in optimizers:

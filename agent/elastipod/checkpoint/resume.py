@@ -15,7 +15,8 @@ class Resume:
     """Where a run continues. step: completed optimizer steps; generation and world_size: of the run that saved it.
 
     path: of the checkpoint; an address if it is in an object store. tier: where it was read from. missing, unexpected: with
-    strict=False, keys that the checkpoint lacks, and keys of it that were not loaded.
+    strict=False, keys that the checkpoint lacks, and keys of it that were not loaded. holders: the ranks that have loaded it; None:
+    all have, as after every call but `CheckpointManager.load_on_holders`.
     """
 
     step: int
@@ -26,3 +27,4 @@ class Resume:
     tier: Tier = "durable"
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
+    holders: tuple[int, ...] | None = None

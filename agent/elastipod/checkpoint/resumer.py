@@ -20,6 +20,7 @@ from elastipod.checkpoint.image_inventory import (
     merge_inventories,
 )
 from elastipod.checkpoint.image_source import ImageSource, ReadPlan
+from elastipod.checkpoint.load_on_holders import LoadOnHolders, can_load_on_holders, load_on_holders
 from elastipod.checkpoint.load_plan import LoadPlan
 from elastipod.checkpoint.manifest import CheckpointId, DamagedCheckpoint, Manifest
 from elastipod.checkpoint.open_images import open_images
@@ -66,10 +67,12 @@ class Resumer:
         restore: Restore,
         *,
         step: int | None = None,
+        on_holders: bool = False,
     ) -> None:
-        """step: the only one that may be loaded; None: the newest."""
+        """step: the only one that may be loaded; None: the newest. on_holders: it need not be loaded on all ranks."""
         self._store, self._staging, self._comm = directory, staging, comm
         self._generation, self._restore, self._step = generation, restore, step
+        self._on_holders = on_holders
         self._is_half_filled = False
         self._skip_reason = ""  # why the newest memory checkpoint was not used, on every rank
         self.needs_durable_write = False  # the resumed checkpoint is in memory only, but was to be durable
@@ -154,6 +157,8 @@ class Resumer:
 
     def _from_memory(self, chosen: CheckpointId, inventory: ImageInventory) -> Resume | None:
         """Load from images; return None if they do not cover the state, or prove damaged while they are read."""
+        if self._on_holders and (resume := self._on_holders_of(chosen, inventory)) is not None:
+            return resume
         bad: set[ImageInfo] = set()
         while (images := open_images(self._staging.directory, inventory.without(bad), chosen, self._comm)) is not None:
             try:
@@ -162,14 +167,33 @@ class Resumer:
                 self.unmap_threads.append(images.close())
             if not found:
                 self.needs_durable_write = images.wants_durable and inventory.durable_checkpoint_of(chosen) != chosen
-                self._staging.durable = inventory.durable_checkpoint_of(chosen)
-                self._staging.remove_stale_images(images.names(), self._generation)
-                path = self._staging.directory.path if self._staging.directory else Path()
-                return Resume(chosen.step, chosen.generation, images.world_size, path, images.extra, "memory")
+                return self._resumed(chosen, inventory, images.names(), images)
             bad |= found
         ranks = sorted({each.saved_rank for each in bad})
         self._skip(chosen, f"is damaged (rank {ranks[0]}'s part)" if ranks else "is not complete")
         return None
+
+    def _on_holders_of(self, chosen: CheckpointId, inventory: ImageInventory) -> Resume | None:
+        """Load on the ranks whose node holds everything; return None if there are none, or their replicas differ."""
+        if not can_load_on_holders(self._restore, inventory, chosen):
+            return None
+        done = load_on_holders(
+            self._staging.directory, inventory, chosen, self._restore, self._comm, self.unmap_threads
+        )
+        self._is_half_filled |= done.has_changed
+        if not done.holders:
+            return None
+        names = [each.name for each in inventory.images(chosen)]
+        return replace(self._resumed(chosen, inventory, names, done), holders=tuple(done.holders))
+
+    def _resumed(
+        self, chosen: CheckpointId, inventory: ImageInventory, names: list[str], loaded: ImageSource | LoadOnHolders
+    ) -> Resume:
+        """Note that images were loaded. names: of those that are still of use."""
+        self._staging.durable = inventory.durable_checkpoint_of(chosen)
+        self._staging.remove_stale_images(names, self._generation)
+        path = self._staging.directory.path if self._staging.directory else Path()
+        return Resume(chosen.step, chosen.generation, loaded.world_size, path, loaded.extra, "memory")
 
     def _from_files(self, chosen: CheckpointId) -> Resume | None:
         """Load from files; return None if they are damaged, or prove so while they are read."""

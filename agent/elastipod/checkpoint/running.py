@@ -93,13 +93,23 @@ class Running:
             self.saver.note_given_up(save)
 
     def load(
-        self, live: LiveObjects, unmap_threads: list[threading.Thread], step: int | None, *, strict: bool
+        self,
+        live: LiveObjects,
+        unmap_threads: list[threading.Thread],
+        step: int | None,
+        *,
+        strict: bool,
+        on_holders: bool = False,
     ) -> tuple[Resume | None, bool]:
         """Load as `CheckpointManager.load` does; None for the newest. Also return whether it must be written to durable storage.
 
-        unmap_threads: receives the threads that unmap memory; training need not wait for them.
+        unmap_threads: receives the threads that unmap memory; training need not wait for them. on_holders: as
+        `CheckpointManager.load_on_holders`.
         """
-        resumer = Resumer(self.store, self.staging, self.comm, self.generation, Restore(live, strict=strict), step=step)
+        restore = Restore(live, strict=strict)
+        resumer = Resumer(
+            self.store, self.staging, self.comm, self.generation, restore, step=step, on_holders=on_holders
+        )
         try:
             resume = resumer.resume()
             if resume is not None:

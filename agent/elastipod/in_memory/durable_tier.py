@@ -77,9 +77,15 @@ class DurableTier:
         """Give this run's generation in the directory. Collective at its first use."""
         return self._opened(continues=True).claim()
 
-    def load(self) -> Resume | None:
-        """Load the newest checkpoint of any tier into the members; None when there is none."""
-        return self._opened(continues=False).load_latest(**self._live)
+    def load(self, *, fills_others: bool = False) -> Resume | None:
+        """Load the newest checkpoint of any tier into the members; None when there is none.
+
+        fills_others: only the holders of the result need to have loaded it; the caller fills the others from them. Not where a step
+        that a drain left in memory must be written at once: that needs all ranks.
+        """
+        manager = self._opened(continues=False)
+        load = manager.load_on_holders if fills_others and self._saves_often else manager.load_latest
+        return load(**self._live)
 
     def save(self, step: int, extra: dict[str, Any], sample_log: SampleLog | None, *, waits: bool) -> None:
         """Save a step; return once it is durable (waits), or once it is copied to host memory.

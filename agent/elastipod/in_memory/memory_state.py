@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -134,12 +134,14 @@ class MemoryState:
     def build(self) -> None:
         """Have members for the present world: those of the last one."""
 
-    def begin_anew(self, step: int, rank: int, world_size: int, *, is_loaded: bool) -> list[Offer]:
-        """Give the offers of ranks that have loaded a checkpoint, or of which the first gives what it has built.
+    def begin_anew(self, step: int, rank: int, world_size: int, *, loaded_by: Collection[int] | None) -> list[Offer]:
+        """Give the offers of ranks some of which have loaded a checkpoint, or of which the first gives what it has built.
 
-        Raises ElastipodError on a rank that has trained or followed, when nothing was loaded: its process must end for a new one.
+        loaded_by: the ranks that have loaded it, None where there is no checkpoint. Raises ElastipodError on a rank that has trained or
+        followed, when nothing was loaded: its process must end for a new one.
         """
-        holders = range(world_size if is_loaded else 1)
+        is_loaded = loaded_by is not None
+        holders = range(1) if loaded_by is None else loaded_by
         self._at_rest.forget()
         if is_loaded:
             self._is_as_built = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -181,8 +181,8 @@ class ShardedMemory(MemoryState):
             self.members.take(self._build(self._mesh))
         _check_optimizers(self.members)
 
-    def begin_anew(self, step: int, rank: int, world_size: int, *, is_loaded: bool) -> list[Offer]:
-        holders = range(world_size if is_loaded else self._plan.num_shards(world_size))
+    def begin_anew(self, step: int, rank: int, world_size: int, *, loaded_by: Collection[int] | None) -> list[Offer]:
+        holders = range(self._plan.num_shards(world_size)) if loaded_by is None else loaded_by
         parts = [self._plan.part(each, world_size) for each in range(world_size)]
         if rank in holders:
             self.rank = replace(self.rank, parts=frozenset({parts[rank]}), completed=step)

@@ -215,19 +215,20 @@ class WorldLife:
         self._groups.connect(self.place, lambda: link is not None and link.is_over, arriving=self._limit.paused())
 
     def _start_anew(self, world_size: int, plan: ElasticBatches) -> list[RankOffer]:
-        """Load the newest checkpoint on every rank, or take the state that rank 0 has built; give the offers that this makes."""
+        """Load the newest checkpoint, or take the state that rank 0 has built; give the offers that this makes."""
         self._build(world_size)
         resume = None
         if self.durable is not None:
             # Storage may take longer than a regroup may; the checkpoint's own collectives have limits of their own.
             with self.collective_of_library(), self._limit.paused():
-                resume = self.durable.load()
+                resume = self.durable.load(fills_others=self.memory.kind == "replicated")
         self.is_loaded = resume is not None
         step = plan.first_step if resume is None else resume.step
         origin = 0 if resume is None else resume.generation
         self.plan = plan if resume is None else plan.resumed(resume.extra["data"])
         self._known = None
-        offers = self.memory.begin_anew(step, self.place.rank, world_size, is_loaded=resume is not None)
+        holders = None if resume is None else resume.holders or range(world_size)
+        offers = self.memory.begin_anew(step, self.place.rank, world_size, loaded_by=holders)
         self._limit.progress()
         return [RankOffer(offer, origin) for offer in offers]
 

@@ -62,6 +62,21 @@ def test_a_checkpoint_has_the_names_that_a_plain_script_gives(managers: Any) -> 
     assert managers.call_count == 1
 
 
+@pytest.mark.parametrize(("saves_often", "fills_others"), [(True, True), (True, False), (False, True)])
+def test_some_ranks_need_not_load_where_nothing_is_written_before_they_are_filled(
+    managers: Any, saves_often: bool, fills_others: bool
+) -> None:
+    tier = DurableTier("folder", Members(built()), 3, saves_often=saves_often)
+    found = tier.load(fills_others=fills_others)
+    manager: Any = tier._manager
+    used, unused = manager.load_on_holders, manager.load_latest
+    if not (saves_often and fills_others):
+        used, unused = unused, used
+    assert used.mock_calls == [mock.call(**tier._live)]
+    assert found is used.return_value
+    assert unused.mock_calls == []
+
+
 def test_a_step_that_a_drain_left_in_memory_is_not_written_where_newer_ones_soon_are(managers: Any) -> None:
     tier = DurableTier("folder", Members(built()), 3, saves_often=True)
     tier.load()

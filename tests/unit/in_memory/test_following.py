@@ -334,9 +334,9 @@ def test_a_newcomer_that_has_followed_and_is_left_alone_does_not_begin_anew(
     training.donor.close()
     memory.finish_following()
     with pytest.raises(ElastipodError, match="a new process starts from the beginning"):
-        memory.begin_anew(0, rank=0, world_size=2, is_loaded=False)
-    assert len(memory.begin_anew(0, rank=1, world_size=2, is_loaded=False)) == 2
-    assert len(memory.begin_anew(7, rank=0, world_size=2, is_loaded=True)) == 2
+        memory.begin_anew(0, rank=0, world_size=2, loaded_by=None)
+    assert len(memory.begin_anew(0, rank=1, world_size=2, loaded_by=None)) == 2
+    assert len(memory.begin_anew(7, rank=0, world_size=2, loaded_by=range(2))) == 2
 
 
 def test_a_state_that_the_script_applies_in_its_own_way_is_neither_followed_nor_follows(

@@ -224,7 +224,7 @@ def test_another_failure_is_what_it_is(error: Exception) -> None:
 def test_what_is_no_longer_as_it_was_built_is_no_beginning(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """Without a whole step anywhere and without a checkpoint, trained tensors must not become step 0: processes begin anew."""
     memory = MemoryState(trained(0), Limits())
-    assert len(memory.begin_anew(0, 0, 2, is_loaded=False)) == 2, "what was built is a beginning"
+    assert len(memory.begin_anew(0, 0, 2, loaded_by=None)) == 2, "what was built is a beginning"
     if how == "an optimizer that ran in part":
         memory.rank = RankState(Phase.TRAINING, 2, WHOLE, 500)
         memory.move(memory.rank.failed_inside_optimizer())
@@ -236,7 +236,16 @@ def test_what_is_no_longer_as_it_was_built_is_no_beginning(monkeypatch: pytest.M
             memory.fill(resume, [Offer(WHOLE, 7), Offer()], lambda: None)
     for rank in (0, 1):
         with pytest.raises(ElastipodError, match="new processes start from the beginning"):
-            memory.begin_anew(0, rank, 2, is_loaded=False)
-    assert len(memory.begin_anew(500, 0, 2, is_loaded=True)) == 2
+            memory.begin_anew(0, rank, 2, loaded_by=None)
+    assert len(memory.begin_anew(500, 0, 2, loaded_by=range(2))) == 2
     with pytest.raises(ElastipodError, match="new processes"):
-        memory.begin_anew(0, 0, 2, is_loaded=False)
+        memory.begin_anew(0, 0, 2, loaded_by=None)
+
+
+@pytest.mark.parametrize(("rank", "completed"), [(0, None), (1, 7), (2, None)])
+def test_only_ranks_that_have_loaded_offer_what_was_loaded(rank: int, completed: int | None) -> None:
+    memory = MemoryState(trained(0), Limits())
+    assert memory.begin_anew(7, rank, 3, loaded_by=(1,)) == [Offer(), Offer(WHOLE, 7), Offer()]
+    assert memory.rank.completed == completed
+    with pytest.raises(ElastipodError, match="new processes start from the beginning"):
+        memory.begin_anew(0, rank, 3, loaded_by=None)

@@ -72,7 +72,7 @@ def test_a_new_start_offers_what_was_loaded_or_what_the_first_group_has_built(
 ) -> None:
     part = Part(monkeypatch, rank=rank, mesh={"replicate": -1, "shard": 2}, phase=Phase.AGREEING)
     part.memory.rank = RankState(Phase.AGREEING, 1)
-    found = part.memory.begin_anew(9, rank, 4, is_loaded=is_loaded)
+    found = part.memory.begin_anew(9, rank, 4, loaded_by=range(4) if is_loaded else None)
     parts = [part_of(2, each % 2) for each in range(4)]
     assert found == [Offer(frozenset({each}), 9) if at < holders else Offer() for at, each in enumerate(parts)]
     held = part.memory._held

@@ -300,9 +300,9 @@ def test_a_checkpoint_may_take_longer_to_load_than_a_regroup_may(
     monkeypatch.setattr("elastipod.in_memory.elastic_state.PhaseLimit", lambda: PhaseLimit(ended.append))
     load = DurableTier.load
 
-    def slow_load(self: DurableTier) -> Any:
+    def slow_load(self: DurableTier, *, fills_others: bool) -> Any:
         threading.Event().wait(3 * limit_s)
-        return load(self)
+        return load(self, fills_others=fills_others)
 
     monkeypatch.setattr(DurableTier, "load", slow_load)
     state = State(build, checkpoints=tmp_path)

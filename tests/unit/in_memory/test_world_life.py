@@ -178,12 +178,12 @@ def test_where_memory_has_nothing_whole_the_newest_checkpoint_or_a_new_state_is_
     found = rank.memory.begin_filling.return_value
     rank.memory.begin_filling.side_effect = [None, found]
     rank.memory.begin_anew.return_value = [Offer(frozenset({1}), 9), Offer()]
-    resume = mock.Mock(step=9, generation=2, extra={"data": {"at": 9}}) if is_loaded else None
+    resume = mock.Mock(step=9, generation=2, extra={"data": {"at": 9}}, holders=None) if is_loaded else None
     rank.parts.durable.load.return_value = resume
     rank.life.join(PLAN, rank.parts.before)
     step, origin = (9, 2) if is_loaded else (PLAN.first_step, 0)
     offers = [RankOffer(Offer(frozenset({1}), 9), origin), RankOffer(Offer(), origin)]
-    assert rank.memory.begin_anew.mock_calls == [mock.call(step, 1, 3, is_loaded=is_loaded)]
+    assert rank.memory.begin_anew.mock_calls == [mock.call(step, 1, 3, loaded_by=range(3) if is_loaded else None)]
     assert rank.memory.begin_filling.mock_calls[-1] == mock.call(offers, 1)
     assert rank.memory.fill.mock_calls == [mock.call(found, [each.offer for each in offers], rank.parts.limit.progress)]
     assert rank.life.is_loaded is is_loaded
@@ -199,8 +199,24 @@ def test_without_storage_a_new_state_is_that_of_the_script(monkeypatch: pytest.M
     rank.memory.begin_filling.side_effect = [None, rank.memory.begin_filling.return_value]
     rank.memory.begin_anew.return_value = [Offer()]
     rank.life.join(PLAN, rank.parts.before)
-    assert rank.memory.begin_anew.mock_calls == [mock.call(PLAN.first_step, 1, 3, is_loaded=False)]
+    assert rank.memory.begin_anew.mock_calls == [mock.call(PLAN.first_step, 1, 3, loaded_by=None)]
     assert rank.life.is_loaded is False
+
+
+@pytest.mark.parametrize(("kind", "fills_others"), [("replicated", True), ("sharded", False)])
+def test_replicas_that_have_not_loaded_are_filled_by_those_that_have(
+    monkeypatch: pytest.MonkeyPatch, kind: str, fills_others: bool
+) -> None:
+    resumed(monkeypatch)
+    rank = Rank(monkeypatch, kind=kind)
+    rank.memory.begin_filling.side_effect = [None, rank.memory.begin_filling.return_value]
+    rank.memory.begin_anew.return_value = [Offer(frozenset({1}), 9), Offer()]
+    resume = mock.Mock(step=9, generation=2, extra={"data": {"at": 9}}, holders=(0, 2))
+    rank.parts.durable.load.return_value = resume
+    rank.life.join(PLAN, rank.parts.before)
+    assert rank.parts.durable.load.mock_calls == [mock.call(fills_others=fills_others)]
+    assert rank.memory.begin_anew.mock_calls == [mock.call(9, 1, 3, loaded_by=(0, 2))]
+    assert rank.life.is_loaded is True, "the state is that of a checkpoint on every rank"
 
 
 def test_a_sharded_state_is_built_with_the_limits_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
