@@ -38,6 +38,12 @@ def test_the_original_agent_beside_ours_is_refused(
     assert str(record) in agent.printed()
 
 
+def test_the_log_says_where_the_agent_listens(agent: AgentInProcess) -> None:
+    agent.run("", lambda: None)
+    (ready,) = [line for line in agent.printed().splitlines() if " ready " in line]
+    assert f"port={agent.port} " in ready
+
+
 def test_warnings_about_the_command_line_are_logged(agent: AgentInProcess) -> None:
     def scenario() -> None:
         assert agent.status()["status"] == "ready"

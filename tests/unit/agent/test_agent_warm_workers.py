@@ -262,5 +262,6 @@ def test_a_stop_ends_warm_workers(warm: WarmAgent) -> None:
 
 
 def test_a_program_that_is_not_python_starts_cold(warm: WarmAgent) -> None:
-    assert warm.agent.run("", lambda: None, "--no-python", is_warm=True) in (0, 143)
+    """Even if its options look like those of an interpreter."""
+    assert warm.agent.run("", lambda: None, "--no-python", script_args=("-u", "x.py"), is_warm=True) in (0, 143)
     assert "the workers do not run a Python program" in warm.events("workers start cold")[0]

@@ -145,6 +145,8 @@ async def test_chunked_bodies_and_expectations() -> None:
         pytest.param(b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400, id="header without a name"),
         pytest.param(b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400, id="negative length"),
         pytest.param(b"POST / HTTP/1.1\r\nContent-Length: 1001\r\n\r\n", 413, id="large body"),
+        pytest.param(b"POST / HTTP/1.1\r\nContent-Length: 999999999999999\r\n\r\n", 413, id="longest length"),
+        pytest.param(b"POST / HTTP/1.1\r\nContent-Length: 0999999999999999\r\n\r\n", 400, id="too many digits"),
         pytest.param(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n", 413, id="large chunk"),
         pytest.param(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400, id="bad chunk"),
         pytest.param(

@@ -111,6 +111,15 @@ async def test_numbers_are_compared_in_order_and_what_is_no_number_counts_as_a_m
     assert "below 10 3 times in a row; the last is 3: rate 3e0" in finding.message
 
 
+def test_lines_that_fill_the_memory_for_waiting_ones_are_kept_and_those_beyond_are_counted() -> None:
+    backlog = log_monitor.Backlog([LogRule(name="loss", log_pattern="loss")], max_bytes=14)
+    assert backlog.take(b"loss 1\nloss 2\n")
+    assert backlog.dropped() == [0]
+    assert backlog.take(b"loss 3\nloss 4\n")
+    assert backlog.dropped() == [2]
+    assert backlog.give(0) == (b"loss 1\nloss 2\n", 1)
+
+
 async def test_a_stop_pattern_ends_the_rule_in_the_middle_of_a_block() -> None:
     stopped = LogRule(name="stopped", log_pattern="bad", fault_on_match=True, stop_pattern="^all well$")
     other = LogRule(name="other", log_pattern="bad", fault_on_match=True)

@@ -85,6 +85,11 @@ def test_slow_takes_so_many_bad_numbers_in_a_row_over_batches() -> None:
     assert slow.message() == "log rule r: the number was above 2 3 times in a row; the last is 7: loss: 7"
 
 
+def test_a_single_bad_number_is_said_to_be_so_once() -> None:
+    slow = tracker(metric_threshold=2.0, operator="gt").add_matches(1, matches(7, line="loss: 7"))
+    assert slow.message() == "log rule r: the number was above 2 once; the last is 7: loss: 7"
+
+
 @pytest.mark.parametrize(
     "fields",
     [
