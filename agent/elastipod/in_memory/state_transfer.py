@@ -18,6 +18,9 @@ from elastipod.in_memory.members import Content, Members, TensorShape, empty_lik
 from elastipod.in_memory.tensor_digests import as_bytes
 
 PIECE_BYTES = 4 << 20
+ALONE_BYTES = (
+    256 << 10
+)  # to put a tensor of this size together with others costs more, in copies, than a message of its own
 MAX_IN_FLIGHT = 8  # pieces on their way, for each rank
 HOST = torch.device("cpu")
 
@@ -43,20 +46,38 @@ class Piece:
     donor: int
 
 
-def pieces(shapes: Sequence[TensorShape], donors: Sequence[int], size: int = PIECE_BYTES) -> Iterator[Piece]:
-    """Divide the state into pieces of at most ``size`` bytes, dealt out to the donors in turn. Pure; the same on every rank."""
+def pieces(
+    shapes: Sequence[TensorShape], donors: Sequence[int], size: int = PIECE_BYTES, alone: int = ALONE_BYTES
+) -> Iterator[Piece]:
+    """Divide the state into pieces of at most ``size`` bytes, each from the donor that has to send least so far.
+
+    alone: a stretch of a tensor of at least so many bytes is a piece of its own, which needs no copy; smaller ones travel together.
+    Pure; the same on every rank.
+    """
+    to_send = dict.fromkeys(donors, 0)
+
+    def dealt(spans: Sequence[Span], num_bytes: int) -> Piece:
+        donor = min(to_send, key=to_send.__getitem__)
+        to_send[donor] += num_bytes
+        return Piece(tuple(spans), donor)
+
     waiting: list[Span] = []
-    waiting_bytes = number = 0
+    waiting_bytes = 0
     for shape in shapes:
-        for start in range(0, shape.num_bytes, size):
-            stop = min(start + size, shape.num_bytes)
-            if waiting and waiting_bytes + stop - start > size:
-                yield Piece(tuple(waiting), donors[number % len(donors)])
-                waiting, waiting_bytes, number = [], 0, number + 1
-            waiting.append(Span(shape.key, start, stop))
-            waiting_bytes += stop - start
+        whole = shape.num_bytes
+        for start in range(0, whole, size):
+            span = Span(shape.key, start, min(start + size, whole))
+            num_bytes = span.stop - span.start
+            if num_bytes >= alone:
+                yield dealt([span], num_bytes)
+                continue
+            if waiting and waiting_bytes + num_bytes > size:
+                yield dealt(waiting, waiting_bytes)
+                waiting, waiting_bytes = [], 0
+            waiting.append(span)
+            waiting_bytes += num_bytes
     if waiting:
-        yield Piece(tuple(waiting), donors[number % len(donors)])
+        yield dealt(waiting, waiting_bytes)
 
 
 def transfer(
@@ -81,15 +102,19 @@ def transfer(
     is_compared = "1" in all_texts("1" if has_followed else "0")
     manifest = text_of(first, _manifest(content, at_rest.digests() if is_compared else {}) if rank == first else None)
     shapes, values, expected = _read_manifest(manifest)
-    lacks: list[list[TensorShape]] = [shapes for _ in range(dist.get_world_size())]
-    if is_compared:
+    own_lack = shapes
+    dealt: dict[int, Sequence[Piece]]
+    if not is_compared:
+        dealt = dict.fromkeys(receivers, tuple(pieces(shapes, donors)))
+    else:
         own = at_rest.digests() if has_followed else {}
         same = [at for at, each in enumerate(shapes) if _is_held(content, each, own, expected)]
         told = all_texts(json.dumps(same), MAX_MANIFEST_BYTES)
         lacks = [[each for at, each in enumerate(shapes) if at not in held] for held in map(_numbers, told)]
-    dealt = {receiver: list(pieces(lacks[receiver], donors)) for receiver in receivers}
+        dealt = {receiver: list(pieces(lacks[receiver], donors)) for receiver in receivers}
+        own_lack = lacks[rank]
     if rank in receivers:
-        at_rest.forget({shape.key for shape in lacks[rank]})
+        at_rest.forget({shape.key for shape in own_lack})
         target = Content({shape.key: _room(content, shape, members) for shape in shapes}, values)
         _receive(target, dealt[rank], progress)
         return target

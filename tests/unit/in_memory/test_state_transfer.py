@@ -34,6 +34,11 @@ def test_small_tensors_share_a_piece_and_large_ones_are_divided() -> None:
         Piece((Span("c", 0, 16),), 7),
         Piece((Span("c", 16, 20),), 4),
     ]
+    assert list(RIGHT([*shapes, TensorShape("d", "uint8", (3,))], [4, 7], 16, 10)) == [
+        Piece((Span("c", 0, 16),), 4),
+        Piece((Span("a", 0, 8), Span("b", 0, 8)), 7),
+        Piece((Span("c", 16, 20), Span("d", 0, 3)), 4),
+    ], "what is large enough travels alone"
 
 
 @pytest.mark.parametrize("steps_before", [0, 1], ids=["has no moments yet", "is a step behind"])
