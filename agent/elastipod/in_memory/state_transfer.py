@@ -18,9 +18,7 @@ from elastipod.in_memory.members import Content, Members, TensorShape, empty_lik
 from elastipod.in_memory.tensor_digests import as_bytes
 
 PIECE_BYTES = 4 << 20
-ALONE_BYTES = (
-    256 << 10
-)  # to put a tensor of this size together with others costs more, in copies, than a message of its own
+ALONE_BYTES = 256 << 10  # from here on, copies that put tensors together cost more than a message of its own
 MAX_IN_FLIGHT = 8  # pieces on their way, for each rank
 HOST = torch.device("cpu")
 
