@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import skip_init
 
 VOCABULARY = 256
 
@@ -15,12 +16,13 @@ class Block(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
+        # Weights are drawn once, by `_initialise`: a restart builds the model too, only to load another state into it.
         self.attention_norm = nn.LayerNorm(dim, bias=False)
-        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
-        self.out = nn.Linear(dim, dim, bias=False)
+        self.qkv = skip_init(nn.Linear, dim, 3 * dim, bias=False)
+        self.out = skip_init(nn.Linear, dim, dim, bias=False)
         self.feed_norm = nn.LayerNorm(dim, bias=False)
-        self.up = nn.Linear(dim, 4 * dim, bias=False)
-        self.down = nn.Linear(4 * dim, dim, bias=False)
+        self.up = skip_init(nn.Linear, dim, 4 * dim, bias=False)
+        self.down = skip_init(nn.Linear, 4 * dim, dim, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, dim = x.shape
