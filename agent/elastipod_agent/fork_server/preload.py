@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 
 # Modules that a script's imports and first step load, the expensive ones first. Found by comparing sys.modules before and after the first
@@ -96,6 +97,20 @@ def _environment_for_imports() -> Iterator[None]:
     finally:
         if is_ours:
             os.environ.pop(_ASK_NVML, None)
+
+
+def register_gloo() -> None:
+    """Have torch find its own gloo now. Each worker's first process group reads the metadata of all installed packages for that otherwise.
+
+    Only from torch 2.15 on. NCCL is left to the workers: a script may choose by a variable which one that is.
+    """
+    backend = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "Backend", None)
+    find = getattr(backend, "_ensure_backend_registered", None)
+    if find is None:
+        return
+    found = {each.name: each.value for each in entry_points(group="torch.distributed.backends")}
+    if found.get("gloo", "").startswith("torch."):  # another package's could be anything
+        find("gloo")
 
 
 def close_nvml() -> None:

@@ -72,6 +72,7 @@ class ForkServer:
         notes = preload.load(order["modules"], lambda name: self._say(event="loading", module=name))
         if first is not None and sys.path[:1] == [first]:
             del sys.path[0]
+        preload.register_gloo()
         preload.close_nvml()
         end_import_threads()
         patient_store.install()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import socket
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -117,6 +119,48 @@ def checked(before: Callable[[], object]) -> Any:
         return ["may be forked", kept is None]
 
     return in_fork(body)
+
+
+def test_the_first_group_of_a_worker_does_not_search_what_is_installed_for_gloo() -> None:
+    """As torch does from 2.15 on; earlier ones never search."""
+
+    def prepared_and_connected() -> list[bool]:
+        import torch.distributed as dist
+
+        backend = dist.distributed_c10d.Backend
+        searches = hasattr(backend, "_ensure_backend_registered")
+        preload.register_gloo()
+        search = importlib.metadata.entry_points = mock.Mock(return_value=())
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+        of_torch = {"GLOO"} if searches else set()
+        return [
+            dist.get_backend() == "gloo",
+            search.mock_calls == [],
+            of_torch <= set(backend._plugins),
+            "NCCL" in backend._plugins,
+        ]
+
+    assert in_fork(prepared_and_connected) == [True, True, True, False]
+
+
+def test_only_the_gloo_of_torch_itself_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", SimpleNamespace(Backend=SimpleNamespace()))
+    preload.register_gloo()  # a torch that does not search
+    searching = SimpleNamespace(Backend=SimpleNamespace(_ensure_backend_registered=found.append))
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", searching)
+    installed = [SimpleNamespace(name="gloo", value="their.gloo:register")]
+    monkeypatch.setattr(
+        preload, "entry_points", lambda group: installed if group == "torch.distributed.backends" else []
+    )
+    preload.register_gloo()
+    assert found == [], "another package's would be loaded before all forks"
+    installed[0].value = "torch.distributed.distributed_c10d:register"
+    preload.register_gloo()
+    assert found == ["gloo"]
+    monkeypatch.delitem(sys.modules, "torch.distributed.distributed_c10d")
+    preload.register_gloo()  # without torch
+    assert found == ["gloo"]
 
 
 def test_a_process_with_one_thread_and_files_only_may_be_forked(tmp_path: Path) -> None:
