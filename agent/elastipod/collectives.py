@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from elastipod.errors import CheckpointError, ElastipodError, FencedError
+from elastipod.message_slots import BODY_BYTES, parse_slot, slot_of
 from elastipod.rank_in_world import RankInWorld
 
 log = logging.getLogger(__name__)
@@ -75,30 +76,49 @@ def group_device(group: dist.ProcessGroup | None = None) -> torch.device:
     return torch.device("cpu")
 
 
-def text_as_tensor(text: str, device: torch.device) -> torch.Tensor:
-    """Give a text's bytes as a tensor, to be sent."""
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
-
-
-def text_of_tensor(data: torch.Tensor) -> str:
-    """Give the text that another rank sent as bytes."""
-    content = bytearray(data.numel())
-    torch.frombuffer(content, dtype=torch.uint8).copy_(data)
-    return content.decode()
-
-
 def all_gather_texts(
     text: str, group: dist.ProcessGroup | None = None, check_size: Callable[[int], object] = lambda size: None
 ) -> list[str]:
     """Give every rank's text, by rank. Collective. check_size: raises for a number of bytes that a rank announces and must not send."""
-    device = group_device(group)
-    data = text_as_tensor(text, device)
-    sizes: list[int] = gather(torch.tensor([len(data)], dtype=torch.int64, device=device), group).flatten().tolist()
-    for size in sizes:
-        check_size(size)
-    padded = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
-    padded[: len(data)] = data
-    return [text_of_tensor(part[:size]) for part, size in zip(gather(padded, group), sizes, strict=True)]
+    device, data = group_device(group), text.encode()
+    slots = gather(as_tensor(slot_of(data), device), group)
+    starts = [parse_slot(as_bytes(slot)) for slot in slots]
+    for start, left in starts:
+        check_size(len(start) + max(left, 0))
+    longest = max(left for _, left in starts)
+    if longest <= 0:
+        return [start.decode() for start, _ in starts]
+    rests = gather(as_tensor(data[BODY_BYTES:].ljust(longest, b"\0"), device), group)
+    return [
+        (start + as_bytes(rest[: max(left, 0)])).decode() for (start, left), rest in zip(starts, rests, strict=True)
+    ]
+
+
+def broadcast_text(source: int, text: str | None, check_size: Callable[[int], object] = lambda size: None) -> str:
+    """Give the text of one rank on every rank; only there it must not be None. Collective. check_size: as for `all_gather_texts`."""
+    device, data = group_device(), b"" if text is None else text.encode()
+    slot = as_tensor(slot_of(data), device)
+    dist.broadcast(slot, src=source)
+    start, left = parse_slot(as_bytes(slot))
+    check_size(len(start) + max(left, 0))
+    if left <= 0:
+        return start.decode()
+    rest = as_tensor(data[BODY_BYTES:].ljust(left, b"\0"), device)
+    dist.broadcast(rest, src=source)
+    return (start + as_bytes(rest)).decode()
+
+
+def as_tensor(data: bytes | bytearray, device: torch.device) -> torch.Tensor:
+    """Give bytes as a tensor of one dimension, to be sent; at least one byte."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+
+
+def as_bytes(data: torch.Tensor) -> bytes:
+    """Give the bytes that another rank has sent."""
+    content = bytearray(data.numel())
+    if content:
+        torch.frombuffer(content, dtype=torch.uint8).copy_(data)
+    return bytes(content)
 
 
 def gather(own: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:

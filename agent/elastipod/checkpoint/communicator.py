@@ -73,18 +73,27 @@ class RanksLost(CheckpointError):
 class Communicator:
     """The connections between the ranks for one manager. Methods are collective, and called by one thread at a time."""
 
-    def __init__(self) -> None:
-        """Create the groups that the training threads use, and connect."""
+    def __init__(self, *, on_default_group: bool = False, connects: bool = True) -> None:
+        """Create the groups that the training threads use, and connect.
+
+        on_default_group: the training threads may use torch's default group, which carries tensors of the host by gloo, and in which
+        no other thread runs collectives. connects: False where `connect` is called later.
+        """
         place = RankInWorld.current()
         self._rank, self._world_size = place.rank, place.world_size
         self._hierarchy = Hierarchy.of(self._world_size)
-        self._training = training_collectives(self._rank, self._hierarchy) if self._world_size > 1 else None
+        self._training = (
+            training_collectives(self._rank, self._hierarchy, on_default_group=on_default_group)
+            if self._world_size > 1
+            else None
+        )
         self._connections: RankConnections | None = None  # not torch's groups, which cannot be aborted
         self._store: Any = None
         self._retired = ""  # why, once it is
         self._progress_at: float | None = None  # of this rank's part of an operation, while that is being done
         self._heartbeat: HeartbeatThread | None = None  # meanwhile
-        self.connect()
+        if connects:
+            self.connect()
 
     @property
     def rank(self) -> int:
@@ -117,21 +126,27 @@ class Communicator:
         )
         return value
 
-    def connect(self) -> None:
-        """Connect, or replace the connections. From the training thread. Raises CheckpointError on all ranks."""
+    def connect(self, name: str | None = None, is_true: Callable[[], bool] = lambda: True) -> bool:
+        """Connect, or replace the connections. From the training thread. Raises CheckpointError on all ranks.
+
+        name: of these connections alone, as `name_of_connections` makes it; None where rank 0 is to choose one. Gives whether ``is_true``
+        gives True on every rank: what ranks have to agree on anyway costs nothing here.
+        """
         self._connections = None
         if self._world_size == 1:
-            return
-        name = self.training_broadcast(lambda: secrets.token_hex(8))
-        self._store = default_group_store(f"elastipod-checkpoints/{name}")
+            return is_true()
+        self._store = default_group_store(
+            f"elastipod-checkpoints/{name or self.training_broadcast(name_of_connections)}"
+        )
 
-        def connect() -> None:
+        def connect() -> bool:
             try:
                 self._connections = RankConnections(self._store, self._rank, self._hierarchy)
             except RuntimeError as error:
                 raise CheckpointError(f"it cannot connect to the other ranks for checkpoints: {error}") from error
+            return is_true()
 
-        self.training_all_reduce(connect, no_result)
+        return self.training_all_reduce(connect, all)
 
     def close(self) -> None:
         """Drop the connections. No operation may be in progress."""
@@ -360,6 +375,11 @@ class Communicator:
             thread.start()
             thread.join(_STORE_TIMEOUT_S)
         return str(result[0] or "") if result else ""
+
+
+def name_of_connections() -> str:
+    """Give a name that no other connections have had in this world."""
+    return secrets.token_hex(8)
 
 
 def _release_frames(error: BaseException | None) -> None:

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_SLOT = 1024  # bytes of a message in the first transfer
-_HEAD = 8  # of these, the length of the message
-_BODY = _SLOT - _HEAD
+from elastipod.message_slots import BODY_BYTES, SLOT_BYTES, parse_slot, slot_of
 
 
 class ConnectionBroken(RuntimeError):
@@ -46,10 +44,10 @@ class GlooCollectives:
     def gather(self, data: bytes) -> list[bytes]:
         if self.size == 1:
             return [data]
-        buffers = [bytearray(_SLOT) for _ in range(self.size)] if self.rank == 0 else []
+        buffers = [bytearray(SLOT_BYTES) for _ in range(self.size)] if self.rank == 0 else []
         with translated_errors():
             into = [[_tensor(buffer) for buffer in buffers]] if buffers else []
-            self.group.gather(into, [_tensor(_slot(data))], dist.GatherOptions()).wait()
+            self.group.gather(into, [_tensor(slot_of(data))], dist.GatherOptions()).wait()
             if self.rank == 0:
                 return [data, *self._received(buffers)]
             self._send_rest(data, 0)
@@ -58,39 +56,39 @@ class GlooCollectives:
     def broadcast(self, data: bytes) -> bytes:
         if self.size == 1:
             return data
-        head = _slot(data) if self.rank == 0 else bytearray(_SLOT)
+        head = slot_of(data) if self.rank == 0 else bytearray(SLOT_BYTES)
         with translated_errors():
             self.group.broadcast([_tensor(head)], dist.BroadcastOptions()).wait()
-            start, left = _parse_slot(head)
+            start, left = parse_slot(head)
             if left <= 0:
                 return start
-            rest = bytearray(data[_BODY:]) if self.rank == 0 else bytearray(left)
+            rest = bytearray(data[BODY_BYTES:]) if self.rank == 0 else bytearray(left)
             self.group.broadcast([_tensor(rest)], dist.BroadcastOptions()).wait()
             return start + bytes(rest)
 
     def scatter(self, parts: Sequence[bytes]) -> bytes:
         if self.size == 1:
             return parts[0]
-        head = bytearray(_SLOT)
+        head = bytearray(SLOT_BYTES)
         with translated_errors():
-            slots = [[_tensor(_slot(part)) for part in parts]] if self.rank == 0 else []
+            slots = [[_tensor(slot_of(part)) for part in parts]] if self.rank == 0 else []
             self.group.scatter([_tensor(head)], slots, dist.ScatterOptions()).wait()
             if self.rank == 0:
                 for to, part in enumerate(parts[1:], start=1):
                     self._send_rest(part, to)
                 return parts[0]
-            start, left = _parse_slot(head)
+            start, left = parse_slot(head)
             return start + self._receive_rest(left, 0)() if left > 0 else start
 
     def _received(self, buffers: Sequence[bytearray]) -> list[bytes]:
         """Parse the slots of the others; receive what is longer than a slot from all of them at once."""
-        starts = [_parse_slot(buffer) for buffer in buffers]
+        starts = [parse_slot(buffer) for buffer in buffers]
         rests = {rank: self._receive_rest(left, rank) for rank, (_, left) in enumerate(starts) if rank and left > 0}
         return [start + rests[rank]() if rank in rests else start for rank, (start, _) in enumerate(starts) if rank]
 
     def _send_rest(self, data: bytes, to: int) -> None:
-        if len(data) > _BODY:
-            self.group.send([_tensor(bytearray(data[_BODY:]))], to, 0).wait()
+        if len(data) > BODY_BYTES:
+            self.group.send([_tensor(bytearray(data[BODY_BYTES:]))], to, 0).wait()
 
     def _receive_rest(self, size: int, source: int) -> Callable[[], bytes]:
         """Start to receive; return a function that waits for the rest."""
@@ -106,13 +104,3 @@ class GlooCollectives:
 
 def _tensor(buffer: bytearray) -> torch.Tensor:
     return torch.frombuffer(buffer, dtype=torch.uint8)
-
-
-def _slot(data: bytes) -> bytearray:
-    return bytearray((len(data).to_bytes(_HEAD, "little") + data[:_BODY]).ljust(_SLOT, b"\0"))
-
-
-def _parse_slot(slot: bytearray) -> tuple[bytes, int]:
-    """Return the beginning of a message, and the number of bytes that follow it."""
-    length = int.from_bytes(slot[:_HEAD], "little")
-    return bytes(slot[_HEAD : _HEAD + length]), length - _BODY

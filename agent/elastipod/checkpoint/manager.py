@@ -90,6 +90,7 @@ class CheckpointManager:
         self._has_tried_to_load = continues  # else newer checkpoints may be another run's
         self._unmap_threads: list[threading.Thread] = []  # they hold memory that the next save may need
         self.writes_resumed = True  # what a load finds in memory only, though it was to be durable
+        self.uses_default_group = False  # of torch, for what the training thread says to the others
 
     @property
     def generation(self) -> int:
@@ -108,7 +109,7 @@ class CheckpointManager:
 
     def _run(self) -> Running:
         if self._running is None:
-            self._running = Running.claim(self._store, self._options)
+            self._running = Running.claim(self._store, self._options, on_default_group=self.uses_default_group)
         return self._running
 
     # -- save ----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,11 +42,16 @@ class RankConnections:
         return GlooCollectives.connect(store, ranks.index(self._rank), len(ranks), SILENCE_TIMEOUT_S)
 
 
-def training_collectives(rank: int, hierarchy: Hierarchy) -> HierarchicalCollectives:
+def training_collectives(rank: int, hierarchy: Hierarchy, *, on_default_group: bool) -> HierarchicalCollectives:
     """Create torch's own groups for the training threads; they end with the job's other groups.
 
-    Every rank creates every group, even those that it is not in: torch names groups by counting them.
+    on_default_group: use that where one group is enough; it must carry tensors of the host by gloo. Every rank creates every group, even
+    those that it is not in: torch names groups by counting them.
     """
+    if on_default_group and len(hierarchy.leaders) == 1:
+        # Peers see the end of a world when its group closes, so nothing here may keep that alive.
+        shared = weakref.proxy(dist.group.WORLD)
+        return HierarchicalCollectives(GlooCollectives(shared, rank, hierarchy.world_size), None)
     members = {leader: hierarchy.members(leader) for leader in hierarchy.leaders}
     links: dict[Sequence[int], GlooCollectives] = {}
     for ranks in dict.fromkeys([*members.values(), hierarchy.leaders]):

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastipod.checkpoint.communicator import Communicator
+from elastipod.checkpoint.communicator import Communicator, name_of_connections
 from elastipod.checkpoint.live_objects import LiveObjects
 from elastipod.checkpoint.memory_directory import open_memory_directory
 from elastipod.checkpoint.restore import Restore
@@ -44,18 +44,21 @@ class Running:
     saver: Saver
 
     @classmethod
-    def claim(cls, store: CheckpointStore, options: ManagerOptions) -> Running:
-        """Claim the directory. Raises FencedError and CheckpointError as `CheckpointManager.claim` does."""
+    def claim(cls, store: CheckpointStore, options: ManagerOptions, *, on_default_group: bool) -> Running:
+        """Claim the directory. Raises FencedError and CheckpointError as `CheckpointManager.claim` does.
+
+        on_default_group: as for `Communicator`.
+        """
         wanted = options.generation or generation_from_env()
 
-        def claimed() -> tuple[int, str]:
+        def claimed() -> tuple[int, str, str]:
             number = store.claim(wanted, run_id_from_env(), job=job_from_env(), adopt=options.adopt)
-            return number, store.identity()
+            return number, store.identity(), name_of_connections()
 
-        comm = Communicator()
-        generation, identity = comm.training_broadcast(claimed)
+        comm = Communicator(on_default_group=on_default_group, connects=False)
+        generation, identity, name = comm.training_broadcast(claimed)
         images = open_memory_directory(options.memory, identity)
-        has_memory = comm.training_all_reduce(lambda: images is not None, all)
+        has_memory = comm.connect(name, lambda: images is not None)
         staging = Staging(images if has_memory else None, comm)
         saver = Saver(store, staging, keep=options.keep, keep_every=options.keep_every)
         return cls(store, generation, comm, staging, saver)

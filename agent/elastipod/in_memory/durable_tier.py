@@ -123,4 +123,7 @@ class DurableTier:
         if self._manager is None:
             self._manager = CheckpointManager(self._directory, keep=self._keep, continues=continues)
             self._manager.writes_resumed = not self._saves_often
+            self._manager.uses_default_group = (
+                True  # which `ProcessGroups` has built so that it carries tensors of the host
+            )
         return self._manager

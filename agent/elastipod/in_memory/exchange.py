@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 import torch.distributed as dist
 
-from elastipod.collectives import all_gather_texts, group_device, text_as_tensor, text_of_tensor
+from elastipod.collectives import all_gather_texts, broadcast_text
 from elastipod.errors import ElastipodError
 
 MAX_TEXT_BYTES = 64 * 1024
@@ -29,17 +28,9 @@ def text_of(source: int, text: str | None) -> str:
     if not dist.is_initialized():
         assert text is not None, "a single process is the source"
         return text
-    device = group_device()
     if text is not None:
         _checked(len(text.encode()), MAX_MANIFEST_BYTES)
-    data = text_as_tensor(text, device) if text is not None else torch.empty(0, dtype=torch.uint8)
-    size = torch.tensor([data.numel()], dtype=torch.int64, device=device)
-    dist.broadcast(size, src=source)
-    length = _checked(int(size.item()), MAX_MANIFEST_BYTES)
-    if text is None:
-        data = torch.empty(length, dtype=torch.uint8, device=device)
-    dist.broadcast(data, src=source)
-    return text_of_tensor(data)
+    return broadcast_text(source, text, lambda size: _checked(size, MAX_MANIFEST_BYTES))
 
 
 def _checked(length: int, limit: int) -> int:

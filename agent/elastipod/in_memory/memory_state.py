@@ -65,6 +65,7 @@ class MemoryState:
         self._limit = limit
         self._images: dict[int, Content] = {}
         self._at_rest = DigestsAtRest(members)
+        self._may_stay = True  # this process may live on in the next world
         is_possible = can_be_followed and self.kind == "replicated"
         self.following = Following(members, is_possible=is_possible, at_end=self._at_rest.begin)
 
@@ -194,13 +195,15 @@ class MemoryState:
 
         fates: of all ranks. Raises WorldLost.
         """
-        return Fate.STAYS in fates or Fate.KEPT in fates
+        self._may_stay = Fate.STAYS in fates or Fate.KEPT in fates
+        return self._may_stay
 
     def release(self) -> None:
         """The world ends: hold nothing that needs it. Members outlive it here."""
         self.following.close()
-        if self.rank.completed is not None:
-            self._at_rest.begin()
+        if self.rank.completed is not None and self._may_stay:
+            self._at_rest.begin()  # else it would only keep this process from ending soon
+        self._may_stay = True
 
 
 def compare_replicas(own: Mapping[str, str], reference: int, when: str) -> None:

@@ -219,7 +219,9 @@ class WorldLife:
         self._build(world_size)
         resume = None
         if self.durable is not None:
-            # Storage may take longer than a regroup may; the checkpoint's own collectives have limits of their own.
+            # Storage may take longer than a regroup may.
+            if self._has_groups:
+                self._groups.begin_training()
             with self.collective_of_library(), self._limit.paused():
                 resume = self.durable.load(fills_others=self.memory.kind == "replicated")
         self.is_loaded = resume is not None

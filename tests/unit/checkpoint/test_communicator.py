@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,11 +16,12 @@ from tests.unit.in_memory.forked_ranks import raised_by, run_ranks, world
 
 from elastipod.checkpoint import communicator, rank_connections
 from elastipod.checkpoint.communicator import Communicator, RanksLost
-from elastipod.checkpoint.gloo_collectives import _BODY, GlooCollectives
+from elastipod.checkpoint.gloo_collectives import GlooCollectives
 from elastipod.checkpoint.hierarchy import Hierarchy
+from elastipod.message_slots import BODY_BYTES
 from elastipod.stores import TorchStore
 
-LENGTHS = (0, 1, _BODY - 1, _BODY, _BODY + 1, 3 * _BODY)
+LENGTHS = (0, 1, BODY_BYTES - 1, BODY_BYTES, BODY_BYTES + 1, 3 * BODY_BYTES)
 RANKS = 5
 
 
@@ -89,6 +91,31 @@ def test_values_of_all_ranks_are_combined_once_and_every_rank_gets_the_result(su
     expected = [[0, 10, 20, 30, 40, "combined"], [[4]], {"from": 0}, {"from": 0}]
     received = [[[source, f"{source} to {rank}"] for source in range(rank + 1, RANKS)] for rank in range(RANKS)]
     assert run_ranks(RANKS, body) == [[*expected, received[rank], False] for rank in range(RANKS)]
+
+
+def test_training_threads_may_share_the_default_group_which_ends_with_the_world(subgroups: int) -> None:
+    """Where one group is enough. What is held of it would keep its connections open, in which others wait for their end."""
+    port = free_port()
+
+    def body(rank: int) -> Any:
+        with world(rank, RANKS, port):
+            comm = Communicator(on_default_group=True, connects=False)
+            num_groups = len(dist.distributed_c10d._world.pg_map)
+            default = weakref.ref(dist.group.WORLD)
+            found = [
+                comm.is_open,
+                comm.training_all_reduce(lambda: [rank] * 500, lambda values: [each[-1] for each in values]),
+                comm.training_broadcast(lambda: f"{rank}" * 3000) == "0" * 3000,
+                [comm.connect("one", lambda: rank != 3), comm.connect("another")],
+                [comm.is_open, comm.all_reduce(one, total)],
+            ]
+        gc.collect()
+        return [*found, num_groups, default() is None]
+
+    # Each rank is in its subgroup, and those that lead one are in that of the leaders.
+    of_ranks = [1] * RANKS if subgroups == RANKS else [3, 2, 3, 2, 2]
+    expected = [False, [*range(RANKS)], True, [False, True], [True, RANKS]]
+    assert run_ranks(RANKS, body) == [[*expected, number, True] for number in of_ranks]
 
 
 def test_a_failure_on_one_rank_is_raised_on_all_and_the_connections_stay(subgroups: int) -> None:

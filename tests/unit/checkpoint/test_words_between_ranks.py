@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from elastipod.checkpoint import gloo_collectives, heartbeat
+from elastipod.checkpoint import heartbeat
 from elastipod.checkpoint.heartbeat import HeartbeatThread
 from elastipod.checkpoint.hierarchy import HierarchicalCollectives, Hierarchy, _join, _split
 from elastipod.checkpoint.rank_connections import RankConnections
@@ -21,6 +21,7 @@ from elastipod.checkpoint.reductions import (
     reduced,
     scatter_result,
 )
+from elastipod.message_slots import parse_slot, slot_of
 
 FLAT = Hierarchy(3, 3)
 
@@ -74,10 +75,10 @@ def test_a_leader_passes_on_what_its_subgroup_says() -> None:
 def test_a_slot_begins_with_the_length_of_the_message() -> None:
     for length in (0, 1, 1015, 1016, 1017, 3000):
         data = bytes(at % 251 for at in range(length))
-        slot = gloo_collectives._slot(data)
+        slot = slot_of(data)
         assert len(slot) == 1024
         assert slot[:8] == struct.pack("<Q", length)
-        assert gloo_collectives._parse_slot(slot) == (data[:1016], length - 1016)
+        assert parse_slot(slot) == (data[:1016], length - 1016)
 
 
 def test_the_first_failure_counts_and_values_are_combined_by_rank() -> None:

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from elastipod.checkpoint import save_arguments
 from elastipod.in_memory import durable_tier
+from elastipod.in_memory.agent_link import Fate
 from elastipod.in_memory.durable_tier import DurableTier
 from elastipod.in_memory.members import Members
 from elastipod.in_memory.memory_state import MemoryState
@@ -43,6 +44,8 @@ def test_a_checkpoint_has_the_names_that_a_plain_script_gives(managers: Any) -> 
     tier = DurableTier("folder", Members(members), 3)
     assert managers.mock_calls == [], "a generation in memory needs none"
     tier.load()
+    assert tier._manager is not None
+    assert tier._manager.uses_default_group is True, "which is there, and is one of its own"
     assert managers.mock_calls == [mock.call("folder", keep=3, continues=False)]
     assert tier._manager is not None
     live = {
@@ -203,6 +206,22 @@ def test_digests_are_computed_at_the_end_of_a_world_where_there_is_a_state(compl
     memory.release()
     assert memory.following.mock_calls == [mock.call.close()]
     assert memory._at_rest.mock_calls == ([mock.call.begin()] if completed is not None else [])
+
+
+@pytest.mark.parametrize(
+    ("fates", "begins"), [(["stay", "leave"], True), (["kept", "unknown"], True), (["unknown", "leave"], False)]
+)
+def test_a_process_that_will_end_computes_no_digests_and_a_later_world_of_it_does(
+    fates: list[str], begins: bool
+) -> None:
+    memory = MemoryState(Members(built()), mock.Mock())
+    memory.rank = RankState(Phase.QUIESCED, 1, frozenset({0}), 4)
+    memory.following, memory._at_rest = mock.Mock(), mock.Mock()
+    assert memory.hand_over([Fate(each) for each in fates]) is begins
+    memory.release()
+    assert memory._at_rest.mock_calls == [mock.call.begin()] * begins
+    memory.release()  # after a fault, of which nobody is told before
+    assert memory._at_rest.mock_calls == [mock.call.begin()] * (1 + begins)
 
 
 @pytest.mark.parametrize(("step", "has_begun", "begins"), [(4, False, True), (4, True, False), (None, False, False)])

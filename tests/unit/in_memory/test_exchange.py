@@ -10,11 +10,12 @@ from tests.unit.in_memory.forked_ranks import raised_by, run_ranks, world
 
 from elastipod.in_memory import exchange
 from elastipod.in_memory.exchange import all_texts, text_of
+from elastipod.message_slots import BODY_BYTES
 
 
 def test_every_rank_gets_the_texts_of_all_by_rank_and_one_text_from_its_source() -> None:
     port = free_port()
-    own = ["a", "größer als die anderen", "ccc"]
+    own = ["a", "größer als die anderen" * 100, "c" * BODY_BYTES]
 
     def body(rank: int) -> Any:
         with world(rank, 3, port):
@@ -22,9 +23,10 @@ def test_every_rank_gets_the_texts_of_all_by_rank_and_one_text_from_its_source()
                 all_texts(own[rank]),
                 text_of(1, own[1] if rank == 1 else None),
                 text_of(2, own[2] if rank == 2 else None),
+                text_of(0, own[0] if rank == 0 else None),
             ]
 
-    assert run_ranks(3, body) == [[own, own[1], own[2]]] * 3
+    assert run_ranks(3, body) == [[own, own[1], own[2], own[0]]] * 3
 
 
 def test_a_process_without_a_group_is_its_own_world() -> None:
@@ -55,11 +57,11 @@ def test_a_text_that_is_announced_as_too_long_is_not_received() -> None:
     def body(rank: int) -> Any:
         with world(rank, 2, port):
             if rank == 0:
-                return raised_by(lambda: all_texts("no", 4))
-            return raised_by(lambda: all_texts("much more", 100))[:1]
+                return raised_by(lambda: all_texts("no", 2000))
+            return raised_by(lambda: all_texts("m" * 2001, 3000))[:1]
 
     found = run_ranks(2, body)
-    assert found[0] == ["TextTooLong", "a rank sends 9 bytes where 1 to 4 are taken"]
+    assert found[0] == ["TextTooLong", "a rank sends 2001 bytes where 1 to 2000 are taken"]
     assert found[1] == ["RuntimeError"], "its peer has left"
 
 

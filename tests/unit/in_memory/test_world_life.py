@@ -191,6 +191,11 @@ def test_where_memory_has_nothing_whole_the_newest_checkpoint_or_a_new_state_is_
     assert names.index("memory.build") < names.index("durable.load") < names.index("memory.begin_anew")
     assert "limit.progress" in names[names.index("memory.begin_anew") :]
     assert rank.memory.build_mesh.mock_calls == [mock.call(3), mock.call(2)], "as many as there are offers"
+    waits = [name for name in names if name in ("groups.allow_for", "groups.begin_training", "durable.load")]
+    assert waits == [
+        *("groups.allow_for", "groups.begin_training", "durable.load"),  # storage may take longer than a regroup
+        *("groups.allow_for", "groups.begin_training"),
+    ]
 
 
 def test_without_storage_a_new_state_is_that_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
