@@ -9,6 +9,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -206,9 +207,10 @@ class Storm:
         processes = sorted(training_processes(life.job.name).items())
         found = [process.pid for _, of_pod in processes for process in of_pod]
         if found:
-            life.crashed_at_step = step
-            life.acts["crashes"] += 1
-            os.kill(self._rng.choice(found), self._rng.choice(DEADLY))
+            with suppress(ProcessLookupError):  # a change of its job may have ended it since it was listed
+                os.kill(self._rng.choice(found), self._rng.choice(DEADLY))
+                life.crashed_at_step = step
+                life.acts["crashes"] += 1
 
     def _delete_pod(self, life: Life) -> None:
         pods = sorted(pod["metadata"]["name"] for pod in life.job.running_pods())

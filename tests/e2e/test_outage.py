@@ -82,6 +82,10 @@ def while_resizing(job: JobRun, outage: Outage, size: int, seconds: float) -> fl
         (before + 1, "resize", size)
     ]
     assert job.generations() == {before + 1}
+    # The operator may count the replicas before their first step is in the log.
+    job.until(
+        "a step of the new generation", lambda: any(g.number > before and g.steps for g in generations(job.samples()))
+    )
     old, new = (g for g in generations(job.samples()) if g.number >= before)
     assert min(new.steps) == max(old.steps) + 1, "a planned resize repeats no step and skips none"
     return took

@@ -123,7 +123,6 @@ class DurableTier:
         if self._manager is None:
             self._manager = CheckpointManager(self._directory, keep=self._keep, continues=continues)
             self._manager.writes_resumed = not self._saves_often
-            self._manager.uses_default_group = (
-                True  # which `ProcessGroups` has built so that it carries tensors of the host
-            )
+            # `ProcessGroups` has built it so that it carries tensors of the host.
+            self._manager.uses_default_group = True
         return self._manager
