@@ -23,7 +23,8 @@ from typing import Any, TypeVar
 import aiohttp
 import yaml
 from aiohttp import web
-from tests.api.played_agent import LEAVE_S, PlayedAgent, _shut
+from tests import web_servers
+from tests.api.played_agent import LEAVE_S, PlayedAgent
 from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
@@ -320,7 +321,9 @@ class PlayedNodes:
 
         application = web.Application()
         application.add_routes([web.get("/status", get), web.post("/{path}", post)])
-        runner = self._runners[uid] = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+        runner = self._runners[uid] = web.AppRunner(
+            application, access_log=None, shutdown_timeout=web_servers.SHUTDOWN_S
+        )
         await runner.setup()
         assert runner.server is not None
         self._servers.append(runner.server)
@@ -368,7 +371,7 @@ class PlayedNodes:
             agent.close()
         runner = self._runners.pop(uid, None)
         if runner is not None:
-            task = asyncio.create_task(_shut(runner))
+            task = asyncio.create_task(web_servers.end(runner))
             self._closing.add(task)  # who is cancelled here leaves it to the end of all
             await asyncio.shield(task)
 

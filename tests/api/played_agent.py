@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from aiohttp import web
 from tests.agent_model import AgentModel
 
 from elastipod_agent.core.states import AgentState as S
@@ -81,12 +80,3 @@ class PlayedAgent(AgentModel):
         if self._later is not None:
             self._later.cancel()
         self._later = asyncio.get_running_loop().call_later(delay_s, call)
-
-
-async def _shut(runner: web.AppRunner) -> None:
-    """End a server. asyncio loses a connection that it accepted just before that, so it accepts no more some turns earlier."""
-    servers: list[Any] = [site._server for site in runner.sites if isinstance(site, web.TCPSite)]
-    for listening in (sock for server in servers if server is not None for sock in server.sockets):
-        asyncio.get_running_loop().remove_reader(listening.fileno())
-    await asyncio.sleep(0.02)
-    await runner.cleanup()

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
+from tests import web_servers
 from tests.patience import PATIENCE_S
 
 from elastipod_agent.agent import Agent
@@ -34,6 +35,7 @@ async def serving(serve: Serve) -> AsyncIterator[ProbeTarget]:
     try:
         yield ProbeTarget("127.0.0.1", server.sockets[0].getsockname()[1])
     finally:
+        await web_servers.accept_no_more(server)
         server.close()
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
+from tests import web_servers
 from tests.patience import PATIENCE_S
 
 from elastipod_operator.agents.polled_agent import Address
@@ -71,7 +72,7 @@ async def serving(agent: FakeAgent) -> AsyncIterator[FakeAgent]:
     """Serve a stand-in on a port of loopback."""
     application = web.Application()
     application.add_routes([web.get("/status", agent.get), web.post("/{path}", agent.post)])
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=web_servers.SHUTDOWN_S)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -81,7 +82,7 @@ async def serving(agent: FakeAgent) -> AsyncIterator[FakeAgent]:
     finally:
         agent.closing = True
         agent.say()
-        await runner.cleanup()
+        await web_servers.end(runner)
 
 
 async def until(holds: Callable[[], bool], limit_s: float = PATIENCE_S) -> None:

@@ -15,6 +15,7 @@ from unittest import mock
 
 import pytest
 from aiohttp import web
+from tests import web_servers
 from tests.unit.agents.fake_agent import JOB, FakeAgent, serving, until
 from tests.unit.operator_shell.virtual_time import run_in_virtual_time
 
@@ -78,6 +79,7 @@ async def asked(
         yield it, connection
     finally:
         connection.close()
+        await web_servers.accept_no_more(server)
         server.close()
         await server.wait_closed()
 

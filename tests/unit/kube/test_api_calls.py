@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from kubernetes.aio import client
+from tests import web_servers
 from tests.unit.core.builders import job
 
 from elastipod_operator.core.actions import JobEvent
@@ -203,14 +204,14 @@ async def answered(status: int, text: str) -> AsyncIterator[tuple[Api, list[Any]
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=web_servers.SHUTDOWN_S)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         async with client.ApiClient(client.Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}")) as calls:
             yield Api(calls), asked
     finally:
-        await runner.cleanup()
+        await web_servers.end(runner)
 
 
 async def test_a_call_says_what_it_sends_and_wants_and_gives_the_answer() -> None:

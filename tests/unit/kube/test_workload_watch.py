@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from aiohttp import web
 from kubernetes.aio import client
+from tests import web_servers
 from tests.patience import PATIENCE_S
 from tests.unit.agents.fake_agent import until
 from tests.unit.kube.bodies import JOB_UID, job_body
@@ -190,7 +191,7 @@ async def test_watches_leave_other_calls_their_connections() -> None:
 
     application = web.Application()
     application.add_routes([web.get("/{any:.*}", answer)])
-    runner = web.AppRunner(application, access_log=None)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=web_servers.SHUTDOWN_S)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host = f"http://127.0.0.1:{runner.addresses[0][1]}"
@@ -213,7 +214,7 @@ async def test_watches_leave_other_calls_their_connections() -> None:
         await asyncio.gather(*watches, return_exceptions=True)
         for one_client in clients:
             await one_client.close()  # type: ignore[no-untyped-call]  # the client has no annotations here
-        await runner.cleanup()
+        await web_servers.end(runner)
 
 
 async def test_a_watch_is_a_stream_of_events_and_a_refusal_is_an_error() -> None:
@@ -231,7 +232,7 @@ async def test_a_watch_is_a_stream_of_events_and_a_refusal_is_an_error() -> None
 
     application = web.Application()
     application.add_routes([web.get("/apis/kueue.x-k8s.io/v1beta2/namespaces/{namespace}/workloads", answer)])
-    runner = web.AppRunner(application, access_log=None)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=web_servers.SHUTDOWN_S)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     calls = client.ApiClient(client.Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}"))
@@ -248,4 +249,4 @@ async def test_a_watch_is_a_stream_of_events_and_a_refusal_is_an_error() -> None
                 pass
     finally:
         await calls.close()  # type: ignore[no-untyped-call]  # the client has no annotations here
-        await runner.cleanup()
+        await web_servers.end(runner)

@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp import web
 from kubernetes.aio import client
+from tests import web_servers
 from tests.unit.kube.bodies import CREATED
 
 from elastipod_operator.kube.api import Api
@@ -167,7 +168,7 @@ async def serving(server: ApiServer) -> AsyncIterator[Api]:
     """Serve on a port of loopback; gives the operator's calls to it."""
     application = web.Application(middlewares=[server.log])
     application.add_routes(server.routes())
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=web_servers.SHUTDOWN_S)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     api_client = client.ApiClient(client.Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}"))
@@ -175,4 +176,4 @@ async def serving(server: ApiServer) -> AsyncIterator[Api]:
         yield Api(api_client)
     finally:
         await api_client.close()  # type: ignore[no-untyped-call]  # the client has no annotations here
-        await runner.cleanup()
+        await web_servers.end(runner)

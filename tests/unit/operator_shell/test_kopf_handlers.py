@@ -12,6 +12,7 @@ from unittest import mock
 import kopf
 import pytest
 from aiohttp import web
+from tests import web_servers
 from tests.unit.agents.fake_agent import until
 
 from elastipod_operator import kopf_handlers
@@ -190,7 +191,7 @@ async def test_a_namespace_that_may_not_be_read_keeps_no_other_from_being_watche
     application.add_routes([
         web.get(f"/apis/{GROUP}/v1/namespaces/{{namespace}}/{PLURAL}", server.answer), web.get("/{any:.*}", server.answer),
     ])  # fmt: skip
-    runner = web.AppRunner(application, access_log=None)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=web_servers.SHUTDOWN_S)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
 
@@ -216,4 +217,4 @@ async def test_a_namespace_that_may_not_be_read_keeps_no_other_from_being_watche
         await asyncio.gather(running, return_exceptions=True)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().remove_signal_handler(number)
-        await runner.cleanup()
+        await web_servers.end(runner)
