@@ -39,7 +39,9 @@ def trained(steps: int) -> torch.nn.Module:
 
 def same(file: Path, model: torch.nn.Module) -> bool:
     found, wanted = load_file(file), model.state_dict()
-    return found.keys() == wanted.keys() and every(torch.equal(found[key], wanted[key]) for key in wanted)
+    return found.keys() == wanted.keys() and every(
+        found[key].dtype == wanted[key].dtype and torch.equal(found[key], wanted[key]) for key in wanted
+    )
 
 
 @pytest.mark.parametrize(("step", "exported"), [(None, 3), (2, 2)])

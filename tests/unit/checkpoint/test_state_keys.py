@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod.checkpoint.state_keys import StateKeys, describe_missing_keys
+from elastipod.checkpoint.state_keys import StateKeys, check_same_keys, describe_missing_keys
+from elastipod.errors import CheckpointError
 
 STATE = "optimizer.state"
 
@@ -53,3 +58,26 @@ def test_only_equal_keys_are_taken(ranks: list[frozenset[str]]) -> None:
     assert (describe_missing_keys({n: StateKeys(each, frozenset()) for n, each in enumerate(ranks)}) is None) == (
         len(set(ranks)) == 1
     )
+
+
+@pytest.mark.parametrize(("count", "stages"), [(1, [0, 0]), (2, [0, 0, 1, 1])])
+def test_ranks_of_one_stage_have_the_same_keys_and_the_first_that_lacks_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, count: int, stages: list[int]
+) -> None:
+    """The other ranks are played: the last one lacks a weight."""
+    held = [keys(f"model.{number}.w", f"model.{number}.b") for number in stages[:-1]] + [keys(f"model.{stages[-1]}.w")]
+    monkeypatch.setattr(StateKeys, "of", classmethod(lambda cls, state: held[0]))
+    state: Any = mock.Mock(stage=mock.Mock(number=0, count=count, speaks=False))
+
+    def reduce(produce: Callable[[], Any], combine: Callable[[list[Any]], Any]) -> Any:
+        own, others = produce(), list[Any]()
+        if isinstance(own, tuple):
+            others = [(number, sorted(each.keys), []) for number, each in zip(stages[1:], held[1:], strict=True)]
+        elif own:
+            others = [[number, each.digest] for number, each in zip(stages[1:], held[1:], strict=True)]
+        return combine([own, *others])
+
+    with pytest.raises(CheckpointError, match=rf": rank {len(stages) - 1} lacks model\.{stages[-1]}\.b, which rank "):
+        check_same_keys(state, mock.Mock(training_all_reduce=reduce))
+    held[-1] = held[-2]
+    check_same_keys(state, mock.Mock(training_all_reduce=reduce))

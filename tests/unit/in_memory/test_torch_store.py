@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from tests.unit.in_memory.forked_ranks import raised_by, run_ranks
 from tests.unit.served_stores import KEY, ServedStore, served_store
 
 from elastipod import agent_store, elastic_event
-from elastipod.agent_store import open_store
+from elastipod.agent_store import StoreConnection, open_store
 from elastipod.in_memory import process_groups
 from elastipod.in_memory.agent_link import WorldPlace
 from elastipod.in_memory.phases import LIMITS, Phase
@@ -225,3 +226,16 @@ def test_ranks_agree_on_an_event_at_the_store_at_which_they_have_met(monkeypatch
     assert calls[0] == calls[1] >= 5
     for names in map(Counter, job.served.names.values()):
         assert names.total() - names["get"] <= 24, "few calls, whatever the number of steps"
+
+
+def test_what_the_agent_says_at_its_end_is_why_the_connection_is_lost() -> None:
+    played = mock.Mock(
+        _answers={},
+        _end="",
+        _turn=threading.Condition(),
+        spec_set=("_answers", "_end", "_turn", "_next_frame", "_lose"),
+    )
+    played._next_frame.return_value = [b"", b"end", b"the generation", b"is over"]
+    StoreConnection._read_until(played, b"7", 0.0)
+    assert played._lose.mock_calls == [mock.call("the generation is over")]
+    assert played._answers == {}
