@@ -81,39 +81,39 @@ def all_gather_texts(
 ) -> list[str]:
     """Give every rank's text, by rank. Collective. check_size: raises for a number of bytes that a rank announces and must not send."""
     device, data = group_device(group), text.encode()
-    slots = gather(as_tensor(slot_of(data), device), group)
-    starts = [parse_slot(as_bytes(slot)) for slot in slots]
-    for start, left in starts:
-        check_size(len(start) + max(left, 0))
+    slots = gather(_as_tensor(slot_of(data), device), group)
+    starts = [parse_slot(_as_bytes(slot)) for slot in slots]
+    for _, left in starts:
+        check_size(BODY_BYTES + left)
     longest = max(left for _, left in starts)
     if longest <= 0:
         return [start.decode() for start, _ in starts]
-    rests = gather(as_tensor(data[BODY_BYTES:].ljust(longest, b"\0"), device), group)
+    rests = gather(_as_tensor(data[BODY_BYTES:].ljust(longest, b"\0"), device), group)
     return [
-        (start + as_bytes(rest[: max(left, 0)])).decode() for (start, left), rest in zip(starts, rests, strict=True)
+        (start + _as_bytes(rest[: max(left, 0)])).decode() for (start, left), rest in zip(starts, rests, strict=True)
     ]
 
 
 def broadcast_text(source: int, text: str | None, check_size: Callable[[int], object] = lambda size: None) -> str:
     """Give the text of one rank on every rank; only there it must not be None. Collective. check_size: as for `all_gather_texts`."""
     device, data = group_device(), b"" if text is None else text.encode()
-    slot = as_tensor(slot_of(data), device)
+    slot = _as_tensor(slot_of(data), device)
     dist.broadcast(slot, src=source)
-    start, left = parse_slot(as_bytes(slot))
-    check_size(len(start) + max(left, 0))
+    start, left = parse_slot(_as_bytes(slot))
+    check_size(BODY_BYTES + left)
     if left <= 0:
         return start.decode()
-    rest = as_tensor(data[BODY_BYTES:].ljust(left, b"\0"), device)
+    rest = _as_tensor(data[BODY_BYTES:].ljust(left, b"\0"), device)
     dist.broadcast(rest, src=source)
-    return (start + as_bytes(rest)).decode()
+    return (start + _as_bytes(rest)).decode()
 
 
-def as_tensor(data: bytes | bytearray, device: torch.device) -> torch.Tensor:
+def _as_tensor(data: bytes | bytearray, device: torch.device) -> torch.Tensor:
     """Give bytes as a tensor of one dimension, to be sent; at least one byte."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
 
 
-def as_bytes(data: torch.Tensor) -> bytes:
+def _as_bytes(data: torch.Tensor) -> bytes:
     """Give the bytes that another rank has sent."""
     content = bytearray(data.numel())
     if content:

@@ -44,10 +44,9 @@ def test_a_checkpoint_has_the_names_that_a_plain_script_gives(managers: Any) -> 
     tier = DurableTier("folder", Members(members), 3)
     assert managers.mock_calls == [], "a generation in memory needs none"
     tier.load()
-    assert tier._manager is not None
-    assert tier._manager.uses_default_group is True, "which is there, and is one of its own"
     assert managers.mock_calls == [mock.call("folder", keep=3, continues=False)]
     assert tier._manager is not None
+    assert tier._manager.uses_default_group is True, "which is there, and is one of its own"
     live = {
         "model": members["model"],
         "optimizer": {"optimizer": members["optimizer"]},
