@@ -20,7 +20,7 @@ from elastipod_local.demo.run_log import Generation, read_run
 
 SCRIPT = REPOSITORY / "examples" / "lm" / "train.py"
 MODES = {"process": "process_level_restart", "memory": KEEPS, "crash": KEEPS}
-OF_DEMO = ("--steps=560", "--checkpoint-every=20", "--min-step-time=0.25")
+OF_DEMO = ("--steps=560", "--corpus-kib=600", "--checkpoint-every=20", "--min-step-time=0.25")
 DRAIN_S = 120
 SETTLED_S = 6.0  # agents prepare their next start 5 s after one
 STEPS = 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.utils import skip_init
 
 VOCABULARY = 256
 
@@ -16,13 +15,12 @@ class Block(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        # Weights are drawn once, by `_initialise`: a restart builds the model too, only to load another state into it.
         self.attention_norm = nn.LayerNorm(dim, bias=False)
-        self.qkv = skip_init(nn.Linear, dim, 3 * dim, bias=False)
-        self.out = skip_init(nn.Linear, dim, dim, bias=False)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.out = nn.Linear(dim, dim, bias=False)
         self.feed_norm = nn.LayerNorm(dim, bias=False)
-        self.up = skip_init(nn.Linear, dim, 4 * dim, bias=False)
-        self.down = skip_init(nn.Linear, 4 * dim, dim, bias=False)
+        self.up = nn.Linear(dim, 4 * dim, bias=False)
+        self.down = nn.Linear(4 * dim, dim, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, dim = x.shape
@@ -42,7 +40,8 @@ class ByteTransformer(nn.Module):
         self.places = nn.Embedding(seq_len, dim)
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(dim, bias=False)
-        self.apply(_initialise)
+        for embedding in (self.bytes, self.places):  # smaller than torch draws them, since one is the output layer too
+            nn.init.normal_(embedding.weight, std=0.02)
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Give the mean cross-entropy, in nats per byte. inputs, targets: (windows, seq_len), int64."""
@@ -51,8 +50,3 @@ class ByteTransformer(nn.Module):
             x = block(x)
         logits = functional.linear(self.norm(x), self.bytes.weight)
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)

@@ -73,11 +73,11 @@ class RanksLost(CheckpointError):
 class Communicator:
     """The connections between the ranks for one manager. Methods are collective, and called by one thread at a time."""
 
-    def __init__(self, *, on_default_group: bool = False, connects: bool = True) -> None:
-        """Create the groups that the training threads use, and connect.
+    def __init__(self, *, on_default_group: bool = False) -> None:
+        """Create the groups that the training threads use; only they can be used before `connect`.
 
         on_default_group: the training threads may use torch's default group, which carries tensors of the host by gloo, and in which
-        no other thread runs collectives. connects: False where `connect` is called later.
+        no other thread runs collectives.
         """
         place = RankInWorld.current()
         self._rank, self._world_size = place.rank, place.world_size
@@ -92,8 +92,6 @@ class Communicator:
         self._retired = ""  # why, once it is
         self._progress_at: float | None = None  # of this rank's part of an operation, while that is being done
         self._heartbeat: HeartbeatThread | None = None  # meanwhile
-        if connects:
-            self.connect()
 
     @property
     def rank(self) -> int:
@@ -105,10 +103,7 @@ class Communicator:
         return self._world_size == 1 or self._connections is not None
 
     def training_all_reduce(self, produce: Callable[[], T], combine: Callable[[list[T]], R]) -> R:
-        """As `all_reduce`, for the training thread: without heartbeats, so ``produce`` must be quick.
-
-        Ranks may arrive as late as for a training step.
-        """
+        """As `all_reduce`, for the training thread: without heartbeats. Ranks may arrive as late as for a training step."""
         gathered = [encode_answer(capture_outcome(produce))]
         if self._training is not None:
             gathered = self._training.gather(gathered[0])
@@ -126,27 +121,23 @@ class Communicator:
         )
         return value
 
-    def connect(self, name: str | None = None, is_true: Callable[[], bool] = lambda: True) -> bool:
+    def connect(self, name: str) -> None:
         """Connect, or replace the connections. From the training thread. Raises CheckpointError on all ranks.
 
-        name: of these connections alone, as `name_of_connections` makes it; None where rank 0 is to choose one. Gives whether ``is_true``
-        gives True on every rank: what ranks have to agree on anyway costs nothing here.
+        name: of these connections alone, and the same on every rank, as `name_of_connections` makes it.
         """
         self._connections = None
         if self._world_size == 1:
-            return is_true()
-        self._store = default_group_store(
-            f"elastipod-checkpoints/{name or self.training_broadcast(name_of_connections)}"
-        )
+            return
+        self._store = default_group_store(f"elastipod-checkpoints/{name}")
 
-        def connect() -> bool:
+        def connect() -> None:
             try:
                 self._connections = RankConnections(self._store, self._rank, self._hierarchy)
             except RuntimeError as error:
                 raise CheckpointError(f"it cannot connect to the other ranks for checkpoints: {error}") from error
-            return is_true()
 
-        return self.training_all_reduce(connect, all)
+        self.training_all_reduce(connect, no_result)
 
     def close(self) -> None:
         """Drop the connections. No operation may be in progress."""

@@ -1,7 +1,7 @@
 """Loading a checkpoint from memory on the ranks whose node holds all of it, for a caller who fills the other ranks from them.
 
 Each rank works on its own, so one exchange at the end is all that the ranks say to one another. A load that divides what is read
-over all nodes needs six.
+over all nodes needs six, and connections for what it sends.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def load_on_holders(
     comm: Communicator,
     unmap_threads: list[threading.Thread],
 ) -> LoadOnHolders:
-    """Load a checkpoint on the ranks whose node holds all of it. Collective.
+    """Load a checkpoint on the ranks whose node holds all of it. Collective, in the group of the training threads: it has their time.
 
     unmap_threads: receives the threads that unmap images. Raises CheckpointError on all ranks when it does not fit.
     """
@@ -79,7 +79,7 @@ def load_on_holders(
         finally:
             unmap_threads.append(images.close())
 
-    return decode(LoadOnHolders, comm.all_reduce(own, _common))
+    return decode(LoadOnHolders, comm.training_all_reduce(own, _common))
 
 
 def _load(images: ImageSource, of: CheckpointId, restore: Restore) -> _RankLoad:

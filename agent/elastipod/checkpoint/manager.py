@@ -151,7 +151,6 @@ class CheckpointManager:
                     if sample_log is not None:
                         save.norm_of_moments = norm_of_moments(live)
                     if self._exits_with_memory():
-                        save.go_on(to_storage=False)
                         return self._run().memory_path()
                 finally:
                     save.go_on()
@@ -348,7 +347,10 @@ class CheckpointManager:
         assert save is not None
         if not exits_with_memory(run.comm, run.staging, save):
             return False
-        self._abandon(save, "the job leaves")
+        save.go_on(to_storage=False)
+        if save.goes_on.result():  # it has begun to write
+            self._abandon(save, "the job leaves")
+        save.is_abandoned = True
         return True
 
     def _abandon(self, save: Save, why: str) -> None:

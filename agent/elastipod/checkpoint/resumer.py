@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from elastipod.checkpoint.agent_report import report_checkpoint
-from elastipod.checkpoint.communicator import Communicator
+from elastipod.checkpoint.communicator import Communicator, name_of_connections
 from elastipod.checkpoint.file_source import FileSource
 from elastipod.checkpoint.image_inventory import (
     ImageInfo,
@@ -39,18 +39,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _RankCheckpoints:
-    """What one rank finds. durable: in storage, as rank 0 lists it."""
+    """What one rank finds. is_open: whether it is connected; has_memory: a directory there. durable: in storage, as rank 0 lists it."""
 
     is_open: bool
+    has_memory: bool
     durable: tuple[CheckpointId, ...]
     memory: NodeImages
 
 
 @dataclass(frozen=True, slots=True)
 class _KnownCheckpoints:
-    """What all ranks find. is_open: whether all ranks are connected."""
+    """What all ranks find. connections: the name of new ones, empty if all are connected. have_memory: whether all have a directory."""
 
-    is_open: bool
+    connections: str
+    have_memory: bool
     durable: tuple[CheckpointId, ...]
     memory: ImageInventory
 
@@ -73,6 +75,7 @@ class Resumer:
         self._store, self._staging, self._comm = directory, staging, comm
         self._generation, self._restore, self._step = generation, restore, step
         self._on_holders = on_holders
+        self._connections = ""  # the name with which the ranks are to connect; empty if they are connected
         self._is_half_filled = False
         self._skip_reason = ""  # why the newest memory checkpoint was not used, on every rank
         self.needs_durable_write = False  # the resumed checkpoint is in memory only, but was to be durable
@@ -127,21 +130,31 @@ class Resumer:
         return replace(resume, missing=self._restore.missing, unexpected=self._restore.unexpected)
 
     def _find_checkpoints(self) -> tuple[set[CheckpointId], ImageInventory]:
-        """List the checkpoints: rank 0 in storage, every rank in its memory. Ranks that lost contact connect again."""
+        """List the checkpoints: rank 0 in storage, every rank in its memory."""
 
         def own() -> Any:
             listed = tuple(self._store.list_complete()) if RankInWorld.current().rank == 0 else ()
-            return encode(_RankCheckpoints(self._comm.is_open, listed, list_local_images(self._staging.directory)))
+            directory = self._staging.directory
+            images = list_local_images(directory)
+            return encode(_RankCheckpoints(self._comm.is_open, directory is not None, listed, images))
 
         def common(answers: list[Any]) -> Any:
             known = [decode(_RankCheckpoints, each) for each in answers]
-            memory = merge_inventories([each.memory for each in known])
-            return encode(_KnownCheckpoints(all(each.is_open for each in known), known[0].durable, memory))
+            connections = "" if all(each.is_open for each in known) else name_of_connections()
+            have_memory = all(each.has_memory for each in known)
+            memory = merge_inventories([each.memory if have_memory else NodeImages() for each in known])
+            return encode(_KnownCheckpoints(connections, have_memory, known[0].durable, memory))
 
         there = decode(_KnownCheckpoints, self._comm.training_all_reduce(own, common))
-        if not there.is_open:
-            self._comm.connect()
+        self._connections = there.connections
+        self._staging.all_have_memory(there.have_memory)
         return set(there.durable), there.memory
+
+    def _connect(self) -> None:
+        """Connect the ranks, unless they are: some may have lost contact, and what only reads its node's memory needs no connections."""
+        name, self._connections = self._connections, ""
+        if name:
+            self._comm.connect(name)
 
     def _usable_in_memory(self, inventory: ImageInventory, durable: set[CheckpointId]) -> list[CheckpointId]:
         """List the memory checkpoints, except those that were rolled back by hand."""
@@ -159,6 +172,7 @@ class Resumer:
         """Load from images; return None if they do not cover the state, or prove damaged while they are read."""
         if self._on_holders and (resume := self._on_holders_of(chosen, inventory)) is not None:
             return resume
+        self._connect()
         bad: set[ImageInfo] = set()
         while (images := open_images(self._staging.directory, inventory.without(bad), chosen, self._comm)) is not None:
             try:
@@ -197,6 +211,7 @@ class Resumer:
 
     def _from_files(self, chosen: CheckpointId) -> Resume | None:
         """Load from files; return None if they are damaged, or prove so while they are read."""
+        self._connect()
         manifest = self._verified(chosen)
         if manifest is None:
             return None

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastipod.checkpoint.communicator import Communicator, name_of_connections
+from elastipod.checkpoint.communicator import Communicator
 from elastipod.checkpoint.live_objects import LiveObjects
 from elastipod.checkpoint.memory_directory import open_memory_directory
 from elastipod.checkpoint.restore import Restore
@@ -51,15 +51,14 @@ class Running:
         """
         wanted = options.generation or generation_from_env()
 
-        def claimed() -> tuple[int, str, str]:
+        def claimed() -> tuple[int, str]:
             number = store.claim(wanted, run_id_from_env(), job=job_from_env(), adopt=options.adopt)
-            return number, store.identity(), name_of_connections()
+            return number, store.identity()
 
-        comm = Communicator(on_default_group=on_default_group, connects=False)
-        generation, identity, name = comm.training_broadcast(claimed)
-        images = open_memory_directory(options.memory, identity)
-        has_memory = comm.connect(name, lambda: images is not None)
-        staging = Staging(images if has_memory else None, comm)
+        # A load or the first save connects: one that needs no more than its node's memory spares it.
+        comm = Communicator(on_default_group=on_default_group)
+        generation, identity = comm.training_broadcast(claimed)
+        staging = Staging(open_memory_directory(options.memory, identity), comm)
         saver = Saver(store, staging, keep=options.keep, keep_every=options.keep_every)
         return cls(store, generation, comm, staging, saver)
 
@@ -73,11 +72,17 @@ class Running:
         return self.staging.directory.path
 
     def agree_on_step(self, step: int) -> None:
-        """Check that all ranks save the same step, before what is done with it, which differs by step.
+        """Check that all ranks save the same step, before what is done with it, which differs by step, and find out who has memory.
 
         Raises CheckpointError on all ranks where they do not.
         """
-        self.comm.training_all_reduce(lambda: step, check_steps)
+
+        def agreed(answers: list[tuple[int, bool]]) -> bool:
+            steps, have_memory = zip(*answers, strict=True)
+            check_steps(steps)
+            return all(have_memory)
+
+        self.staging.all_have_memory(self.comm.training_all_reduce(lambda: (step, self.has_memory), agreed))
 
     def succeeded(self, save: Save) -> bool:
         """Wait for a save and return whether it succeeded on every rank: ranks may have lost contact at its very end."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from elastipod.checkpoint.collective_planning import plan_across_ranks
-from elastipod.checkpoint.communicator import Communicator, RanksLost
+from elastipod.checkpoint.communicator import Communicator, RanksLost, name_of_connections
 from elastipod.checkpoint.image import MappedImage
 from elastipod.checkpoint.image_copies import ImageCopies
 from elastipod.checkpoint.image_header import ImageHeader, image_name
@@ -35,7 +35,7 @@ class Staging:
     """This rank's memory for copies. One save is in progress at a time; two slots, so that the last complete image stays."""
 
     def __init__(self, directory: MemoryDirectory | None, comm: Communicator) -> None:
-        """directory: where images outlive this process; None on all ranks for memory of the processes only."""
+        """directory: where images outlive this process; None for memory of the processes only (see `all_have_memory`)."""
         self.directory = directory
         self.durable: CheckpointId | None = None  # newest that is known: resumed, or saved since
         self._comm = comm
@@ -56,6 +56,11 @@ class Staging:
         """Use other connections, because a thread hangs that used the former ones; it may still read the images."""
         self._comm = comm
         self._readers.append(reader)
+
+    def all_have_memory(self, all_have: bool) -> None:
+        """Take note of whether every rank has a directory. Before the first copy; without one on every rank, none is used."""
+        if not all_have:
+            self.directory = None
 
     def copy(
         self,
@@ -78,12 +83,12 @@ class Staging:
             is_same = seen[0][0].signature() == self._signature
             return [is_same, self._comm.is_open, self._newest_complete, has_log]
 
-        is_same, is_open, whole = self._comm.training_all_reduce(report, _common)
+        is_same, connections, whole = self._comm.training_all_reduce(report, _common)
         ((state, plain),) = seen
         self._saves += 1
         self._newest_complete = tuple(whole) if whole else None
-        if not is_open:
-            self._comm.connect()
+        if connections:
+            self._comm.connect(connections)
         if not is_same:
             self._make_plan(state, target.generation)
             self._signature = state.signature()
@@ -328,11 +333,15 @@ class Staging:
 
 
 def _common(answers: Sequence[Sequence[Any]]) -> list[Any]:
-    """Combine the answers of all ranks before a copy: same form everywhere? all connected? newest complete save?
+    """Combine the answers of all ranks before a copy: same form everywhere? name of new connections? newest complete save?
 
     If ranks lost contact at the end of a save, some may know that it is complete and others not. Raises CheckpointError where
     only some have a sample log.
     """
     same, opened, whole, logs = zip(*answers, strict=True)
     check_logs(logs)
-    return [all(same), all(opened), max((each for each in whole if each), default=None)]
+    return [
+        all(same),
+        "" if all(opened) else name_of_connections(),
+        max((each for each in whole if each), default=None),
+    ]

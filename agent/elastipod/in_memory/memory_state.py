@@ -112,7 +112,7 @@ class MemoryState:
 
     def exchange_offers(self) -> list[RankOffer]:
         """Give the offers of all ranks, by rank. Collective. Raises WorldLost, BadOffer."""
-        own = encode_offer(RankOffer(self.rank.offer(), self.origin))
+        own = encode_offer(RankOffer(self.rank.offer(), self.origin, self.following.step))
         with lost_world("the offers could not be exchanged"):
             return [decode_offer(text) for text in all_texts(own)]
 
@@ -158,7 +158,7 @@ class MemoryState:
             self.rank = replace(self.rank, parts=WHOLE, completed=step)
         return [Offer(WHOLE, step) if each in holders else Offer() for each in range(world_size)]
 
-    def fill(self, resume: ResumePlan, offers: Sequence[Offer], progress: Callable[[], None]) -> None:
+    def fill(self, resume: ResumePlan, offers: Sequence[RankOffer], progress: Callable[[], None]) -> None:
         """Hold the state of the agreed step afterwards. Collective. Raises WorldLost, BadManifest."""
         donors = resume.donors[0]
         receivers = [rank for rank in range(len(offers)) if rank not in donors]
@@ -168,9 +168,9 @@ class MemoryState:
                 self._at_rest.forget()
                 self.members.load(put_back(self.members, self._images[resume.step], progress))
         if receivers:
-            has_followed = self.following.step == resume.step
+            followers = [rank for rank in receivers if offers[rank].followed == resume.step]
             with lost_world("the state could not be transferred"):
-                content = transfer(self.members, donors, receivers, progress, self._at_rest, has_followed=has_followed)
+                content = transfer(self.members, donors, receivers, progress, self._at_rest, followers=followers)
             if content is not None:
                 self.members.load(content)
 

@@ -32,7 +32,6 @@ SAMPLED_TENSORS = 4096
 SAMPLES_PER_TENSOR = 4
 MAX_COUNTED = 1 << 16  # samples of a global batch that are looked at one by one
 ROUNDINGS = 64  # of the gradients' type, that a reduction may differ by
-_NOTHING = "-"
 COMPRESSED = 0.05  # what a communication hook may differ by, since it may compress
 
 
@@ -91,33 +90,35 @@ class Notary:
 
         random_step: the step that random states are derived from.
         """
-        facts = {
-            "step": batch.step,
-            "count": len(batch.indices),
-            "sum": _sum(batch.indices) if batch.global_size <= MAX_COUNTED else 0,
-            "random": self._random,
-            "reduced": self._reduced is not None,
-        }
         with lost_world("the first step after the change could not be checked"):
+            facts = {
+                "step": batch.step,
+                "count": len(batch.indices),
+                "sum": _sum(batch.indices) if batch.global_size <= MAX_COUNTED else 0,
+                "random": self._random,
+                "reduced": self._reduced is not None,
+                "wrong": self._wrong_gradient(),
+            }
             told = [json.loads(text) for text in all_texts(json.dumps(facts))]
-            found = [*_wrong_data(told, batch, plan), *_wrong_random(told, random_step)]
-            reduced = [bool(each["reduced"]) for each in told]
-            if not all(reduced):  # a script that reduces by itself and does not announce it, unless only some ranks do
-                return [*found, *(["gradients were reduced on some ranks only"] if any(reduced) else [])]
-            wrong = ["" if text == _NOTHING else text for text in all_texts(self._wrong_gradient() or _NOTHING)]
+        found = [*_wrong_data(told, batch, plan), *_wrong_random(told, random_step)]
+        reduced = [bool(each["reduced"]) for each in told]
+        if not all(reduced):  # a script that reduces by itself and does not announce it, unless only some ranks do
+            return [*found, *(["gradients were reduced on some ranks only"] if any(reduced) else [])]
+        wrong = [str(each["wrong"]) for each in told]
         for sentence in sorted({each for each in wrong if each}):
             found.append(f"{sentence} on {format_ranks([rank for rank, each in enumerate(wrong) if each == sentence])}")
         return found
 
     def _wrong_gradient(self) -> str:
-        """Name the first parameter whose reduced gradient is not that of all ranks; empty if there is none. Collective."""
-        assert self._reduced is not None
-        own = torch.cat(self._own)
-        total, size = own.clone(), own.abs()
-        if dist.is_initialized():
-            of_ranks = gather(own)
-            total, size = of_ranks.sum(0), of_ranks.abs().sum(0)
-        expected, size = total / self._divisor, size / self._divisor
+        """Name the first parameter whose reduced gradient is not that of all ranks; empty if there is none. Collective.
+
+        Empty on a rank that does not know when its gradients were reduced.
+        """
+        own = torch.cat([torch.empty(0, dtype=torch.float64), *self._own])
+        of_ranks = gather(own) if dist.is_initialized() and len(own) else own.unsqueeze(0)
+        if self._reduced is None:
+            return ""
+        expected, size = of_ranks.sum(0) / self._divisor, of_ranks.abs().sum(0) / self._divisor
         start = 0
         for each, dtype, reduced in zip(self._sampled, self._dtypes, self._reduced, strict=True):
             stop = start + len(reduced)

@@ -13,6 +13,7 @@ from elastipod.in_memory.offers import Offer
 MAX_OFFER_BYTES = 64 * 1024
 MAX_IMAGES = 16
 MAX_PARTS = 4096
+_VERSION = 2  # of what ranks say to one another while they join a world: it must be the same on all
 
 
 class BadOffer(ElastipodError):
@@ -23,11 +24,13 @@ class BadOffer(ElastipodError):
 class RankOffer:
     """A rank's offer, and what else the others must know of it.
 
-    origin: the generation in whose sample logs the steps up to the offered one are.
+    origin: the generation in whose sample logs the steps up to the offered one are. followed: the step that the rank's state has
+    come to by following others, None for most ranks.
     """
 
     offer: Offer
     origin: int
+    followed: int | None = None
 
 
 def encode_offer(offer: RankOffer) -> str:
@@ -35,12 +38,13 @@ def encode_offer(offer: RankOffer) -> str:
     own = offer.offer
     return json.dumps(
         {
-            "v": 1,
+            "v": _VERSION,
             "parts": sorted(own.parts),
             "completed": own.completed,
             "is_prepared": own.is_prepared,
             "images": {str(step): sorted(parts) for step, parts in own.images.items()},
             "origin": offer.origin,
+            "followed": offer.followed,
         }
     )
 
@@ -51,19 +55,18 @@ def decode_offer(text: str) -> RankOffer:
         raise BadOffer(f"an offer has {len(text)} bytes; at most {MAX_OFFER_BYTES} are taken")
     try:
         found = json.loads(text)
-        if found["v"] != 1:
+        if found["v"] != _VERSION:
             raise BadOffer(f"an offer has version {found['v']!r}; all ranks need the same version of elastipod")
-        completed = None if found["completed"] is None else _count(found["completed"])
         images = found["images"]
         if not isinstance(images, Mapping) or len(images) > MAX_IMAGES:
             raise BadOffer(f"an offer names more than {MAX_IMAGES} images")
         offer = Offer(
             _parts(found["parts"]),
-            completed,
+            _step(found["completed"]),
             bool(found["is_prepared"]),
             {_count(int(step)): _parts(parts) for step, parts in images.items()},
         )
-        return RankOffer(offer, _count(found["origin"]))
+        return RankOffer(offer, _count(found["origin"]), _step(found["followed"]))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise BadOffer(f"a rank sent no offer: {error!r}") from error
 
@@ -72,6 +75,10 @@ def _parts(value: Any) -> frozenset[int]:
     if not isinstance(value, list) or len(value) > MAX_PARTS:
         raise BadOffer(f"an offer's parts are no list of at most {MAX_PARTS}")
     return frozenset(_count(each) for each in value)
+
+
+def _step(value: Any) -> int | None:
+    return None if value is None else _count(value)
 
 
 def _count(value: Any) -> int:

@@ -189,7 +189,7 @@ class ShardedMemory(MemoryState):
             self._held = part_content(self.members, parts[rank])
         return [Offer(frozenset({part}), step) if each in holders else Offer() for each, part in enumerate(parts)]
 
-    def fill(self, resume: ResumePlan, offers: Sequence[Offer], progress: Callable[[], None]) -> None:
+    def fill(self, resume: ResumePlan, offers: Sequence[RankOffer], progress: Callable[[], None]) -> None:
         """Hold this rank's part of the agreed step afterwards. Collective. Raises WorldLost, BadManifest, StateDiffersError."""
         num_shards = place_of(next(iter(resume.donors)))[0]
         parts = self._parts_at(resume.step)

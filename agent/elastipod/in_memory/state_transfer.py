@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 
@@ -85,27 +85,26 @@ def transfer(
     progress: Callable[[], None],
     at_rest: DigestsAtRest | None = None,
     *,
-    has_followed: bool = False,
+    followers: Collection[int] = (),
 ) -> Content | None:
     """Give receivers the donors' state, as content to load; None on the other ranks. Collective over the default group.
 
     The tensors of the result are this rank's own where they have the right form, filled in place. at_rest: this rank's digests;
-    a receiver that has followed gets those only whose digests differ from the first donor's. Raises RuntimeError when a peer is
-    gone, BadManifest.
+    followers: receivers that have followed a donor, the same on every rank; they get those tensors only whose digests differ from the
+    first donor's. Raises RuntimeError when a peer is gone, BadManifest.
     """
     rank = dist.get_rank()
     content = members.content()
     first = donors[0]
     at_rest = at_rest or DigestsAtRest(members)
-    is_compared = "1" in all_texts("1" if has_followed else "0")
-    manifest = text_of(first, _manifest(content, at_rest.digests() if is_compared else {}) if rank == first else None)
+    manifest = text_of(first, _manifest(content, at_rest.digests() if followers else {}) if rank == first else None)
     shapes, values, expected = _read_manifest(manifest)
     own_lack = shapes
     dealt: dict[int, Sequence[Piece]]
-    if not is_compared:
+    if not followers:
         dealt = dict.fromkeys(receivers, tuple(pieces(shapes, donors)))
     else:
-        own = at_rest.digests() if has_followed else {}
+        own = at_rest.digests() if rank in followers else {}
         same = [at for at, each in enumerate(shapes) if _is_held(content, each, own, expected)]
         told = all_texts(json.dumps(same), MAX_MANIFEST_BYTES)
         lacks = [[each for at, each in enumerate(shapes) if at not in held] for held in map(_numbers, told)]

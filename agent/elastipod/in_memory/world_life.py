@@ -97,7 +97,7 @@ class WorldLife:
         assert resume is not None, "a new start has a donor"
         self._build(len(offers))
         self._pass(chaos.Moment.FILLING)
-        memory.fill(resume, [each.offer for each in offers], self._limit.progress)
+        memory.fill(resume, offers, self._limit.progress)
         self.donor = donor = memory.donor_of(resume)
         self._agree_on_position(plan, resume.step, donor)
         self._wrap_model()

@@ -174,6 +174,34 @@ def test_a_short_drain_leaves_with_the_step_in_memory_and_who_comes_next_writes_
         assert Trainer(seed=3).load(last) == 1
 
 
+@pytest.mark.parametrize(
+    ("leaves", "left_s", "closed"),
+    [
+        pytest.param(False, 100, [], id="storage was not begun"),
+        pytest.param(True, EXIT_MARGIN_S + 1, ["the job leaves"], id="storage did not end in time"),
+    ],
+)
+def test_connections_are_closed_at_once_only_where_a_save_may_wait_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: bool, left_s: float, closed: list[str]
+) -> None:
+    """It takes a call of the job's store, while the others wait for this process to end."""
+    trainer, release = Trainer(), threading.Event()
+    told: list[str] = []
+    with page(tmp_path, monkeypatch) as file:
+        held_back(monkeypatch, release)
+        manager = CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory")
+        assert manager.claim() == 1
+        monkeypatch.setattr(manager._run().comm, "abort", told.append)
+        file.set_event(EventLevel.DRAIN, time.time() + left_s, leaves=leaves)
+        assert trainer.save(manager, 1) == manager._run().memory_path()
+        save = manager._save
+        assert save is not None
+        assert (told, save.is_abandoned) == (closed, True)
+        release.set()
+        save.thread.join(PATIENCE_S)
+        assert not save.thread.is_alive()
+
+
 def test_what_a_drain_left_in_memory_is_not_written_where_newer_steps_soon_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,7 +78,9 @@ def run_nodes(root: Path, body: Callable[[Node], Any]) -> list[Any]:
 
     def rank_body(rank: int) -> Any:
         with world(rank, RANKS, port):
-            return body(Node(root, rank, Communicator()))
+            comm = Communicator()
+            comm.connect("copies")
+            return body(Node(root, rank, comm))
 
     return run_ranks(RANKS, rank_body)
 

@@ -83,6 +83,7 @@ class Reader:
 
     def __init__(self, root: Path, rank: int, damages: dict[int, int]) -> None:
         self.rank, self.comm = rank, Communicator()
+        self.comm.connect("images")
         directories = [MemoryDirectory(root / f"n{each}", "job") for each in range(2)]
         directory = directories[rank] if rank < 2 else None
         if directory is not None:

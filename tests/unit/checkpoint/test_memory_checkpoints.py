@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.agent_client import free_port
 from tests.nonempty import every, some
 from tests.unit.checkpoint.memory_places import Regression, save_async
 from tests.unit.checkpoint.trainer import Trainer
+from tests.unit.in_memory.forked_ranks import run_ranks, world
 
 from elastipod import load_checkpoint, save_checkpoint
 from elastipod.checkpoint import CheckpointManager
@@ -277,3 +279,23 @@ def test_a_new_generation_lets_the_memory_of_the_last_one_go(tmp_path: Path, mon
         mapped.append(Path("/proc/self/maps").read_text().count(str(tmp_path / "memory")))
     assert mapped[0] > 0
     assert mapped == mapped[:1] * 3
+
+
+@pytest.mark.parametrize("loads", [True, False], ids=["that loads", "that saves"])
+def test_a_job_uses_memory_only_where_every_rank_has_some(tmp_path: Path, loads: bool) -> None:
+    ports = [free_port(), free_port()]
+
+    def body(rank: int) -> Any:
+        found: list[Any] = []
+        for port, memory in zip(ports, (tmp_path / f"memory of rank {rank}", False if rank else tmp_path), strict=True):
+            trainer = Trainer()
+            with world(rank, 2, port), CheckpointManager(tmp_path / f"disk {port}", memory=memory) as manager:
+                if loads:
+                    assert trainer.load(manager) is None
+                save_async(trainer, manager, 1, durable=False)
+                found += [manager._run().has_memory, manager.wait()]
+        return found
+
+    assert run_ranks(2, body) == [[True, None, False, None]] * 2
+    images = [len(list(folder.rglob("image-*.json"))) for folder in sorted(tmp_path.iterdir())]
+    assert sorted(images) == [0, 0, 0, 1, 1], "of two disks, an empty folder of rank 0, and the memory of two ranks"

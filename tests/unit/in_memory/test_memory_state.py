@@ -53,7 +53,7 @@ def join(memory: MemoryState, rank: int) -> tuple[int, int] | None:
     if resume is None:
         return None
     beats: list[int] = []
-    memory.fill(resume, [each.offer for each in offers], lambda: beats.append(1))
+    memory.fill(resume, offers, lambda: beats.append(1))
     memory.finish_filling()
     memory.verify(resume.donors[0][0])
     return resume.step, len(beats)
@@ -233,7 +233,7 @@ def test_what_is_no_longer_as_it_was_built_is_no_beginning(monkeypatch: pytest.M
         monkeypatch.setattr("elastipod.in_memory.memory_state.transfer", mock.Mock(side_effect=RuntimeError("reset")))
         resume = ResumePlan(7, (), {0: (0,)})
         with pytest.raises(WorldLost):
-            memory.fill(resume, [Offer(WHOLE, 7), Offer()], lambda: None)
+            memory.fill(resume, [RankOffer(Offer(WHOLE, 7), 1), RankOffer(Offer(), 0)], lambda: None)
     for rank in (0, 1):
         with pytest.raises(ElastipodError, match="new processes start from the beginning"):
             memory.begin_anew(0, rank, 2, loaded_by=None)

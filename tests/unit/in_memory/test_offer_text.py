@@ -10,9 +10,12 @@ import pytest
 from elastipod.in_memory.offer_wire import MAX_OFFER_BYTES, BadOffer, RankOffer, decode_offer, encode_offer
 from elastipod.in_memory.offers import Offer
 
-OFFER = RankOffer(Offer(frozenset({9, 4}), 7, True, {6: frozenset({5, 2}), 5: frozenset()}), 3)
-TEXT = '{"v": 1, "parts": [4, 9], "completed": 7, "is_prepared": true, "images": {"6": [2, 5], "5": []}, "origin": 3}'
-NEWCOMER = {"v": 1, "parts": [], "completed": None, "is_prepared": False, "images": {}, "origin": 0}
+OFFER = RankOffer(Offer(frozenset({9, 4}), 7, True, {6: frozenset({5, 2}), 5: frozenset()}), 3, 8)
+TEXT = (
+    '{"v": 2, "parts": [4, 9], "completed": 7, "is_prepared": true, "images": {"6": [2, 5], "5": []}, "origin": 3, '
+    '"followed": 8}'
+)
+NEWCOMER = {"v": 2, "parts": [], "completed": None, "is_prepared": False, "images": {}, "origin": 0, "followed": None}
 
 
 def test_an_offer_is_this_text() -> None:
@@ -46,12 +49,13 @@ def test_an_offer_may_have_so_many_bytes_and_no_more() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"v": 2}, "an offer has version 2; all ranks need the same version of elastipod"),
+        ({"v": 1}, "an offer has version 1; all ranks need the same version of elastipod"),
         ({"parts": list(range(4097))}, "an offer's parts are no list of at most 4096"),
         ({"parts": {}}, "an offer's parts are no list of at most 4096"),
         ({"parts": [True]}, "an offer has 'True' where a count belongs"),
         ({"parts": [-1]}, "an offer has '-1' where a count belongs"),
         ({"completed": 1.0}, "an offer has '1.0' where a count belongs"),
+        ({"followed": -1}, "an offer has '-1' where a count belongs"),
         ({"completed": "7" * 50}, f"an offer has '{'7' * 40}' where a count belongs"),
         ({"origin": 1 << 62}, "an offer has '4611686018427387904' where a count belongs"),
         ({"origin": None}, "an offer has 'None' where a count belongs"),

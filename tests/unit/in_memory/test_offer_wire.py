@@ -16,11 +16,16 @@ COUNTS = st.integers(0, 1 << 40)
 PARTS = st.frozensets(st.integers(0, 50), max_size=8)
 
 
-@given(PARTS, st.none() | COUNTS, st.booleans(), st.dictionaries(COUNTS, PARTS, max_size=4), COUNTS)
+@given(PARTS, st.none() | COUNTS, st.booleans(), st.dictionaries(COUNTS, PARTS, max_size=4), COUNTS, st.none() | COUNTS)
 def test_an_offer_arrives_as_it_was_sent(
-    parts: frozenset[int], completed: int | None, is_prepared: bool, images: dict[int, frozenset[int]], origin: int
+    parts: frozenset[int],
+    completed: int | None,
+    is_prepared: bool,
+    images: dict[int, frozenset[int]],
+    origin: int,
+    followed: int | None,
 ) -> None:
-    offer = RankOffer(Offer(parts, completed, is_prepared, images), origin)
+    offer = RankOffer(Offer(parts, completed, is_prepared, images), origin, followed)
     assert decode_offer(encode_offer(offer)) == offer
 
 
@@ -38,7 +43,7 @@ GOOD = json.loads(encode_offer(RankOffer(Offer(frozenset({0}), 3), 1)))
         *(
             pytest.param(json.dumps({**GOOD, name: value}), id=f"{name} is {value!r}"[:40])
             for name, value in [
-                ("v", 2),
+                ("v", 1),
                 ("parts", 7),
                 ("parts", [-1]),
                 ("parts", [True]),
@@ -48,6 +53,7 @@ GOOD = json.loads(encode_offer(RankOffer(Offer(frozenset({0}), 3), 1)))
                 ("images", [1]),
                 ("images", {"x": [0]}),
                 ("images", {str(step): [0] for step in range(17)}),
+                ("followed", "3"),
                 ("origin", None),
                 ("origin", 1 << 63),
             ]

@@ -137,7 +137,7 @@ def filling(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Part]:
         monkeypatch.setattr(part.members, "load", load)
         resume = mock.Mock(step=5, donors={part_of(2, 0): (0,), part_of(2, 1): (0,)})
         monkeypatch.setattr(dist, "get_rank", lambda: 0)
-        part.memory.fill(resume, [Offer()], part.limit.progress)
+        part.memory.fill(resume, [RankOffer(Offer(), 0)], part.limit.progress)
         return part
 
     return fill

@@ -117,7 +117,7 @@ def test_a_rank_joins_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rank.memory.begin_filling.mock_calls[0] == mock.call(offers, 1)
     assert rank.groups.allow_for.mock_calls == [mock.call(rank.memory.members.num_bytes)]
     assert rank.memory.build_mesh.mock_calls == [mock.call(3)]
-    assert rank.memory.fill.mock_calls == [mock.call(resume, [Offer()] * 3, rank.parts.limit.progress)]
+    assert rank.memory.fill.mock_calls == [mock.call(resume, [RankOffer(Offer(), 0)] * 3, rank.parts.limit.progress)]
     assert rank.memory.verify.mock_calls == [mock.call(1)]
     assert (rank.life.place, rank.life.donor, rank.life.is_loaded) == (PLACE, 1, False)
     moments = [chaos.Moment.CONNECTING, chaos.Moment.AGREEING, chaos.Moment.FILLING, chaos.Moment.VERIFYING]
@@ -185,7 +185,7 @@ def test_where_memory_has_nothing_whole_the_newest_checkpoint_or_a_new_state_is_
     offers = [RankOffer(Offer(frozenset({1}), 9), origin), RankOffer(Offer(), origin)]
     assert rank.memory.begin_anew.mock_calls == [mock.call(step, 1, 3, loaded_by=range(3) if is_loaded else None)]
     assert rank.memory.begin_filling.mock_calls[-1] == mock.call(offers, 1)
-    assert rank.memory.fill.mock_calls == [mock.call(found, [each.offer for each in offers], rank.parts.limit.progress)]
+    assert rank.memory.fill.mock_calls == [mock.call(found, offers, rank.parts.limit.progress)]
     assert rank.life.is_loaded is is_loaded
     names = rank.names()
     assert names.index("memory.build") < names.index("durable.load") < names.index("memory.begin_anew")
