@@ -87,3 +87,20 @@ def test_a_parameter_that_is_not_trained_gets_no_hook(reached: Reached) -> None:
     members = Members(built)
     train(members, lambda at: None, ChaosHooks(members), 1)
     assert {each[0] for each in reached} == {Moment.STEP, Moment.BACKWARD, Moment.COLLECTIVE}
+
+
+def test_the_first_and_the_last_parameter_tell_where_a_pass_is(reached: Reached) -> None:
+    """The first one gets its gradient last, when there is nothing left to compute. Of a single one there are both moments."""
+    plan_faults([PlannedFault(FaultKind.KILL, at) for at in (Moment.BACKWARD, Moment.COLLECTIVE)])
+    model = torch.nn.Sequential(*(torch.nn.Linear(1, 1, bias=False) for _ in range(3)))
+    single = torch.nn.Linear(1, 1, bias=False)
+    for each in (model, single):
+        ChaosHooks(Members({"model": each, "optimizer": torch.optim.SGD(each.parameters(), lr=0.1)}))
+    model(torch.ones(1, 1)).sum().backward()
+    assert [str(at) for at, *_ in reached] == ["collective", "backward"]
+    reached.clear()
+    model[0](torch.ones(1, 1)).sum().backward()
+    assert [str(at) for at, *_ in reached] == ["backward"], "the first is enough"
+    reached.clear()
+    single(torch.ones(1, 1)).sum().backward()
+    assert {str(at) for at, *_ in reached} == {"collective", "backward"}
