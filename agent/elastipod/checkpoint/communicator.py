@@ -368,9 +368,9 @@ class Communicator:
         return str(result[0] or "") if result else ""
 
 
-def name_of_connections() -> str:
-    """Give a name that no other connections have had in this world."""
-    return secrets.token_hex(8)
+def name_of_connections(are_open: Iterable[bool]) -> str:
+    """Give a name that no other connections have had in this world; an empty one where all ranks have some, as ``are_open`` says."""
+    return "" if all(are_open) else secrets.token_hex(8)
 
 
 def _release_frames(error: BaseException | None) -> None:

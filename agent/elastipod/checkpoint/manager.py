@@ -348,9 +348,10 @@ class CheckpointManager:
         if not exits_with_memory(run.comm, run.staging, save):
             return False
         save.go_on(to_storage=False)
-        if save.goes_on.result():  # it has begun to write
+        if save.goes_on.result():  # it has begun to write, so other ranks may wait for this one
             self._abandon(save, "the job leaves")
-        save.is_abandoned = True
+        else:
+            save.is_abandoned = True
         return True
 
     def _abandon(self, save: Save, why: str) -> None:

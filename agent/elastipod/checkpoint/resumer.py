@@ -140,7 +140,7 @@ class Resumer:
 
         def common(answers: list[Any]) -> Any:
             known = [decode(_RankCheckpoints, each) for each in answers]
-            connections = "" if all(each.is_open for each in known) else name_of_connections()
+            connections = name_of_connections(each.is_open for each in known)
             have_memory = all(each.has_memory for each in known)
             memory = merge_inventories([each.memory if have_memory else NodeImages() for each in known])
             return encode(_KnownCheckpoints(connections, have_memory, known[0].durable, memory))

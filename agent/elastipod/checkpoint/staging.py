@@ -342,6 +342,6 @@ def _common(answers: Sequence[Sequence[Any]]) -> list[Any]:
     check_logs(logs)
     return [
         all(same),
-        "" if all(opened) else name_of_connections(),
+        name_of_connections(opened),
         max((each for each in whole if each), default=None),
     ]

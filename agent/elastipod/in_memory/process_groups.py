@@ -127,9 +127,13 @@ class ProcessGroups:
         """Give collectives the time that the script's own may take; until now they had the limits of the regroup."""
         set_group_timeout(self._timeout)
 
+    def allow_for_load(self, num_bytes: int) -> None:
+        """Give collectives the time that the script's own may take, and at least that in which a peer loads a model of this size."""
+        set_group_timeout(max(self._timeout, _time_for(num_bytes)))
+
     def allow_for(self, num_bytes: int) -> None:
         """Give collectives the time in which a peer copies and sums a model of this size. A peer that hangs is still given up soon."""
-        set_group_timeout(timedelta(seconds=min(TRY_S + num_bytes / SLOWEST_BYTES_PER_S, MOST_FOR_STATE_S)))
+        set_group_timeout(min(_time_for(num_bytes), timedelta(seconds=MOST_FOR_STATE_S)))
 
     def publish(self, key: str, value: str) -> None:
         """Write a key to the store of this generation, for any process that asks. Does nothing when the store is gone."""
@@ -244,6 +248,11 @@ class ProcessGroups:
         if dist.is_initialized():  # half a group
             _destroy_groups()
         return False
+
+
+def _time_for(num_bytes: int) -> timedelta:
+    """Give how long a slow rank may take for the state of a model of this size."""
+    return timedelta(seconds=TRY_S + num_bytes / SLOWEST_BYTES_PER_S)
 
 
 def world_prefix(generation: int) -> str:

@@ -99,7 +99,8 @@ class WorldLife:
         self._pass(chaos.Moment.FILLING)
         memory.fill(resume, offers, self._limit.progress)
         self.donor = donor = memory.donor_of(resume)
-        self._agree_on_position(plan, resume.step, donor)
+        if not self.is_loaded:  # a checkpoint has the position, and all ranks have it from there
+            self._agree_on_position(plan, resume.step, donor)
         self._wrap_model()
         self._accelerators = accelerators_of(memory.members.model) if self._has_groups else set()
         memory.finish_filling()
@@ -219,16 +220,16 @@ class WorldLife:
         self._build(world_size)
         resume = None
         if self.durable is not None:
-            # Storage may take longer than a regroup may.
+            # Storage may take longer than a regroup may, and a large state in memory longer than the script lets a collective take.
             if self._has_groups:
-                self._groups.begin_training()
+                self._groups.allow_for_load(self.memory.members.num_bytes)
             with self.collective_of_library(), self._limit.paused():
                 resume = self.durable.load(fills_others=self.memory.kind == "replicated")
         self.is_loaded = resume is not None
         step = plan.first_step if resume is None else resume.step
         origin = 0 if resume is None else resume.generation
         self.plan = plan if resume is None else plan.resumed(resume.extra["data"])
-        self._known = None
+        self._known = None if resume is None else self.plan
         holders = None if resume is None else resume.holders or range(world_size)
         offers = self.memory.begin_anew(step, self.place.rank, world_size, loaded_by=holders)
         self._limit.progress()

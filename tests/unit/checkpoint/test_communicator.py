@@ -76,7 +76,7 @@ def connected() -> Communicator:
     """Collective."""
     comm = Communicator()
     assert not comm.is_open
-    comm.connect(comm.training_broadcast(name_of_connections))
+    comm.connect(comm.training_all_reduce(lambda: comm.is_open, name_of_connections))
     return comm
 
 

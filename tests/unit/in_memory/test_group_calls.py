@@ -165,6 +165,15 @@ def test_peers_have_the_time_that_a_state_of_its_size_takes(torch_: Torch, num_b
         assert timedelta(seconds=seconds) < limit
 
 
+@pytest.mark.parametrize(("num_bytes", "seconds"), [(0, 3600), (30_000_000 * 4000, 4002)])
+def test_a_load_has_the_time_of_the_scripts_own_collectives_and_that_of_its_size(
+    torch_: Torch, num_bytes: int, seconds: int
+) -> None:
+    """A script may set a short limit to find peers that hang; a large state takes longer than that."""
+    ProcessGroups("gloo", AN_HOUR).allow_for_load(num_bytes)
+    assert torch_.log == [("set_group_timeout", timedelta(seconds=seconds))]
+
+
 @pytest.mark.parametrize(("agent_store", "is_host"), [("", True), ("True", False)])
 def test_rank_0_hosts_the_store_unless_the_agent_does(
     torch_: Torch, monkeypatch: pytest.MonkeyPatch, agent_store: str, is_host: bool

@@ -191,11 +191,34 @@ def test_where_memory_has_nothing_whole_the_newest_checkpoint_or_a_new_state_is_
     assert names.index("memory.build") < names.index("durable.load") < names.index("memory.begin_anew")
     assert "limit.progress" in names[names.index("memory.begin_anew") :]
     assert rank.memory.build_mesh.mock_calls == [mock.call(3), mock.call(2)], "as many as there are offers"
-    waits = [name for name in names if name in ("groups.allow_for", "groups.begin_training", "durable.load")]
-    assert waits == [
-        *("groups.allow_for", "groups.begin_training", "durable.load"),  # storage may take longer than a regroup
+    limits = ("groups.allow_for", "groups.allow_for_load", "groups.begin_training", "durable.load")
+    assert [name for name in names if name in limits] == [
+        *("groups.allow_for", "groups.allow_for_load", "durable.load"),  # storage may take longer than a regroup
         *("groups.allow_for", "groups.begin_training"),
     ]
+    assert rank.groups.allow_for_load.mock_calls == [mock.call(rank.memory.members.num_bytes)]
+    assert rank.told == ([] if is_loaded else [(1, '{"at": 7}')]), "a checkpoint has told all ranks the position"
+    assert rank.life.plan is not None
+    assert position(rank) == ({"at": 9} if is_loaded else {"at": 7})
+
+
+def test_after_a_checkpoint_the_position_in_memory_is_the_one_that_was_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This rank may be the donor of the next world, at the same step."""
+    rank = Rank(monkeypatch)
+    found = rank.memory.begin_filling.return_value
+    found.step = 3
+    rank.memory.begin_filling.side_effect = [None, found]
+    rank.memory.begin_anew.return_value = [Offer()] * 3
+    rank.parts.durable.load.return_value = mock.Mock(
+        step=3, generation=1, extra={"data": PLAN.state_dict(3)}, holders=(0,)
+    )
+    rank.life.join(PLAN, rank.parts.before)
+    assert rank.life.plan == PLAN.resumed(PLAN.state_dict(3))
+    rank.memory.begin_filling.side_effect = [found]
+    rank.link.park.return_value = replace(PLACE, generation=5)
+    rank.life.join(PLAN, rank.parts.before)
+    assert [json.loads(own) for _, own in rank.told] == [PLAN.state_dict(3)]
+    assert rank.life.plan == PLAN.resumed(PLAN.state_dict(3))
 
 
 def test_without_storage_a_new_state_is_that_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
