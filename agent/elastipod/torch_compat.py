@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -92,6 +93,35 @@ def with_host(backend: str) -> str:
         return backend if "cpu:" in backend else f"cpu:gloo,{backend}"
     devices = dist.Backend.backend_capability.get(backend.lower(), ["cpu"])
     return backend if "cpu" in devices else ",".join(["cpu:gloo", *(f"{device}:{backend}" for device in devices)])
+
+
+def seed_torch(seed: int) -> None:
+    """Seed torch's generators, as `torch.manual_seed` does, at a cost that is right for each step.
+
+    That one formats the stack for each kind of device that this process does not use, which takes longer than all else here.
+    """
+    if _has_other_devices_than_cuda():
+        torch.manual_seed(seed)
+        return
+    if torch.cuda.is_initialized() or torch.cuda.is_available():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+    torch.default_generator.manual_seed(seed)
+
+
+@cache
+def _has_other_devices_than_cuda() -> bool:
+    kinds = ("mps", "xpu", "mtia", torch._C._get_privateuse1_backend_name())
+    return any(_is_available(kind) for kind in kinds)
+
+
+def _is_available(kind: str) -> bool:
+    module = getattr(torch, kind, None)
+    if module is None:
+        return False
+    is_available = getattr(module, "is_available", None) or getattr(
+        getattr(torch.backends, kind, None), "is_available", None
+    )
+    return is_available is None or bool(is_available())  # a module that does not tell may have one
 
 
 def set_group_timeout(timeout: timedelta) -> None:

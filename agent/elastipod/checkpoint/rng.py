@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from elastipod.checkpoint.value_codec import decode_value, encode_value
+from elastipod.torch_compat import seed_torch
 
 
 def random_state() -> str:
@@ -45,7 +46,7 @@ def seed_new_rank(step: int, rank: int) -> None:
     """Seed the generators of a rank that the saving run did not have, from the step and the rank alone."""
     seed = rank_seed(step, rank)
     random.seed(seed)
-    torch.manual_seed(seed)
+    seed_torch(seed)
     if (numpy := sys.modules.get("numpy")) is not None and hasattr(numpy, "random"):
         numpy.random.seed(seed % (1 << 32))
 
