@@ -40,6 +40,8 @@ def keep(_: int = 0) -> list[str]:
 def test_an_environment_is_made_once_by_whoever_is_first(cache: Path) -> None:
     with multiprocessing.get_context("fork").Pool(4) as pool:
         seen = pool.map(keep, range(4))
+        pool.close()  # the end of the block kills processes, and one that dies in the queue can leave another waiting there for ever
+        pool.join()
     assert every(len(names) == 1 for names in seen), "never half made"
     assert len({names[0] for names in seen}) == 1
 
