@@ -67,10 +67,20 @@ INLINE = _Inline()  # the fields of this record stand in its place
 OMIT_EMPTY = _OmitEmpty()  # an empty value is not written; the field has a default
 
 
-def json_row(kind: type[T]) -> type[T]:
-    """Write records of this class as lists of their values: for those of which there are many."""
-    kind.__json_row__ = True  # type: ignore[attr-defined]
+def json_record(kind: type[T]) -> type[T]:
+    """Make what reads and writes records of this class now, when its module is imported, and not at their first use.
+
+    So workers that are forked from one process find it there. Raises TypeError for a field that has no form in JSON.
+    """
+    wanted: Any = kind
+    _record_codec(wanted)
     return kind
+
+
+def json_row(kind: type[T]) -> type[T]:
+    """As `json_record`, for records that are written as lists of their values: for those of which there are many."""
+    kind.__json_row__ = True  # type: ignore[attr-defined]
+    return json_record(kind)
 
 
 def encode(record: Any) -> Any:

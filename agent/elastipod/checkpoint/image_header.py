@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from elastipod.checkpoint.manifest import CheckpointId, FileFormat
-from elastipod.json_records import INLINE, JsonError, decode, encode
+from elastipod.json_records import INLINE, JsonError, decode, encode, json_record
 from elastipod.json_values import parse_json
 
 IMAGE_FORMAT = 3
 _SUMS = re.compile(r"(?:[0-9a-f]{16})*")
 
 
+@json_record
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
     """What an image holds. plan: digest of the plan that says where each chunk is; size: bytes; values: encoded, by key.

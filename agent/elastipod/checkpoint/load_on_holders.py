@@ -20,12 +20,13 @@ from elastipod.checkpoint.memory_directory import MemoryDirectory
 from elastipod.checkpoint.open_images import open_own_images
 from elastipod.checkpoint.optimizer_state import runs_no_collective
 from elastipod.checkpoint.restore import Restore
-from elastipod.json_records import decode, encode
+from elastipod.json_records import decode, encode, json_record
 from elastipod.rank_in_world import RankInWorld
 
 log = logging.getLogger(__name__)
 
 
+@json_record
 @dataclass(frozen=True, slots=True)
 class _RankLoad:
     """What one rank has done. has_loaded: its live state is the checkpoint's. has_changed: it is no longer what it was before."""
@@ -37,6 +38,7 @@ class _RankLoad:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
+@json_record
 @dataclass(frozen=True, slots=True)
 class LoadOnHolders:
     """What all ranks have done. holders: the ranks that have loaded the checkpoint; none where their replicas differ.

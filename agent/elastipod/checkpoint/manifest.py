@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, BinaryIO
 
 from elastipod.errors import CheckpointError
-from elastipod.json_records import INLINE, OMIT_EMPTY, JsonError, Key, decode, encode, json_row
+from elastipod.json_records import INLINE, OMIT_EMPTY, JsonError, Key, decode, encode, json_record, json_row
 from elastipod.json_values import parse_json
 
 MANIFEST_FORMAT = 2
@@ -35,6 +35,7 @@ class CheckpointId:
         return f"step-{self.step:010d}-gen-{self.generation:06d}"
 
 
+@json_record
 @dataclass(frozen=True, slots=True)
 class FileFormat:
     """The version of a file, which decides how the rest of it is read."""
@@ -42,6 +43,7 @@ class FileFormat:
     format: int
 
 
+@json_record
 @dataclass(frozen=True, slots=True)
 class FileRecord:
     """What a file of a checkpoint must be: its length in bytes and its CRC-32 in eight hex digits.
@@ -55,6 +57,7 @@ class FileRecord:
     checksums: Annotated[Mapping[str, str], Key("parts"), OMIT_EMPTY] = field(default_factory=dict, compare=False)
 
 
+@json_record
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """The content of elastipod.json. files: by name, without the manifest itself; extra: the user's own values."""

@@ -27,6 +27,7 @@ MEMORY_ENV = "ELASTIPOD_MEMORY_DIR"
 DEFAULT_ROOT = "/dev/shm"  # noqa: S108  # a memory file system
 _FOLDER = "elastipod-images-"
 _HEADER = re.compile(r"image-gen-(\d{6,})-rank-(\d{5,})-slot-(\d)\.json")
+_OF_IMAGE = re.compile(r"\.?(image-gen-(\d+)-rank-\d+-slot-\d)\..*")
 _MAX_HEADER_BYTES = 64 << 20
 _MAX_PLAN_BYTES = 1 << 30
 
@@ -114,7 +115,7 @@ class MemoryDirectory:
         except OSError:
             return
         for name in names:
-            found = re.fullmatch(r"\.?(image-gen-(\d+)-rank-\d+-slot-\d)\..*", name)
+            found = _OF_IMAGE.fullmatch(name)
             is_old = found is not None and int(found[2]) < older_than and found[1] not in kept
             with suppress(OSError):
                 if is_old or (name.startswith(("plan-", ".plan-")) and name not in needed and self._is_settled(name)):

@@ -30,13 +30,14 @@ from elastipod.checkpoint.resume import Resume
 from elastipod.checkpoint.staging import Staging
 from elastipod.checkpoint.store import CheckpointStore
 from elastipod.errors import CheckpointError
-from elastipod.json_records import decode, encode
+from elastipod.json_records import decode, encode, json_record
 from elastipod.rank_in_world import RankInWorld
 from elastipod.rank_ranges import format_ranks
 
 log = logging.getLogger(__name__)
 
 
+@json_record
 @dataclass(frozen=True, slots=True)
 class _RankCheckpoints:
     """What one rank finds. is_open: whether it is connected; has_memory: a directory there. durable: in storage, as rank 0 lists it."""
@@ -47,6 +48,7 @@ class _RankCheckpoints:
     memory: NodeImages
 
 
+@json_record
 @dataclass(frozen=True, slots=True)
 class _KnownCheckpoints:
     """What all ranks find. connections: the name of new ones, empty if all are connected. have_memory: whether all have a directory."""

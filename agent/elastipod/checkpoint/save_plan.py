@@ -26,13 +26,14 @@ from elastipod.checkpoint.chunk_table import (
     StringRuns,
     TensorSpec,
 )
-from elastipod.json_records import JsonError, encode, parse
+from elastipod.json_records import JsonError, encode, json_record, parse
 
 ALIGNMENT = 64  # bytes; chunks in an image start at multiples of it
 
 Value = tuple[str, StatePath]  # key and path of a plain value
 
 
+@json_record
 @dataclass(frozen=True, slots=True)
 class StateSchema:
     """What ranks usually have in common: the tensors of which they hold one chunk each, and plain values."""
@@ -49,6 +50,7 @@ class StateSchema:
         return parse(cls, text)
 
 
+@json_record
 @dataclass(frozen=True, slots=True)
 class PackedLocalState:
     """What one rank holds, in compact form. node: identity of the memory that it shares with others.
@@ -80,6 +82,7 @@ class LocalState:
         return PackedLocalState(self.node, text_digest(schema.to_json()), boxes, own), schema
 
 
+@json_record
 @dataclass(frozen=True, slots=True)
 class _PlanFile:
     """What the file of a plan holds, in its order, by the keys that it always had."""

@@ -211,18 +211,21 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 @lru_cache(maxsize=8)  # most values are those of the time before
 def _digest_of_values(text: str) -> str:
     """Give a digest that does not depend on the order of keys, which differs between a state that was loaded and one that was not."""
-    return hashlib.sha256(json.dumps(_sorted(json.loads(text)), sort_keys=True).encode()).hexdigest()
+    values = json.loads(text, object_hook=_with_sorted_pairs)
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def _sorted(value: Any) -> Any:
-    if isinstance(value, dict):
-        inner = {key: _sorted(each) for key, each in value.items()}
-        if "__pairs__" in inner:  # a dictionary whose keys are not all texts
-            inner["__pairs__"].sort(
-                key=lambda pair: json.dumps(pair[0]) + ","
-            )  # as the texts of the pairs, of which keys are few
-        return inner
-    return [_sorted(each) for each in value] if isinstance(value, list) else value
+def _with_sorted_pairs(value: dict[str, Any]) -> dict[str, Any]:
+    """Sort the pairs of a dictionary whose keys are not all texts, as the texts of the keys, of which optimizers have thousands."""
+    if "__pairs__" in value:
+        value["__pairs__"].sort(key=_text_of_key)
+    return value
+
+
+def _text_of_key(pair: list[Any]) -> str:
+    """Give what is first in the text of a pair."""
+    key = pair[0]
+    return f"{key}," if type(key) is int else f"{json.dumps(key)},"
 
 
 def empty_like_shape(shape: TensorShape, device: torch.device) -> torch.Tensor:

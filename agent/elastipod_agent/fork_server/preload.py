@@ -41,6 +41,8 @@ MODULES = (
     "torchdata",
     "torchdata.stateful_dataloader",
     "multiprocessing.queues",
+    "encodings.ascii",
+    "encodings.idna",  # the first connection of a process looks a host up by name
     "elastipod",
 )
 # torch.cuda.is_available() initializes the CUDA driver, which a child cannot use once the parent has; with this variable torch asks NVML

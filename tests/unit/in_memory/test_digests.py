@@ -63,6 +63,13 @@ def test_values_have_one_digest_whatever_the_order_of_their_keys() -> None:
     assert module._digest_of_values('{"b": [2, 1]}') != module._digest_of_values('{"b": [1, 2]}')
 
 
+def test_pairs_are_in_the_order_of_the_texts_of_their_keys() -> None:
+    """Of all kinds that a key can have; pairs within a value are sorted as well."""
+    one = '{"__pairs__": [[{"__tuple__": [1, "a"]}, 0], ["__b", {"__pairs__": [[9, 1], [10, 2]]}], [-1, 0], [true, 0], [1.5, 0]]}'
+    text = '{"__pairs__": [["__b", {"__pairs__": [[10, 2], [9, 1]]}], [-1, 0], [1.5, 0], [true, 0], [{"__tuple__": [1, "a"]}, 0]]}'
+    assert module._digest_of_values(one) == hashlib.sha256(text.encode()).hexdigest()
+
+
 def test_a_tensor_is_described_by_its_type_and_sizes() -> None:
     content = Content({"a": torch.zeros(2, 3, dtype=torch.bfloat16), "b": torch.tensor(1)}, "values")
     shapes = [TensorShape("a", "bfloat16", (2, 3)), TensorShape("b", "int64", ())]

@@ -11,7 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod.json_records import INLINE, OMIT_EMPTY, JsonError, Key, ValueCodec, decode, encode, json_row, parse
+from elastipod.json_records import (
+    INLINE,
+    OMIT_EMPTY,
+    JsonError,
+    Key,
+    ValueCodec,
+    decode,
+    encode,
+    json_record,
+    json_row,
+    parse,
+)
 
 
 @json_row
@@ -120,6 +131,8 @@ def test_a_text_that_is_no_record_is_refused(text: str, told: str) -> None:
 def test_a_class_whose_fields_have_no_form_in_json_is_refused() -> None:
     with pytest.raises(TypeError, match="has no form in JSON"):
         encode(Unwritable({1}))
+    with pytest.raises(TypeError, match="has no form in JSON"):  # where it is declared
+        json_record(Unwritable)
 
 
 @dataclass
