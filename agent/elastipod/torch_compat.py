@@ -40,7 +40,7 @@ def accelerator_type() -> str:
     """Give the type of this machine's accelerator as meshes name it, or ``cpu``."""
     accelerator = getattr(torch, "accelerator", None)  # torch 2.6
     if accelerator is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return next((kind for kind in ("cuda", *_other_kinds_than_cuda()) if _is_available(kind)), "cpu")
     found = accelerator.current_accelerator() if accelerator.is_available() else None
     return "cpu" if found is None else str(found.type)
 
@@ -110,8 +110,11 @@ def seed_torch(seed: int) -> None:
 
 @cache
 def _has_other_devices_than_cuda() -> bool:
-    kinds = ("mps", "xpu", "mtia", torch._C._get_privateuse1_backend_name())
-    return any(_is_available(kind) for kind in kinds)
+    return any(map(_is_available, _other_kinds_than_cuda()))
+
+
+def _other_kinds_than_cuda() -> tuple[str, ...]:
+    return ("mps", "xpu", "mtia", torch._C._get_privateuse1_backend_name())
 
 
 def _is_available(kind: str) -> bool:

@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=PROG, description="Query the agent (hyperpodrun) of this pod.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
     status = commands.add_parser(
         "status",
         help="show the state of the agent and its workers",

@@ -67,6 +67,17 @@ def test_the_type_of_the_accelerator(monkeypatch: pytest.MonkeyPatch, there: Any
     assert accelerator_type() == wanted
 
 
+def test_an_older_torch_is_asked_for_each_kind_of_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch, "accelerator")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    assert accelerator_type() == "xpu"
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+    monkeypatch.setattr(torch._C, "_get_privateuse1_backend_name", lambda: "npu")
+    monkeypatch.setattr(torch, "npu", SimpleNamespace(is_available=lambda: True), raising=False)
+    assert accelerator_type() == "npu"
+
+
 def test_groups_are_aborted_and_forgotten_only_where_torch_can_and_there_are_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
