@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
-from statistics import median
 
-from bench.common.machine import busy_share, describe, wait_for_quiet, warn_of_noise
 from bench.common.processes import Failed, Processes
-from bench.common.report import conclude, report, report_name, rounded, table, write_json
+from bench.common.report import conclude, report, report_name, table, write_json
 from bench.common.samples import Samples
+from bench.common.surroundings import Surroundings
 from bench.launchers.idle import IdleSession
 from bench.launchers.nodes import Launcher, launchers
 from bench.launchers.output import OutputSession
@@ -47,10 +45,9 @@ def main() -> int:
     """Give 0 when every row was measured and reached what it is to reach, 130 when interrupted."""
     options = _options()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    load_1m = os.getloadavg()[0]
     plain, original = peer_python("torch211"), peer_python("original")
     known = launchers(plain, original)
-    samples, noise = Samples(options.repeat), [busy_share(2.0)]
+    samples, surroundings = Samples(options.repeat), Surroundings()
     shutil.rmtree(RUN / "agent", ignore_errors=True)
     try:
         for part in options.parts:
@@ -58,15 +55,15 @@ def main() -> int:
             for repetition in range(1, options.repeat + 1):
                 for side in [side for side in sides if side in options.sides]:
                     print(f"{part} {repetition}/{options.repeat}: {side}", flush=True)
-                    noise.append(wait_for_quiet(options.wait_for_quiet))
+                    surroundings.await_quiet(options.wait_for_quiet)
                     _run(kind, known[side], RUN / "agent" / f"{part}-{repetition}-{side}", samples)
     except KeyboardInterrupt:
         print("interrupted; all processes are ended", file=sys.stderr)
-        _write("agent-part", samples, load_1m, noise, _versions(plain, original))
+        _write("agent-part", samples, surroundings, _versions(plain, original))
         return 130
     is_whole = options.parts == list(PARTS) and options.sides == list(SIDES)
     name = report_name("agent", is_whole=is_whole, repeat=options.repeat)
-    return _write(name, samples, load_1m, noise, _versions(plain, original))
+    return _write(name, samples, surroundings, _versions(plain, original))
 
 
 def _run(kind: type[Session], launcher: Launcher, folder: Path, samples: Samples) -> None:
@@ -80,13 +77,15 @@ def _run(kind: type[Session], launcher: Launcher, folder: Path, samples: Samples
             print(f"    FAILED: {error}", flush=True)
 
 
-def _write(name: str, samples: Samples, load_1m: float, noise: list[float], versions: dict[str, str]) -> int:
+def _write(name: str, samples: Samples, surroundings: Surroundings, versions: dict[str, str]) -> int:
     drawn = rows(samples, is_part=name != "agent")
-    machine = f"{describe()}; before a run others used {median(noise):.1%} of it, at most {max(noise):.1%}"
-    write_json(RUN / f"{name}.json", report(name, drawn, machine=machine, load_1m=rounded(load_1m), versions=versions))
+    machine = surroundings.describe()
+    write_json(
+        RUN / f"{name}.json", report(name, drawn, machine=machine, load_1m=surroundings.load_1m, versions=versions)
+    )
     write_json(RUN / f"{name}-runs.json", samples.as_json())
-    print(f"\n{table(drawn)}\n\n{machine}; load {load_1m:.2f}; {RUN / name}.json")
-    warn_of_noise(noise)
+    print(f"\n{table(drawn)}\n\n{machine}; load {surroundings.load_1m:.2f}; {RUN / name}.json")
+    surroundings.warn()
     return conclude(drawn)
 
 

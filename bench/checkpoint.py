@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import os
 import platform
 import shutil
 import tempfile
@@ -17,9 +16,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from bench.common.machine import describe, wait_for_quiet, warn_of_noise
-from bench.common.report import Reach, Row, conclude, report, report_name, rounded, table, write_json
+from bench.common.report import Reach, Row, conclude, report, report_name, table, write_json
 from bench.common.samples import Samples
+from bench.common.surroundings import Surroundings
 from tests.e2e.rank_worlds import Cases
 
 from elastipod.checkpoint.memory_directory import DEFAULT_ROOT
@@ -33,7 +32,8 @@ DURABLE_FACTOR = 1.2  # a restore from durable storage may be so many times dcp.
 
 def main() -> int:
     options = _options()
-    load_1m, noise = os.getloadavg()[0], wait_for_quiet(options.wait_for_quiet)
+    surroundings = Surroundings()
+    surroundings.await_quiet(options.wait_for_quiet)
     samples = Samples(options.repeat)
     RUN.mkdir(parents=True, exist_ok=True)
     with (
@@ -59,12 +59,14 @@ def main() -> int:
         f"FSDP2 with two AdamW, {3 * options.mib:.0f} MiB of state in all, images in {options.memory}, gloo, {options.repeat} times each",
     )
     versions = {"python": platform.python_version(), "torch": importlib.metadata.version("torch")}
-    content: dict[str, Any] = report("checkpoint", rows, machine=describe(), load_1m=load_1m, versions=versions)
+    content: dict[str, Any] = report(
+        "checkpoint", rows, machine=surroundings.describe(), load_1m=surroundings.load_1m, versions=versions
+    )
     name = report_name("checkpoint", is_whole=options.mib == MIB, repeat=options.repeat)
-    write_json(RUN / f"{name}.json", content | {"busy_before": rounded(noise)})
+    write_json(RUN / f"{name}.json", content)
     write_json(RUN / f"{name}-runs.json", samples.as_json())
     print(table(rows))
-    warn_of_noise([noise])
+    surroundings.warn()
     return conclude(rows)
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from bench.common.machine import describe, wait_for_quiet, warn_of_noise
-from bench.common.report import Reach, Row, Spread, conclude, report, report_name, rounded, table, write_json
+from bench.common.report import Reach, Row, Spread, conclude, report, report_name, table, write_json
+from bench.common.surroundings import Surroundings
 
 RUN = Path(__file__).resolve().parents[1] / ".run" / "bench"
 RANKS, TENSORS = [64, 256, 1024], 900
@@ -25,7 +24,8 @@ PEER = "everybody's JSON on every rank"
 
 def main() -> int:
     options = _options()
-    load_1m, noise = os.getloadavg()[0], wait_for_quiet(options.wait_for_quiet)
+    surroundings = Surroundings()
+    surroundings.await_quiet(options.wait_for_quiet)
     rows: list[Row] = []
     for ranks in options.ranks:
         print(f"checkpoint_scale: {ranks} simulated ranks", flush=True)
@@ -36,13 +36,17 @@ def main() -> int:
         rows += _rows(ranks, options.tensors, found)
     RUN.mkdir(parents=True, exist_ok=True)
     content = report(
-        "checkpoint_scale", rows, machine=describe(), load_1m=load_1m, versions={"python": sys.version.split()[0]}
+        "checkpoint_scale",
+        rows,
+        machine=surroundings.describe(),
+        load_1m=surroundings.load_1m,
+        versions={"python": sys.version.split()[0]},
     )
     is_whole = (options.ranks, options.tensors) == (RANKS, TENSORS)
     name = report_name("checkpoint_scale", is_whole=is_whole, repeat=options.repeat)
-    write_json(RUN / f"{name}.json", content | {"busy_before": rounded(noise)})
+    write_json(RUN / f"{name}.json", content)
     print(table(rows))
-    warn_of_noise([noise])
+    surroundings.warn()
     return conclude(rows)
 
 

@@ -8,17 +8,16 @@ cluster-part.json. Needs root, as the local cluster does.
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from bench.common.machine import describe, wait_for_quiet, warn_of_noise
 from bench.common.processes import Failed
-from bench.common.report import conclude, report, report_name, rounded, table, write_json
+from bench.common.report import conclude, report, report_name, table, write_json
 from bench.common.samples import Samples
+from bench.common.surroundings import Surroundings
 from bench.whole_path.rows import rows
 from bench.whole_path.sides import (
     BATCH_JOB,
@@ -50,8 +49,8 @@ def main() -> int:
     """Give 0 when every row was measured and reached what it is to reach, 1 otherwise."""
     options = _options()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    samples, load_1m = Samples(options.repeat), rounded(os.getloadavg()[0])
-    busy = wait_for_quiet(options.wait_for_quiet)  # the cluster itself makes the machine busy afterwards
+    samples, surroundings = Samples(options.repeat), Surroundings()
+    surroundings.await_quiet(options.wait_for_quiet)  # the cluster itself makes the machine busy afterwards
     is_interrupted = False
     try:
         with Cluster.up("bench", nodes=4, options=NodeOptions(cpus=1), kueue=KueueOptions(), progress=print) as cluster:
@@ -66,14 +65,14 @@ def main() -> int:
     is_whole = options.sides == SIDES and not is_interrupted
     name = report_name("cluster", is_whole=is_whole, repeat=options.repeat)
     drawn = rows(samples, options.sides)
-    machine = (
-        f"{describe()}; shared by control plane, 4 nodes, operator and workers; before it others used {busy:.1%} of it"
-    )
+    machine = f"{surroundings.describe()}; shared by control plane, 4 nodes, operator and workers"
     known = {"kubernetes": versions.KUBERNETES_VERSION, "kueue": versions.KUEUE_VERSION}
-    write_json(RUN / f"{name}.json", report("cluster", drawn, machine=machine, load_1m=load_1m, versions=known))
+    write_json(
+        RUN / f"{name}.json", report("cluster", drawn, machine=machine, load_1m=surroundings.load_1m, versions=known)
+    )
     write_json(RUN / f"{name}-runs.json", samples.as_json())
-    print(f"\n{table(drawn)}\n\n{machine}; load {load_1m:.2f}; {RUN / name}.json")
-    warn_of_noise([busy])
+    print(f"\n{table(drawn)}\n\n{machine}; load {surroundings.load_1m:.2f}; {RUN / name}.json")
+    surroundings.warn()
     return conclude(drawn) or int(is_interrupted)
 
 

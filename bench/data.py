@@ -8,7 +8,6 @@ data-part.json.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 import time
@@ -19,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench.common.machine import describe, wait_for_quiet, warn_of_noise
-from bench.common.report import Better, Reach, Row, conclude, report, report_name, rounded, table, write_json
+from bench.common.report import Better, Reach, Row, conclude, report, report_name, table, write_json
 from bench.common.samples import Samples
+from bench.common.surroundings import Surroundings
 from bench.data_load import equivalence, once
 from bench.data_load.sides import (
     BATCH,
@@ -59,7 +58,7 @@ _LOADER = f"windows of {SEQ_LEN} two-byte tokens, {BATCH} at a time, rank 0 of {
 def main() -> int:
     """Give 0 when every row was measured and none was missed, 1 otherwise."""
     options = _options()
-    load_1m, noise, samples = os.getloadavg()[0], [0.0], Samples(options.repeat)
+    surroundings, samples = Surroundings(), Samples(options.repeat)
     losses: dict[str, dict[int, float]] = {}
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="elastipod-bench-") as name:
@@ -67,7 +66,7 @@ def main() -> int:
         path = _token_file(folder / "tokens")
         for repetition in range(1, options.repeat + 1):
             print(f"{repetition}/{options.repeat}", flush=True)
-            noise.append(wait_for_quiet(options.wait_for_quiet))
+            surroundings.await_quiet(options.wait_for_quiet)
             if "tokens" in options.parts:
                 _measure_tokens(path, samples, ours_first=repetition % 2 == 0)
             if "resume" in options.parts:
@@ -81,14 +80,14 @@ def main() -> int:
                 if options.image and repetition == options.repeat:
                     equivalence.draw(options.image, fate, losses)
     drawn = [row for row in _rows(samples) if options.parts == list(PARTS) or row.ours]
-    machine = f"{describe()}; before a repetition others used at most {max(noise):.1%} of it"
+    machine = surroundings.describe()
     versions = {name: version(name) for name in ("torch", "torchdata", "numpy")}
     name = report_name("data", is_whole=options.parts == list(PARTS), repeat=options.repeat)
     file = RUN / f"{name}.json"
     write_json(RUN / f"{name}-runs.json", {**samples.as_json(), "losses": losses})
-    write_json(file, report("data", drawn, machine=machine, load_1m=rounded(load_1m), versions=versions))
-    print(f"\n{table(drawn)}\n\n{machine}; load {load_1m:.2f}; {file}")
-    warn_of_noise(noise)
+    write_json(file, report("data", drawn, machine=machine, load_1m=surroundings.load_1m, versions=versions))
+    print(f"\n{table(drawn)}\n\n{machine}; load {surroundings.load_1m:.2f}; {file}")
+    surroundings.warn()
     return conclude(drawn)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import shutil
 import signal
 import sys
@@ -17,10 +16,10 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from bench.common.machine import describe, wait_for_quiet, warn_of_noise
 from bench.common.processes import Failed
-from bench.common.report import conclude, report, report_name, rounded, table, write_json
+from bench.common.report import conclude, report, report_name, table, write_json
 from bench.common.samples import Samples
+from bench.common.surroundings import Surroundings
 from bench.operator_load import parts
 from bench.operator_load.load import load
 from bench.operator_load.parts import OURS, Sizes
@@ -43,24 +42,23 @@ def main() -> int:
         starts=options.starts, restart=options.restart, jobs=options.jobs, pods=options.pods, repeat=options.repeat,
         churn=options.churn,
     )  # fmt: skip
-    samples, load_1m, noise = Samples(sizes.repeat), rounded(os.getloadavg()[0]), [0.0]
+    samples, surroundings = Samples(sizes.repeat), Surroundings()
     is_interrupted = False
     try:
-        asyncio.run(
-            _measure(options.parts, sizes, samples, lambda: noise.append(wait_for_quiet(options.wait_for_quiet)))
-        )
+        asyncio.run(_measure(options.parts, sizes, samples, lambda: surroundings.await_quiet(options.wait_for_quiet)))
     except KeyboardInterrupt:
         print("interrupted; all processes are ended", file=sys.stderr)
         is_interrupted = True
     is_whole = options.parts == list(PARTS) and sizes == WHOLE and not is_interrupted
     name = report_name("operator", is_whole=is_whole, repeat=sizes.repeat)
     drawn = rows(samples, sizes, options.parts)
-    shared = "shared by API server, etcd, kwok, agents and operator"
-    machine = f"{describe()}; {shared}; before they started others used at most {max(noise):.1%} of it"
-    write_json(RUN / f"{name}.json", report(name, drawn, machine=machine, load_1m=load_1m, versions=_versions()))
+    machine = f"{surroundings.describe()}; shared by API server, etcd, kwok, agents and operator"
+    write_json(
+        RUN / f"{name}.json", report(name, drawn, machine=machine, load_1m=surroundings.load_1m, versions=_versions())
+    )
     write_json(RUN / f"{name}-runs.json", samples.as_json())
-    print(f"\n{table(drawn)}\n\n{machine}; load {load_1m:.2f}; {RUN / name}.json")
-    warn_of_noise(noise)
+    print(f"\n{table(drawn)}\n\n{machine}; load {surroundings.load_1m:.2f}; {RUN / name}.json")
+    surroundings.warn()
     return conclude(drawn) or int(is_interrupted)
 
 

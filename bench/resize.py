@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import shutil
 import sys
 from pathlib import Path
-from statistics import linear_regression, median
+from statistics import linear_regression
 
-from bench.common.machine import busy_share, describe, wait_for_quiet, warn_of_noise
 from bench.common.processes import Failed, Processes
-from bench.common.report import Reach, Row, Spread, conclude, report, report_name, rounded, table, write_json
+from bench.common.report import Reach, Row, Spread, conclude, report, report_name, table, write_json
 from bench.common.samples import Samples
+from bench.common.surroundings import Surroundings
 from bench.launchers.nodes import sized
 from bench.launchers.resizing import COST, GROW, SHRINK, CostSession, ResizeSession
 from tests.peers import peer_python
@@ -33,27 +32,27 @@ REACH_SLOPE, REACH_BYTES, REACH_COST = 0.2, 1.2, 0.01
 def main() -> int:
     """Give 0 when every row was measured and reached what it is to reach."""
     options = _options()
-    load_1m, noise = os.getloadavg()[0], [busy_share(2.0)]
+    surroundings = Surroundings()
     python = peer_python("torch211")
     samples = Samples(options.repeat)
     shutil.rmtree(RUN / "resize", ignore_errors=True)
     for repetition in range(1, options.repeat + 1):
         for size in options.sizes:
             print(f"resize {repetition}/{options.repeat}: {size:g} MB", flush=True)
-            noise.append(wait_for_quiet(options.wait_for_quiet))
+            surroundings.await_quiet(options.wait_for_quiet)
             _run(ResizeSession(sized(python, size), RUN / "resize" / f"{repetition}-{size:g}", samples))
         for kind in SHARDED:
             print(f"resize {repetition}/{options.repeat}: {kind}", flush=True)
             launcher = sized(python, SMALL, kind)
-            noise.append(wait_for_quiet(options.wait_for_quiet))
+            surroundings.await_quiet(options.wait_for_quiet)
             _run(CostSession(launcher, RUN / "resize" / f"{repetition}-{kind}", samples))
     rows = _rows(samples, options.sizes)
     name = report_name("resize", is_whole=options.sizes == SIZES, repeat=options.repeat)
-    machine = f"{describe()}; before a run others used {median(noise):.1%} of it, at most {max(noise):.1%}"
-    write_json(RUN / f"{name}.json", report(name, rows, machine=machine, load_1m=rounded(load_1m), versions={}))
+    machine = surroundings.describe()
+    write_json(RUN / f"{name}.json", report(name, rows, machine=machine, load_1m=surroundings.load_1m, versions={}))
     write_json(RUN / f"{name}-runs.json", samples.as_json())
     print(f"\n{table(rows)}\n\n{machine}; {RUN / name}.json")
-    warn_of_noise(noise)
+    surroundings.warn()
     return conclude(rows)
 
 

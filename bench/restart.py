@@ -8,7 +8,6 @@ the table of the parts into a page, between its marks.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -16,10 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from bench.common.machine import busy_share, describe, wait_for_quiet, warn_of_noise
 from bench.common.processes import Failed, Processes
-from bench.common.report import Reach, Row, Spread, conclude, report, report_name, rounded, table, write_json
+from bench.common.report import Reach, Row, Spread, conclude, report, report_name, table, write_json
 from bench.common.samples import Samples
+from bench.common.surroundings import Surroundings
 from bench.pauses.lm_session import LmSession
 from bench.pauses.parts import CRASH, IN_MEMORY, NEW_PROCESSES, Mark, Pause, parts_of
 
@@ -41,21 +40,21 @@ BEGIN, END = "<!-- bench restart: begin -->", "<!-- bench restart: end -->"
 def main() -> int:
     """Give 0 when every row was measured and reached what it is to reach."""
     options = _options()
-    load_1m, noise, samples = os.getloadavg()[0], [busy_share(2.0)], Samples(options.repeat)
+    surroundings, samples = Surroundings(), Samples(options.repeat)
     found: list[Pause] = []
     shutil.rmtree(RUN / "restart", ignore_errors=True)
     for repetition in range(1, options.repeat + 1):
         for side in options.sides:
             print(f"restart {repetition}/{options.repeat}: {SIDES[side]}", flush=True)
-            noise.append(wait_for_quiet(options.wait_for_quiet))
+            surroundings.await_quiet(options.wait_for_quiet)
             found += _run(RUN / "restart" / f"{repetition}-{side}", side, samples)
     rows = _rows(samples, options.sides)
-    machine = f"{describe()}; before a run others used {median(noise):.1%} of it, at most {max(noise):.1%}"
+    machine = surroundings.describe()
     name = report_name("restart", is_whole=options.sides == list(SIDES), repeat=options.repeat)
-    write_json(RUN / f"{name}.json", report(name, rows, machine=machine, load_1m=rounded(load_1m), versions={}))
+    write_json(RUN / f"{name}.json", report(name, rows, machine=machine, load_1m=surroundings.load_1m, versions={}))
     write_json(RUN / f"{name}-spans.json", [asdict(each) for each in found])
     print(f"\n{table(rows)}\n\n{machine}; {RUN / name}.json")
-    warn_of_noise(noise)
+    surroundings.warn()
     if options.page is not None:
         _write_into(options.page, found, machine)
     return conclude(rows)

@@ -7,17 +7,15 @@ into steps-runs.json. A choice of sizes or parts and fewer than five runs go to 
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import signal
 import sys
 from pathlib import Path
-from statistics import median
 
-from bench.common.machine import busy_share, describe, wait_for_quiet, warn_of_noise
 from bench.common.processes import Failed, Processes
-from bench.common.report import Better, Reach, Row, Spread, conclude, report, report_name, rounded, table, write_json
+from bench.common.report import Better, Reach, Row, Spread, conclude, report, report_name, table, write_json
 from bench.common.samples import Samples
+from bench.common.surroundings import Surroundings
 from bench.launchers.nodes import launchers
 from bench.launchers.rows import MEMORY, TORCHRUN, WARM
 from bench.launchers.session import Session
@@ -36,7 +34,7 @@ def main() -> int:
     """Give 0 when every row was measured and reached what it is to reach."""
     options = _options()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    load_1m, noise = os.getloadavg()[0], [busy_share(2.0)]
+    surroundings = Surroundings()
     python = peer_python("torch211")
     known, samples = launchers(python, python), Samples(options.repeat)
     shutil.rmtree(RUN / "steps", ignore_errors=True)
@@ -54,16 +52,16 @@ def main() -> int:
             sessions.append(CallsSession(known[WARM], folder / "calls", samples))
         for session in sessions:
             print(f"steps {number}/{options.repeat}: {session.folder.name}", flush=True)
-            noise.append(wait_for_quiet(options.wait_for_quiet))
+            surroundings.await_quiet(options.wait_for_quiet)
             _run(session)
     drawn = rows(samples, options.sizes, options.parts)
     is_whole = (options.sizes, options.parts) == (SIZES, PARTS)
     name = report_name("steps", is_whole=is_whole, repeat=options.repeat)
-    machine = f"{describe()}; before a run others used {median(noise):.1%} of it, at most {max(noise):.1%}"
-    write_json(RUN / f"{name}.json", report(name, drawn, machine=machine, load_1m=rounded(load_1m), versions={}))
+    machine = surroundings.describe()
+    write_json(RUN / f"{name}.json", report(name, drawn, machine=machine, load_1m=surroundings.load_1m, versions={}))
     write_json(RUN / f"{name}-runs.json", samples.as_json())
     print(f"\n{table(drawn)}\n\n{machine}; {RUN / name}.json")
-    warn_of_noise(noise)
+    surroundings.warn()
     return conclude(drawn)
 
 

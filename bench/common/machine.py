@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-NOISY = 0.05  # share of the machine used by others from which on figures are to be doubted
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _IDLE_FIELDS = (3, 4)  # idle and iowait, in /proc/stat's line "cpu"
 
@@ -43,20 +42,6 @@ def busy_meter() -> Callable[[], float]:
         return 1 - idle / total if total else 0.0
 
     return share
-
-
-def wait_for_quiet(within_s: float) -> float:
-    """Wait until others leave the machine alone, not longer than this; gives the share in use that was seen last."""
-    deadline = time.monotonic() + within_s
-    while (busy := busy_share(0.5)) > NOISY and time.monotonic() < deadline:
-        pass
-    return busy
-
-
-def warn_of_noise(noise: Sequence[float]) -> None:
-    """Say so when others used too much of the machine. noise: the shares just before each run."""
-    if max(noise) > NOISY:
-        print("WARNING: the machine was not quiet; measure again before quoting these figures")
 
 
 def descendants(pid: int) -> list[int]:

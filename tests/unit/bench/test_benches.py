@@ -50,5 +50,5 @@ def test_a_trial_does_not_overwrite_published_figures(path: Path) -> None:
 
 @pytest.mark.parametrize("path", BENCHES, ids=lambda path: path.stem)
 def test_a_benchmark_waits_for_a_quiet_machine_and_says_when_there_was_none(path: Path) -> None:
-    assert {"wait_for_quiet", "warn_of_noise"} <= calls_of(path)
+    assert {"surroundings.await_quiet", "surroundings.describe", "surroundings.warn"} <= calls_of(path)
     assert '"--wait-for-quiet"' in path.read_text()
