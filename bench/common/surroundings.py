@@ -34,13 +34,15 @@ class Surroundings:
     def describe(self) -> str:
         """Name the machine, and say how much of it others used before the runs and how fast it was then."""
         busy, loops = self._busy, self._loops_ms
+        if not busy:  # interrupted before the first run
+            return describe()
         used = f"{median(busy):.1%} of it" if len(busy) == 1 else f"{median(busy):.1%} of it, at most {max(busy):.1%}"
         spread = "" if len(loops) == 1 else f" ({min(loops):.0f} to {max(loops):.0f})"
         return f"{describe()}; before a run others used {used}; a loop of a million additions took {median(loops):.0f} ms{spread}"
 
     def warn(self) -> None:
         """Say so when others used too much of the machine."""
-        if max(self._busy) > NOISY:
+        if any(share > NOISY for share in self._busy):
             print("WARNING: the machine was not quiet; measure again before quoting these figures")
 
 

@@ -25,6 +25,14 @@ def loops(monkeypatch: pytest.MonkeyPatch, *times_ms: float) -> None:
     monkeypatch.setattr(module, "_loop_ms", lambda: next(told))
 
 
+def test_a_benchmark_that_is_interrupted_before_its_first_run_names_the_machine(
+    seen: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    surroundings = Surroundings()
+    surroundings.warn()
+    assert (surroundings.describe(), capsys.readouterr().out) == ("a machine", "")
+
+
 def test_one_run_has_one_figure_of_each_kind(seen: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     loops(monkeypatch, 71.0, 70.0, 75.0)
     surroundings = Surroundings()
