@@ -21,6 +21,7 @@ from elastipod.checkpoint.chunk import Chunk, StatePath
 from elastipod.json_records import ValueCodec, json_row
 
 MAX_PACKED_BYTES = 1 << 30  # of one array once unpacked; a plan of 16,384 ranks has a tenth of that
+_MAX_KEPT = 1 << 15  # chunks of a table, some 8 MB
 MAX_EXPANDED_RUNS = 1 << 20  # items that run lengths may stand for: ranks
 
 
@@ -46,7 +47,7 @@ class TensorSpec:
 
 
 class ChunkTable(Sequence[Chunk]):
-    """The chunks of all tensors in order, created on access."""
+    """The chunks of all tensors in order, created on access. Those of a small table are kept: a load looks at each of them five times."""
 
     def __init__(
         self, tensors: Sequence[TensorSpec], shardings: Sequence[array[int]], sharding_of: Sequence[int]
@@ -58,6 +59,7 @@ class ChunkTable(Sequence[Chunk]):
             for tensor, number in zip(tensors, sharding_of, strict=True)
         ]
         self.starts = [0, *accumulate(counts)]
+        self._kept: list[Chunk | None] = [None] * self.starts[-1] if self.starts[-1] <= _MAX_KEPT else []
 
     def byte_sizes(self) -> Iterator[int]:
         """Yield the bytes of every chunk without creating it."""
@@ -65,7 +67,8 @@ class ChunkTable(Sequence[Chunk]):
         for index, tensor in enumerate(self.tensors):
             sharding = self.sharding_of[index]
             if sharding not in items:
-                items[sharding] = [self._chunk(index, box).num_items for box in range(self._count(index))]
+                numbers = range(self.starts[index], self.starts[index + 1])
+                items[sharding] = [self._chunk(index, number).num_items for number in numbers]
             yield from (tensor.item_bytes * each for each in items[sharding])
 
     def __len__(self) -> int:
@@ -82,24 +85,28 @@ class ChunkTable(Sequence[Chunk]):
             return [self[each] for each in range(*number.indices(len(self)))]
         if not 0 <= number < len(self):
             raise IndexError(number)
-        index = bisect_right(self.starts, number) - 1
-        return self._chunk(index, number - self.starts[index])
+        return self._chunk(bisect_right(self.starts, number) - 1, number)
 
     def __iter__(self) -> Iterator[Chunk]:
         for index in range(len(self.tensors)):
-            for box in range(self._count(index)):
-                yield self._chunk(index, box)
+            for number in range(self.starts[index], self.starts[index + 1]):
+                yield self._chunk(index, number)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ChunkTable) and list(self) == list(other)
 
-    def _count(self, index: int) -> int:
-        return self.starts[index + 1] - self.starts[index]
-
-    def _chunk(self, index: int, box: int) -> Chunk:
+    def _chunk(self, index: int, number: int) -> Chunk:
+        """Return a chunk of the tensor with this index."""
+        kept = self._kept[number] if self._kept else None
+        if kept is not None:
+            return kept
         tensor = self.tensors[index]
         width = 2 * len(tensor.shape)
-        return tensor.chunk(self.shardings[self.sharding_of[index]][box * width : (box + 1) * width])
+        first = (number - self.starts[index]) * width
+        made = tensor.chunk(self.shardings[self.sharding_of[index]][first : first + width])
+        if self._kept:
+            self._kept[number] = made
+        return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from elastipod.checkpoint.pipeline_stages import WHOLE_MODEL, PipelineStage
 from elastipod.errors import CheckpointError
 from elastipod.fsdp1 import refuse_fsdp1
+from elastipod.torch_compat import names_in_checkpoints
 
 
 @runtime_checkable
@@ -33,9 +35,9 @@ OptimizerOrOptimizers: TypeAlias = (
 SchedulerOrSchedulers: TypeAlias = "Scheduler | Mapping[str, Scheduler] | Sequence[Scheduler] | None"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LiveObjects:
-    """The objects by name, "" for one that was given alone. Without optimizers, only weights are loaded."""
+    """The objects of one save or load by name, "" for one that was given alone. Without optimizers, only weights are loaded."""
 
     models: Mapping[str, torch.nn.Module]
     optimizers: Mapping[str, torch.optim.Optimizer] = field(default_factory=dict)
@@ -77,6 +79,30 @@ class LiveObjects:
     @property
     def is_weights_only(self) -> bool:
         return not self.optimizers
+
+    @cached_property
+    def parameter_names(self) -> Mapping[torch.nn.Parameter, str]:
+        """The names of the optimizers' parameters, as in checkpoints, whatever wraps the models.
+
+        Kept, since each look walks through all modules. Raises CheckpointError for an optimizer of other models.
+        """
+        own = {
+            parameter
+            for optimizer in self.optimizers.values()
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        named: dict[torch.nn.Parameter, str] = {}
+        for model_name, model in self.models.items():
+            parameters = {name: each for name, each in model.named_parameters() if each in own}
+            for name, saved in names_in_checkpoints(model, parameters).items():
+                named.setdefault(parameters[name], prefix_of(model_name) + saved)  # models may share parameters
+        if strangers := len(own) - len(named):
+            raise CheckpointError(
+                f"{strangers} parameters of the optimizer are not the model's; make the optimizer from model.parameters(), after the "
+                "model was sharded (fully_shard) or otherwise given new parameters"
+            )
+        return named
 
 
 def prefix_of(name: str) -> str:

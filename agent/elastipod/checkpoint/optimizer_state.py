@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from elastipod.checkpoint.live_objects import LiveObjects, prefix_of
+from elastipod.checkpoint.live_objects import LiveObjects
 from elastipod.errors import CheckpointError
-from elastipod.torch_compat import load_optimizer, names_in_checkpoints
+from elastipod.torch_compat import load_optimizer
 
 StatePath = tuple[str | int, ...]
 
@@ -40,7 +40,7 @@ def optimizer_state(live: LiveObjects) -> dict[str, Any]:
 
     Raises CheckpointError for an optimizer of other models, or with state of something that is no parameter.
     """
-    named = _names(live)
+    named = live.parameter_names
     states: dict[str, Any] = {}
     groups: list[dict[str, Any]] = []
     for optimizer in live.optimizers.values():
@@ -81,7 +81,7 @@ def state_to_fill(
     for path in _paths(saved):
         if path[:2] == (OPTIMIZER, STATE):
             wanted.setdefault(str(path[2]), set()).add(str(path[3]))
-    names = _names(live)
+    names = live.parameter_names
     kept = {name: own for name, own in state[STATE].items() if name in wanted}
     for optimizer in live.optimizers.values():
         own = {parameter: names[parameter] for group in optimizer.param_groups for parameter in group[PARAMS]}
@@ -134,7 +134,7 @@ def saved_groups(source: SavedState, filled: Mapping[str, Any] | None = None) ->
 
 def load_optimizers(state: Mapping[str, Any], groups: Collection[Mapping[str, Any]], live: LiveObjects) -> None:
     """Load the state of `state_to_fill` and the groups of `saved_groups`. A parameter without state has none afterwards."""
-    named = _names(live)
+    named = live.parameter_names
     options_of = {name: group for group in groups for name in group[PARAMS]}
     for optimizer in live.optimizers.values():
         numbered: dict[int, Any] = {}
@@ -214,27 +214,6 @@ def _zero_learning_rate(group: Mapping[str, Any]) -> dict[str, Any]:
     if "lr" not in group:
         return {}
     return {"lr": torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0}
-
-
-def _names(live: LiveObjects) -> dict[torch.nn.Parameter, str]:
-    """Return the names of the optimizers' parameters, as in checkpoints, whatever wraps the models."""
-    own = {
-        parameter
-        for optimizer in live.optimizers.values()
-        for group in optimizer.param_groups
-        for parameter in group[PARAMS]
-    }
-    named: dict[torch.nn.Parameter, str] = {}
-    for model_name, model in live.models.items():
-        parameters = {name: each for name, each in model.named_parameters() if each in own}
-        for name, saved in names_in_checkpoints(model, parameters).items():
-            named.setdefault(parameters[name], prefix_of(model_name) + saved)  # models may share parameters
-    if strangers := len(own) - len(named):
-        raise CheckpointError(
-            f"{strangers} parameters of the optimizer are not the model's; make the optimizer from model.parameters(), after the "
-            "model was sharded (fully_shard) or otherwise given new parameters"
-        )
-    return named
 
 
 def _paths(saved: Metadata) -> list[StatePath]:
