@@ -7,6 +7,7 @@ import time
 from statistics import median
 
 from bench.common.machine import busy_share, describe
+from bench.common.report import rounded
 
 NOISY = 0.05  # share of the machine used by others from which on figures are to be doubted
 _LOOP = (
@@ -19,7 +20,7 @@ class Surroundings:
     """Watches the machine from before a benchmark until its last run. load_1m: the load before it."""
 
     def __init__(self) -> None:
-        self.load_1m = round(os.getloadavg()[0], 2)
+        self.load_1m = rounded(os.getloadavg()[0])
         self._busy: list[float] = []
         self._loops_ms: list[float] = []
 

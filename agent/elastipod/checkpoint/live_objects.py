@@ -86,12 +86,7 @@ class LiveObjects:
 
         Kept, since each look walks through all modules. Raises CheckpointError for an optimizer of other models.
         """
-        own = {
-            parameter
-            for optimizer in self.optimizers.values()
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
+        own = set[torch.nn.Parameter]().union(*map(_parameters_of, self.optimizers.values()))
         named: dict[torch.nn.Parameter, str] = {}
         for model_name, model in self.models.items():
             parameters = {name: each for name, each in model.named_parameters() if each in own}
@@ -139,11 +134,15 @@ def _expected(kind: type, argument: str) -> str:
     return f"give one {what}, a sequence, or a mapping by name" if argument != "stateful" else f"each is one {what}"
 
 
+def _parameters_of(optimizer: torch.optim.Optimizer) -> set[torch.nn.Parameter]:
+    return {parameter for group in optimizer.param_groups for parameter in group["params"]}
+
+
 def _check_disjoint(optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
     """A checkpoint has one state for each parameter, by the parameter's name."""
     owners: dict[torch.nn.Parameter, str] = {}
     for name, optimizer in optimizers.items():
-        for parameter in {parameter for group in optimizer.param_groups for parameter in group["params"]}:
+        for parameter in _parameters_of(optimizer):
             if parameter in owners:
                 raise CheckpointError(
                     f"the optimizers {owners[parameter]!r} and {name!r} have a parameter of shape {list(parameter.shape)} in common; "
