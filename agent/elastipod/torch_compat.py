@@ -103,9 +103,14 @@ def seed_torch(seed: int) -> None:
     if _has_other_devices_than_cuda():
         torch.manual_seed(seed)
         return
-    if torch.cuda.is_initialized() or torch.cuda.is_available():  # type: ignore[no-untyped-call]
+    if _has_cuda():
         torch.cuda.manual_seed_all(seed)
     torch.default_generator.manual_seed(seed)
+
+
+@cache
+def _has_cuda() -> bool:
+    return bool(torch.cuda.is_available())  # counts the devices each time
 
 
 @cache

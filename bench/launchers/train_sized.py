@@ -3,7 +3,8 @@
 Kinds are `ddp`, `fsdp2`, and `copies` for FSDP2 with a copy of every step. Each process writes `<log dir>/<pid>-<generation>.log` for
 each world, with the lines of train.py; `<pid>-<generation>.phases`, a JSON object of seconds and bytes: what this rank did between
 two worlds; and `<pid>-<generation>.costs`, a line for each step: seconds from the end of the script's block in the step before to
-its block in this one, without the optimizer's own step, and those of following among them, when somebody follows.
+its block in this one, without the optimizer's own step and this script's own notes, and those of following among them, when somebody
+follows.
 """
 
 import json
@@ -118,17 +119,19 @@ def main() -> None:
             costs = open(folder / f"{os.getpid()}-{generation}.costs", "a", buffering=1)  # noqa: SIM115 as long as its world
         with step as batch:
             if costs is not None and not is_new:
-                cost = time.monotonic() - left - spent.pop("apply", 0.0)
+                cost = time.monotonic() - left - spent.pop("apply", 0.0) - spent.pop("note", 0.0)
                 costs.write(f"{cost:.6f} {spent.pop('follow', 0.0):.6f}\n")
             time.sleep(STEP_S)
             logits = state.model(torch.randn(len(batch.indices), 64))
             nn.functional.cross_entropy(logits, torch.randint(10, (len(batch.indices),))).backward()  # type: ignore[no-untyped-call]
             left = time.monotonic()
         if step.is_done and log is not None:
-            log.write(f"step {time.monotonic():.6f} {batch.step} {state.rank} {state.world_size}\n")
+            done = time.monotonic()
+            log.write(f"step {done:.6f} {batch.step} {state.rank} {state.world_size}\n")
             if is_new:
                 (folder / f"{os.getpid()}-{generation}.phases").write_text(json.dumps(spent))
                 spent.clear()
+            spent["note"] = time.monotonic() - done
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
@@ -55,8 +56,8 @@ def run_ranks(number: int, body: Callable[[int], Any], once_forked: Callable[[],
 def _be_rank(rank: int, body: Callable[[int], Any], writing: int) -> None:
     try:
         gc.freeze()  # garbage of the tests before may hold process groups, whose threads this fork has not got: their end would hang
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(int(PATIENCE_S))
+        # A rank that hangs says where, also when a thread holds Python's lock; the ranks that wait for it fail then.
+        faulthandler.dump_traceback_later(PATIENCE_S, exit=True, file=2)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         torch.set_num_threads(1)  # a fork has none of the threads that torch computed with
         try:
