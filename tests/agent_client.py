@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import json
-import random
-import socket
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from email.message import Message
 from pathlib import Path
 from typing import Any
 
+from tests.free_ports import free_port
 from tests.patience import PATIENCE_S
 
 from elastipod_agent.authentication import Credentials, bearer, challenge_in, signed
-
-
-def free_port() -> int:
-    """Give a port that nobody uses now, and that no outgoing connection is given meanwhile, as it might be by the kernel."""
-    while True:
-        port = random.randrange(12_000, 29_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("", port))
-            return port
 
 
 def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.agent_client import free_port
 from tests.debian import unpacked
+from tests.free_ports import free_port
 from tests.patience import PATIENCE_S
 
 

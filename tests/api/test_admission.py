@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agent_client import free_port
 from tests.api.compat_lives import operator
 from tests.api.jobs import apply, job, refusal
 from tests.api.self_signed import issue
 from tests.chart.rendered import Objects, render
+from tests.free_ports import free_port
 from tests.patience import PATIENCE_S
 
 from elastipod_local import binaries

@@ -7,11 +7,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from tests.agent_client import free_port
 from tests.api.compat_lives import OPERATOR, operator
 from tests.api.compat_nodes import PlayedNodes
 from tests.api.queue_jobs import KIND, Team
 from tests.api.test_prometheus import CLASS, nodes, team  # noqa: F401 fixtures
+from tests.free_ports import free_port
 from tests.long_runs import LongRun
 from tests.patience import PATIENCE_S
 from tests.prometheus import Prometheus, hurried, prometheus

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from cryptography import x509
-from tests.agent_client import free_port
 from tests.api.cert_manager import cert_manager, data_of, mounted
 from tests.api.compat_lives import operator
 from tests.api.test_admission import CONFIGURATION, applied, installed, tried, wishful
 from tests.chart.rendered import Objects, render
+from tests.free_ports import free_port
 from tests.long_runs import LongRun
 from tests.patience import PATIENCE_S
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.agent_client import free_port
 from tests.api.compat_nodes import PlayedNodes
 from tests.api.operator_processes import LEASE, Operators, operators
 from tests.api.queue_jobs import KIND, Team
 from tests.api.test_admission import CONFIGURATION, tried, webhook_at
 from tests.api.test_high_availability import is_standing_by
 from tests.debian import unpacked
+from tests.free_ports import free_port
 from tests.long_runs import LongRun
 from tests.objects import list_objects
 from tests.patience import PATIENCE_S

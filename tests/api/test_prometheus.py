@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agent_client import free_port
 from tests.api.compat_lives import operator
 from tests.api.compat_nodes import PlayedNodes
 from tests.api.kueue_objects import API, apply, queues
 from tests.api.queue_jobs import FLAVOR_LABELS, KIND, Team
 from tests.dashboard_page import panels
+from tests.free_ports import free_port
 from tests.patience import PATIENCE_S
 from tests.prometheus import Prometheus, prometheus
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.agent_client import free_port
 from tests.api.compat_lives import last_condition, operator
 from tests.api.compat_nodes import PlayedNodes
 from tests.api.jobs import apply, get, job
 from tests.chart.rendered import CHART
+from tests.free_ports import free_port
 from tests.objects import is_served, list_objects
 from tests.patience import PATIENCE_S
 

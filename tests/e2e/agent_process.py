@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
-from tests.agent_client import AgentClient, free_port, until
+from tests.agent_client import AgentClient, until
+from tests.free_ports import free_port
 from tests.patience import PATIENCE_S
 
 import elastipod_agent

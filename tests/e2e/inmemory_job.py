@@ -16,11 +16,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tests.agent_client import free_port
 from tests.e2e.inmemory_agents import AgentSocket
 from tests.e2e.inmemory_holds import hold
 from tests.e2e.inmemory_slots import Ended, Resize, Slot, is_stopped, kill
 from tests.e2e.torch_fork_server import ForkedTestWorker, TorchForkServer
+from tests.free_ports import free_port
 from tests.patience import PATIENCE_S
 
 from elastipod.chaos import CHAOS_ENV, FaultKind, PlannedFault

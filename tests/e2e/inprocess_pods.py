@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.agent_client import free_port, until
+from tests.agent_client import until
 from tests.e2e.agent_process import AgentProcess
+from tests.free_ports import free_port
 
 
 class Pods:

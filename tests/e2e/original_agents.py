@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.agent_client import free_port
 from tests.e2e.agent_process import PACKAGES
+from tests.free_ports import free_port
 from tests.patience import PATIENCE_S
 from tests.peers import peer_python
 

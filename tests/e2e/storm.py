@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.agent_client import free_port, until
+from tests.agent_client import until
 from tests.e2e.storm_pods import KINDS, Caller, Pod, Tally, _go_on, _parent
+from tests.free_ports import free_port
 
 from elastipod.ipc.protocol import RestartMode
 

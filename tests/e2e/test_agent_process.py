@@ -14,9 +14,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.agent_client import free_port, until
+from tests.agent_client import until
 from tests.e2e.agent_process import AgentProcess, until_gone
 from tests.e2e.agent_scripts import FAMILY, POLL, SAY_RANK, RunAgent, _below, worker_pids
+from tests.free_ports import free_port
 from tests.nonempty import some
 from tests.patience import PATIENCE_S
 

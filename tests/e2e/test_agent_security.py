@@ -18,9 +18,10 @@ from http.client import HTTPConnection
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.agent_client import free_port, until
+from tests.agent_client import until
 from tests.e2e.agent_process import PACKAGES, AgentProcess, until_gone
 from tests.e2e.agent_scripts import POLL, RunAgent, worker_pids
+from tests.free_ports import free_port
 from tests.nonempty import every
 from tests.patience import PATIENCE_S
 

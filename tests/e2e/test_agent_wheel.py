@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests import peers
-from tests.agent_client import free_port
+from tests.free_ports import free_port
 from tests.patience import PATIENCE_S
 
 from elastipod_local.host import wait_until

@@ -15,9 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.agent_client import free_port, until
+from tests.agent_client import until
 from tests.api.compat_jobs import EXPECTED
 from tests.e2e.agent_process import PACKAGES, AgentProcess
+from tests.free_ports import free_port
 from tests.long_runs import LongRun
 from tests.patience import PATIENCE_S
 from tests.slow import all_but_first

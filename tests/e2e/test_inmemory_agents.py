@@ -11,12 +11,13 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.agent_client import free_port, until
+from tests.agent_client import until
 from tests.e2e.agent_process import AgentProcess, is_gone, suspend, until_gone
 from tests.e2e.agent_scripts import RunAgent
 from tests.e2e.inmemory_holds import hold
 from tests.e2e.inmemory_job import WORKER
 from tests.e2e.inmemory_schedules import JOINED
+from tests.free_ports import free_port
 from tests.nonempty import every
 
 from elastipod.audit.log_reader import read_logs

@@ -15,11 +15,12 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.agent_client import free_port, until
+from tests.agent_client import until
 from tests.agent_scenarios import ASK_THE_LIBRARY, restart_loop
 from tests.e2e.agent_process import AgentProcess, is_gone, suspend, until_gone
 from tests.e2e.agent_scripts import RunAgent
 from tests.e2e.inprocess_pods import Pods
+from tests.free_ports import free_port
 from tests.long_runs import LongRun
 from tests.nonempty import some
 

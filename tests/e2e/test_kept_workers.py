@@ -7,9 +7,10 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.agent_client import free_port, until
+from tests.agent_client import until
 from tests.e2e.agent_process import AgentProcess, until_gone
 from tests.e2e.agent_scripts import RunAgent
+from tests.free_ports import free_port
 from tests.nonempty import every
 from tests.patience import PATIENCE_S
 

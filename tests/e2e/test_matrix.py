@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 from tests import peers
-from tests.agent_client import free_port, until
+from tests.agent_client import until
 from tests.e2e.agent_process import AgentProcess
 from tests.e2e.test_agent_wheel import wheels  # noqa: F401 a fixture
 from tests.e2e.versions_run import find_python, install, make_environment, run_job, versions_of
+from tests.free_ports import free_port
 from tests.long_runs import LongRun
 from tests.patience import PATIENCE_S
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.agent_client import free_port, until
+from tests.agent_client import until
 from tests.e2e.agent_process import AgentProcess
 from tests.e2e.agent_scripts import RunAgent
+from tests.free_ports import free_port
 
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit

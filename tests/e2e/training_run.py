@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.agent_client import free_port
 from tests.e2e.torch_fork_server import ForkedTestWorker, TorchForkServer
+from tests.free_ports import free_port
 from tests.nonempty import every
 from tests.patience import PATIENCE_S
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tests import peers
-from tests.agent_client import free_port, until
+from tests.agent_client import until
 from tests.e2e.agent_process import AgentProcess
+from tests.free_ports import free_port
 from tests.patience import PATIENCE_S
 
 from elastipod.audit.log_reader import read_logs

@@ -49,6 +49,7 @@ MOST_FOR_STATE_S = 25.0  # less than the phases that follow may last, whose limi
 ARRIVAL_S = (
     1800.0  # as torch waits for the ranks of a group: how long a process takes to import and build is the script's
 )
+HOSTING_S = 60.0  # how long rank 0 tries to have the port of the store
 FIRST_POLL_S, LAST_POLL_S = 0.002, 0.2  # between looks at a key of the store, and at the agent's word
 LOOKS_PER_S = 5000  # of all ranks together
 POLL_SHARE = 0.05  # of the time waited so far, which bounds both how late a rank is and how often it looks
@@ -207,27 +208,8 @@ class ProcessGroups:
 
     def _hosted_store(self, place: WorldPlace, wait: _Wait) -> Any:
         is_host = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        while True:
-            if not is_host and not wait_until_listening(
-                place.address, place.port, wait.slice(TRY_S).total_seconds(), place.world_size
-            ):
-                if wait.is_at_end:  # its host may only be late
-                    raise TimeoutError(f"nobody listens at {place.address}:{place.port}")
-                continue
-            try:
-                store = dist.TCPStore(  # type: ignore[attr-defined]  # public, though torch does not mark it so
-                    place.address,
-                    place.port,
-                    is_master=is_host,
-                    timeout=wait.slice(TRY_S),
-                    wait_for_workers=False,
-                    multi_tenant=True,
-                )
-            except RuntimeError:
-                if wait.is_at_end:
-                    raise
-            else:
-                return dist.PrefixStore(world_prefix(place.generation), store)  # type: ignore[attr-defined]
+        store = _host_store(place, wait) if is_host else _store_of_host(place, wait)
+        return dist.PrefixStore(world_prefix(place.generation), store)  # type: ignore[attr-defined]
 
     def _try(self, store: Any, place: WorldPlace, wait: _Wait, *, is_first: bool) -> bool:
         if not (is_first and place.store):  # earlier versions, which host a store, arrive twice
@@ -248,6 +230,46 @@ class ProcessGroups:
         if dist.is_initialized():  # half a group
             _destroy_groups()
         return False
+
+
+def _host_store(place: WorldPlace, wait: _Wait) -> Any:
+    """Host the store of a generation. Raises RuntimeError when its port cannot be had; what listened there may only be ending."""
+    until, is_told = time.monotonic() + HOSTING_S, False
+    while True:
+        try:
+            return _tcp_store(place, wait, is_host=True)
+        except RuntimeError as error:
+            if wait.is_at_end or time.monotonic() >= until:
+                raise
+            if not is_told:
+                log.warning("rank 0 cannot host the store yet, and tries for %g s: %s", HOSTING_S, _first_line(error))
+                is_told = True
+        time.sleep(LAST_POLL_S)
+
+
+def _store_of_host(place: WorldPlace, wait: _Wait) -> Any:
+    """Connect to the store that rank 0 hosts. Raises RuntimeError or TimeoutError."""
+    while True:
+        if not wait_until_listening(place.address, place.port, wait.slice(TRY_S).total_seconds(), place.world_size):
+            if wait.is_at_end:  # its host may only be late
+                raise TimeoutError(f"nobody listens at {place.address}:{place.port}")
+            continue
+        try:
+            return _tcp_store(place, wait, is_host=False)
+        except RuntimeError:
+            if wait.is_at_end:
+                raise
+
+
+def _tcp_store(place: WorldPlace, wait: _Wait, *, is_host: bool) -> Any:
+    return dist.TCPStore(  # type: ignore[attr-defined]  # public, though torch does not mark it so
+        place.address,
+        place.port,
+        is_master=is_host,
+        timeout=wait.slice(TRY_S),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
 
 
 def _time_for(num_bytes: int) -> timedelta:

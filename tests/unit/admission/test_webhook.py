@@ -18,7 +18,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.agent_client import free_port
+from tests.free_ports import free_port
 from tests.patience import PATIENCE_S
 from tests.unit.admission.test_review import good
 from tests.unit.agents.fake_agent import until

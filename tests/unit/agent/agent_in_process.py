@@ -17,7 +17,8 @@ from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
 from unittest import mock
 
-from tests.agent_client import AgentClient, free_port, until
+from tests.agent_client import AgentClient, until
+from tests.free_ports import free_port
 
 import elastipod_agent
 from elastipod_agent.authentication import Credentials

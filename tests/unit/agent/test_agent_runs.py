@@ -150,7 +150,7 @@ def test_log_files_have_a_folder_for_each_attempt_and_rank(agent: AgentInProcess
 def test_metrics_are_served_on_their_own_port(agent: AgentInProcess) -> None:
     from urllib.request import urlopen
 
-    from tests.agent_client import free_port
+    from tests.free_ports import free_port
 
     port = free_port()
 

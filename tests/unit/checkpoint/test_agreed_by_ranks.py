@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
-from tests.agent_client import free_port
+from tests.free_ports import free_port
 from tests.unit.checkpoint.trainer import Trainer
 from tests.unit.in_memory.forked_ranks import raised_by, run_ranks, world
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.agent_client import free_port
+from tests.free_ports import free_port
 from tests.patience import PATIENCE_S
 from tests.unit.in_memory.forked_ranks import raised_by, run_ranks, world
 

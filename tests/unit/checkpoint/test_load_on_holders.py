@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.agent_client import free_port
+from tests.free_ports import free_port
 from tests.unit.checkpoint.memory_places import save_async
 from tests.unit.checkpoint.trainer import Trainer
 from tests.unit.in_memory.forked_ranks import run_ranks, world

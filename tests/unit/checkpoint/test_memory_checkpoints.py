@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.agent_client import free_port
+from tests.free_ports import free_port
 from tests.nonempty import every, some
 from tests.unit.checkpoint.memory_places import Regression, save_async
 from tests.unit.checkpoint.trainer import Trainer

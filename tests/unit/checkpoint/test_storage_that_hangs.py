@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.agent_client import free_port
+from tests.free_ports import free_port
 from tests.patience import PATIENCE_S
 from tests.unit.checkpoint.trainer import Trainer
 from tests.unit.in_memory.forked_ranks import run_ranks, world

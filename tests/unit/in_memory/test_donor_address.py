@@ -6,7 +6,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from tests.agent_client import free_port
+from tests.free_ports import free_port
 from tests.patience import PATIENCE_S
 from tests.unit.served_stores import KEY, served_store
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.agent_client import free_port
+from tests.free_ports import free_port
 from tests.unit.in_memory.forked_ranks import raised_by, run_ranks, world
 
 from elastipod.in_memory import exchange

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from tests.agent_client import free_port
+from tests.free_ports import free_port
 from tests.unit.in_memory.forked_ranks import raised_by, run_ranks, world
 from tests.unit.in_memory.models import train, trained
 

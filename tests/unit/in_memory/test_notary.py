@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.agent_client import free_port
+from tests.free_ports import free_port
 from tests.unit.in_memory.forked_ranks import run_ranks, world
 from tests.unit.in_memory.models import Compiled
 from torch import nn

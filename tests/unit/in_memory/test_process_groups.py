@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,7 +17,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.agent_client import free_port, until
+from tests.agent_client import until
+from tests.free_ports import free_port
 from tests.nonempty import every
 from tests.patience import PATIENCE_S
 from tests.unit.in_memory.forked_ranks import raised_by, run_ranks
@@ -92,7 +95,7 @@ class Flag:
 
 
 def test_ranks_meet_in_one_generation_after_the_other_under_their_new_ranks(tmp_path: Path) -> None:
-    port, came = free_port(), Flag(tmp_path / "came")
+    port, port_of_second, came = free_port(), free_port(), Flag(tmp_path / "came")
 
     def body(number: int) -> Any:
         groups = ProcessGroups(None, timedelta(seconds=77))
@@ -110,7 +113,7 @@ def test_ranks_meet_in_one_generation_after_the_other_under_their_new_ranks(tmp_
         groups.leave()  # once more does no harm
         if number == 2:
             return found
-        groups.connect(place(1 - number, 2, port + 1, generation=2), never)
+        groups.connect(place(1 - number, 2, port_of_second, generation=2), never)
         return [*found, dist.get_rank(), dist.get_world_size(), sum_of(10**number)]
 
     def first(rank: int) -> list[Any]:
@@ -255,6 +258,41 @@ def test_a_store_that_nobody_hosts_is_given_up_at_the_limit(monkeypatch: pytest.
     assert kind == "WorldNotBuilt"
     assert text.startswith("generation 1 cannot meet at its store: ")
     assert text.count("\n") == 0
+
+
+def test_a_host_waits_for_its_port_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever came to it before, such as another program on this host, may be ending; the other ranks wait for the store meanwhile."""
+    port, waits = free_port(), list[float]()
+    other = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            other.close()
+
+    monkeypatch.setattr(process_groups, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    wait = _Wait(time.monotonic() + PATIENCE_S, never)
+    store = process_groups._host_store(place(0, 2, port), wait)
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    assert waits == [process_groups.LAST_POLL_S] * 3, "it does not try without a pause"
+    (told,) = caplog.messages
+    assert told.startswith("rank 0 cannot host the store yet, and tries for 60 s: ")
+    assert str(port) in told
+
+
+def test_a_host_that_does_not_get_its_port_gives_up_long_before_late_ranks_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process_groups, "HOSTING_S", 0.3)
+    port = free_port()
+    with socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True):
+        kind, text = raised_by(lambda: ProcessGroups("gloo", None).connect(place(0, 2, port), never))
+    assert kind == "WorldNotBuilt"
+    assert text.startswith("generation 1 cannot meet at its store: ")
+    assert str(port) in text
 
 
 def test_no_client_of_torch_is_made_before_somebody_listens(monkeypatch: pytest.MonkeyPatch) -> None:

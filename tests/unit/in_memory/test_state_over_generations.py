@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.agent_client import free_port
 from tests.e2e.inmemory_agents import AgentSocket
+from tests.free_ports import free_port
 from tests.patience import PATIENCE_S
 from tests.unit.in_memory.forked_ranks import run_ranks
 from tests.unit.in_memory.models import build

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.agent_client import free_port
+from tests.free_ports import free_port
 from tests.unit.in_memory.forked_ranks import raised_by, run_ranks, world
 from tests.unit.in_memory.models import trained
 from torch import nn

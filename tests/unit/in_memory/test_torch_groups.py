@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.agent_client import free_port
+from tests.free_ports import free_port
 from tests.unit.in_memory.models import Compiled
 from tests.unit.torch_processes import TorchProcesses
 from torch import nn

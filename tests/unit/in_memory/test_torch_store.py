@@ -12,7 +12,8 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from tests.agent_client import free_port, until
+from tests.agent_client import until
+from tests.free_ports import free_port
 from tests.patience import PATIENCE_S
 from tests.unit.in_memory.forked_ranks import raised_by, run_ranks
 from tests.unit.served_stores import KEY, ServedStore, served_store

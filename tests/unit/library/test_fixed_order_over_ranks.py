@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.agent_client import free_port
+from tests.free_ports import free_port
 from tests.unit.in_memory.forked_ranks import run_ranks, world
 from torch import nn
 

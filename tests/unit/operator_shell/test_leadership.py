@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.agent_client import free_port
+from tests.free_ports import free_port
 from tests.unit.agents.fake_agent import until
 from tests.unit.core.builders import job
 from tests.unit.operator_shell.api_server import ApiServer
