@@ -141,8 +141,10 @@ def shape_of(key: str, tensor: torch.Tensor) -> ShardedShape:
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Give this rank's own part of a tensor: the same memory."""
-    detached = tensor.detach()
-    return detached.to_local() if isinstance(detached, DTensor) else detached
+    if isinstance(tensor, DTensor):
+        with torch.no_grad():  # a DTensor's own detach takes several times as long
+            tensor = tensor.to_local()
+    return tensor.detach()
 
 
 def room_for(shapes: tuple[ShardedShape, ...], part: int, members: Members, mesh: Any) -> Content:

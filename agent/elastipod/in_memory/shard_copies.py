@@ -14,6 +14,7 @@ import torch.distributed as dist
 from elastipod.checkpoint.collective_planning import DOMAIN_ENV
 from elastipod.checkpoint.memory_directory import host_identity
 from elastipod.checkpoint.save_plan import choose_copy_holders
+from elastipod.in_memory.contiguous_image import ContiguousImage, contiguous_image, room_beside
 from elastipod.in_memory.exchange import all_texts
 from elastipod.in_memory.members import Members
 from elastipod.in_memory.parts import PartContent, ShardedShape, part_content, part_of, place_of
@@ -24,6 +25,7 @@ from elastipod.in_memory.shard_transfer import PartSources, PartTarget, Progress
 log = logging.getLogger(__name__)
 
 GENERATIONS = 2  # of copies that exist at once: the newest complete one, and the one that is being made
+MESSAGE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +68,16 @@ class ShardCopies:
         """Give the images that this rank holds of a step; none if no copy is due. Collective. Raises RuntimeError when a peer is gone."""
         if self._wanted is None or self._holders == {}:
             return []
-        is_first = self._holders is None
-        if not is_first and step % self._wanted.every:
-            return []
         if self._holders is None:
             self._holders = self._choose_holders(members, part)
             if not self._holders:
                 return []
-        givers = {part_of(len(self._holders), rank): rank for rank in self._holders}
-        takers = {part_of(len(self._holders), rank): holder for rank, holder in self._holders.items()}
-        taken = exchange_parts(members, part, takers, givers, progress)
+        elif step % self._wanted.every:
+            return []
+        own = contiguous_image(part_content(members, part, progress))
+        taken = _exchange_images(own, self._holders, progress)
         self._complete.add(step)
-        return [part_content(members, part).copied(), *taken]
+        return [own.content, *taken]
 
     def second_holders(
         self, holders: Sequence[tuple[int, int]], staying: Sequence[int], members: Members, part: int
@@ -124,6 +124,24 @@ class ShardCopies:
             allowed = self._wanted.memory_bytes
             return _off(f"they would take {max(needs)} bytes on rank {where}, and memory_bytes is {allowed}", rank)
         return holders
+
+
+def _exchange_images(own: ContiguousImage, holders: Mapping[int, int], progress: Progress) -> list[PartContent]:
+    """Give this rank's image to its holder, and those of others that it holds itself. Collective. Raises RuntimeError as `take`."""
+    rank, num_shards = dist.get_rank(), len(holders)
+    givers = sorted(giver for giver, holder in holders.items() if holder == rank)
+    rooms = [room_beside(own.content, part_of(num_shards, giver)) for giver in givers]
+    on_way = [
+        dist.irecv(piece, src=giver)
+        for giver, room in zip(givers, rooms, strict=True)
+        for piece in room.pieces(MESSAGE_BYTES)
+    ]
+    on_way += [dist.isend(piece, dst=holders[rank]) for piece in own.pieces(MESSAGE_BYTES)]
+    for work in on_way:
+        assert work is not None, "every rank is in the default group"
+        work.wait()
+        progress()
+    return [room.content for room in rooms]
 
 
 def exchange_parts(

@@ -11,10 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.free_ports import free_port
+from tests.nonempty import some
 from tests.unit.in_memory.forked_ranks import run_ranks, world
 
 from elastipod.checkpoint.collective_planning import DOMAIN_ENV
 from elastipod.in_memory import shard_copies
+from elastipod.in_memory.contiguous_image import ContiguousImage, contiguous_image, room_beside
 from elastipod.in_memory.members import Members, TensorShape
 from elastipod.in_memory.parts import PartContent, ShardedShape, part_of
 from elastipod.in_memory.shard_copies import Copies, ShardCopies, agree_on_flag, exchange_parts
@@ -129,22 +131,22 @@ def test_replicas_are_copies_already(monkeypatch: pytest.MonkeyPatch, caplog: py
 
 
 class Taking:
-    """One rank whose copies are made by others; `asked` is what was exchanged."""
+    """Rank 1 of a world in which nothing travels; `asked` is what was to travel."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, holders: dict[int, int], every: int) -> None:
         self.copies = ShardCopies(Copies(1, every=every))
         self.asked: list[Any] = []
         self.chosen = 0
-        monkeypatch.setattr(shard_copies, "part_content", content)
-        monkeypatch.setattr(shard_copies, "exchange_parts", self._exchange)
+        monkeypatch.setattr(shard_copies, "part_content", lambda members, part, _: content(members, part))
+        monkeypatch.setattr(shard_copies, "_exchange_images", self._exchange)
         monkeypatch.setattr(self.copies, "_choose_holders", lambda *_: self._choose(holders))
 
     def _choose(self, holders: dict[int, int]) -> dict[int, int]:
         self.chosen += 1
         return holders
 
-    def _exchange(self, *given: Any) -> list[str]:
-        self.asked.append(given)
+    def _exchange(self, own: ContiguousImage, *more: Any) -> list[str]:
+        self.asked.append((own.content.part, *more))
         return ["that of another"]
 
     def take(self, *steps: int) -> list[int]:
@@ -152,8 +154,11 @@ class Taking:
         return [step for step in steps if self.copies.take(step, MEMBERS, part_of(3, 1), no_progress)]
 
 
+HOLDERS = {0: 1, 1: 2, 2: 0}
+
+
 def test_the_first_step_of_a_world_is_copied_and_then_each_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    taking = Taking(monkeypatch, {0: 1, 1: 2, 2: 0}, 3)
+    taking = Taking(monkeypatch, HOLDERS, 3)
     assert taking.take(4, 5, 6, 7, 8, 9) == [4, 6, 9]
     assert taking.chosen == 1
     taking.copies.forget_world()
@@ -163,13 +168,23 @@ def test_the_first_step_of_a_world_is_copied_and_then_each_so_many(monkeypatch: 
 
 
 def test_what_is_exchanged_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    taking = Taking(monkeypatch, {0: 1, 1: 2, 2: 0}, 1)
+    taking = Taking(monkeypatch, HOLDERS, 1)
     own, other = taking.copies.take(5, MEMBERS, part_of(3, 1), no_progress)
-    givers = {part_of(3, 0): 0, part_of(3, 1): 1, part_of(3, 2): 2}
-    takers = {part_of(3, 0): 1, part_of(3, 1): 2, part_of(3, 2): 0}
-    assert taking.asked == [(MEMBERS, part_of(3, 1), takers, givers, no_progress)]
+    assert taking.asked == [(part_of(3, 1), HOLDERS, no_progress)]
     assert own.part == part_of(3, 1)
     assert str(other) == "that of another"
+
+
+def test_a_copy_that_is_broken_off_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    taking = Taking(monkeypatch, HOLDERS, 1)
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("closed")
+
+    monkeypatch.setattr(shard_copies, "_exchange_images", broken)
+    with pytest.raises(RuntimeError, match="closed"):
+        taking.take(5)
+    assert taking.copies._complete == set()
 
 
 @pytest.mark.parametrize("holders", [{}, None])
@@ -183,9 +198,10 @@ def test_without_holders_or_a_wish_nothing_is_copied(
     assert (taking.asked, taking.chosen, taking.copies._complete) == ([], int(holders is not None), set())
 
 
-def test_a_copy_does_not_change_with_later_steps() -> None:
+@pytest.mark.parametrize("copy", [PartContent.copied, lambda part: contiguous_image(part).content])
+def test_a_copy_does_not_change_with_later_steps(copy: Callable[[PartContent], PartContent]) -> None:
     before = content(None, part_of(3, 0))
-    after = before.copied()
+    after = copy(before)
     for tensor in before.tensors.values():
         tensor.add_(1)
     for key, tensor in after.tensors.items():
@@ -253,6 +269,47 @@ def test_parts_arrive_whole_and_only_where_they_are_taken(monkeypatch: pytest.Mo
         [[[part_of(3, 0), *right], [part_of(3, 2), *right]], 3],
         [[], 1],
     ]
+
+
+@pytest.mark.parametrize("size", [3, 8], ids=["parts of two lengths", "a part without rows"])
+def test_copies_arrive_whole_where_they_are_held(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Each rank holds the part of the rank before it; rank 0 also that of rank 1, and rank 2 none."""
+    monkeypatch.setattr(shard_copies, "MESSAGE_BYTES", 40)
+    monkeypatch.setattr(shard_copies, "part_content", lambda members, part, _: content(members, part))
+    holders = {rank: (rank + 1) % size for rank in range(size)} | {1: 0}
+    monkeypatch.setattr(ShardCopies, "_choose_holders", lambda *_: holders)
+
+    def body(rank: int) -> Any:
+        told: list[int] = []
+        images = ShardCopies(Copies(1)).take(4, MEMBERS, part_of(size, rank), lambda: told.append(1))
+        agree_on_flag()
+        found = []
+        for image in images:
+            wanted = content(None, image.part)
+            is_right = [torch.equal(tensor, wanted.tensors[key]) for key, tensor in image.tensors.items()]
+            found.append([image.part, is_right, image.shapes == SHAPES, image.values, list(image.tensors)])
+        return [found, len(told)]
+
+    def num_messages(rank: int) -> int:
+        stretches = [shape.stretch(part_of(size, rank)) for shape in SHAPES if shape.dim is not None]
+        return -(-sum(-(-(stop - start) // 16) * 16 for start, stop in stretches) // 40)
+
+    for rank, (found, num_told) in enumerate(some(run_world(size, body))):
+        held = [rank, *(giver for giver, holder in holders.items() if holder == rank)]
+        right = [[True] * 3, True, "the values", [shape.key for shape in SHAPES]]
+        assert found == [[part_of(size, each), *right] for each in held]
+        assert num_told == sum(map(num_messages, held))
+
+
+def test_an_image_and_those_beside_it_share_what_every_rank_has_whole() -> None:
+    own = contiguous_image(content(None, part_of(3, 0)))
+    other = room_beside(own.content, part_of(3, 2))
+    assert other.content.tensors["step"] is own.content.tensors["step"]
+    assert {tensor.untyped_storage().data_ptr() for key, tensor in own.content.tensors.items() if key != "step"} == {
+        own.raw.untyped_storage().data_ptr()
+    }, "one stretch of memory"
+    first, second = (own.content.tensors[shape.key].data_ptr() for shape in SHAPES if shape.dim is not None)
+    assert second - first == 32, "24 bytes, and those up to the next number of any size"
 
 
 def test_a_flag_of_a_single_rank_needs_nobody() -> None:
