@@ -22,7 +22,7 @@ class ContiguousImage:
 
     def pieces(self, size: int) -> Sequence[torch.Tensor]:
         """Give the bytes in messages of at most ``size`` bytes; none for a part without shards."""
-        return self.raw.split(size) if self.raw.numel() else ()
+        return [self.raw[start : start + size] for start in range(0, self.raw.numel(), size)]
 
 
 def contiguous_image(content: PartContent) -> ContiguousImage:
