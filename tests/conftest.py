@@ -14,6 +14,7 @@ from typing import Any
 import hypothesis
 import psutil
 import pytest
+from tests.leaks import children, threads_that_stay
 from tests.long_runs import LongRun, LongRuns, reports_folder
 from tests.patience import PATIENCE_S, TEARDOWN_S, TIER_TIMEOUT_S
 from tests.teardown_limit import TeardownLimit
@@ -189,30 +190,12 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     if tier_of(request.node) not in LEAKABLE_TIERS:
         yield
         return
-    threads_before = set(threading.enumerate())
-    children_before = children()
+    threads_before, children_before = set(threading.enumerate()), children()
     yield
-    threads = [thread.name for thread in threading.enumerate() if thread not in threads_before and not thread.daemon]
+    threads = threads_that_stay(threads_before, PATIENCE_S / 4)
     _, left = psutil.wait_procs(children() - children_before, timeout=PATIENCE_S / 4)
     assert not threads, f"the test left threads running: {', '.join(threads)}"
     assert not left, f"the test left processes running: {left}"
-
-
-def children() -> set[psutil.Process]:
-    """Give all processes below this one. psutil alone looks at every process of the machine, twice for each test."""
-    return set() if _has_no_child() else set(psutil.Process().children(recursive=True))
-
-
-def _has_no_child() -> bool:
-    """Whether none of this process's threads has one; False if that is unknown."""
-    try:
-        for thread in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{thread}/children", "rb", buffering=0) as listed:
-                if listed.read(1):
-                    return False
-    except OSError:  # a thread has just ended, or another system
-        return False
-    return True
 
 
 @pytest.hookimpl(optionalhook=True)
