@@ -60,7 +60,7 @@ class SlowDisk:
         mount_point, name, limit = (throttled or [(Path("/sys/fs/cgroup"), "io.max", "wbps={}")])[0]
         found: dict[Path, str] = {}
         for process in (each for of_pod in training_processes(self.job.name).values() for each in of_pod):
-            with suppress(FileNotFoundError):  # it has ended
+            with suppress(OSError):  # it has ended, before its file was opened or after that
                 lines = Path(f"/proc/{process.pid}/cgroup").read_text().splitlines()
                 paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
                 own = next((path for names, path in paths.items() if "blkio" in names.split(",")), paths.get("", "/"))

@@ -112,4 +112,11 @@ def test_a_second_one_waits_and_has_nothing_left_to_do(checkout: Checkout) -> No
 
 def _waits(script: subprocess.Popen[bytes]) -> bool:
     children = Path(f"/proc/{script.pid}/task/{script.pid}/children").read_text().split()
-    return any("flock" in Path(f"/proc/{child}/comm").read_text() for child in children)
+    return any("flock" in _name(child) for child in children)
+
+
+def _name(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
+    except OSError:  # it has ended, before its file was opened or after that
+        return ""
