@@ -102,12 +102,6 @@ class PartContent:
     def num_bytes(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
-    def copied(self) -> PartContent:
-        """Give a copy that later steps do not change."""
-        return PartContent(
-            self.part, self.shapes, {key: each.clone() for key, each in self.tensors.items()}, self.values
-        )
-
 
 def part_content(members: Members, part: int, progress: Callable[[], None] = lambda: None) -> PartContent:
     """Give the part of the state that the members of this rank are, in host memory: their own where they lie there, else a copy.

@@ -19,6 +19,7 @@ from torch import nn
 
 from elastipod.errors import ElastipodError, StateDiffersError
 from elastipod.in_memory.agent_link import Fate, Kind
+from elastipod.in_memory.contiguous_image import contiguous_image
 from elastipod.in_memory.exchange import text_of
 from elastipod.in_memory.members import Content, Members
 from elastipod.in_memory.memory_state import MemoryState, lost_world
@@ -131,7 +132,7 @@ class ShardedMemory(MemoryState):
 
     def _complete_alone(self, part: int) -> None:
         """All ranks may have been prepared, and some may have committed: hold the state before the step and after it."""
-        before = part_content(self.members, part, self._limit.progress).copied()
+        before = contiguous_image(part_content(self.members, part, self._limit.progress)).content
         self._limit.progress()
         try:
             self._apply()
