@@ -60,9 +60,9 @@ class SmallOperator:
         return at
 
     def prepare(self, members: Sequence[Client]) -> None:
-        """Before a planned change of workers that wait at the barrier: have the newcomers start theirs while the others train."""
+        """Before a planned change of workers that wait at the barrier: have newcomers that can start theirs while the others train."""
         if self._restart_mode:
-            newcomers = [agent for agent in members if agent not in self.members]
+            newcomers = [agent for agent in members if "prepare" in agent.features and agent not in self.members]
             meets_at = self._meets_at if self._restart_mode == KEEPS else {}
             self._all(
                 newcomers,

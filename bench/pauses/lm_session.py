@@ -15,10 +15,11 @@ from bench.launchers.client import Client
 from bench.launchers.nodes import REPOSITORY, worker_environment
 from bench.launchers.small_operator import KEEPS, SmallOperator
 from bench.pauses.parts import Pause, read_spans
+from bench.pauses.versions import Version
 
 from elastipod_local.demo.run_log import Generation, read_run
 
-SCRIPT = REPOSITORY / "examples" / "lm" / "train.py"
+SCRIPT = "examples/lm/train.py"
 MODES = {"process": "process_level_restart", "memory": KEEPS, "crash": KEEPS}
 OF_DEMO = ("--steps=560", "--corpus-kib=600", "--checkpoint-every=20", "--min-step-time=0.25")
 DRAIN_S = 120
@@ -35,11 +36,11 @@ class LmSession:
         self._folder, self._memory = folder, memory
         self._nodes: list[Process] = []
 
-    def run(self, processes: Processes, side: str) -> None:
+    def run(self, processes: Processes, side: str, version: Version) -> None:
         """Raises Failed."""
         operator = SmallOperator(MODES[side])
         try:
-            agents = [self._begin(processes, number) for number in range(4)]
+            agents = [self._begin(processes, number, version) for number in range(4)]
             for process, agent in zip(self._nodes, agents, strict=True):
                 until(lambda process=process, agent=agent: _is_ready(process, agent), "an agent", WITHIN_S)  # type: ignore[misc]
             operator.start(agents[:2])
@@ -53,20 +54,21 @@ class LmSession:
         finally:
             operator.close()
 
-    def _begin(self, processes: Processes, number: int) -> Client:
+    def _begin(self, processes: Processes, number: int, version: Version) -> Client:
         port = free_port()
         env = worker_environment(self._folder) | {
             **{
                 "NNODES": "1",
-                "PYTHONPATH": f"{REPOSITORY / 'agent'}:{REPOSITORY}",
+                "PYTHONPATH": f"{version.root / 'agent'}:{REPOSITORY}",
                 "KUBERNETES_SERVICE_HOST": "127.0.0.1",
             },
             **{"ELASTIPOD_JOB": "bench/lm", "ELASTIPOD_RUN_ID": "bench-lm", "ELASTIPOD_POD": f"node-{number}"},
             "ELASTIPOD_MEMORY_DIR": str(self._memory / f"node-{number}"),
         }
+        traced = ["--preload=bench.pauses.traced"] if version.is_traced else []
         command = [
             *(sys.executable, "-m", "elastipod_agent", "--server-host=127.0.0.1", f"--server-port={port}"),
-            *("--preload=bench.pauses.traced", str(SCRIPT), *OF_DEMO),
+            *(*traced, str(version.root / SCRIPT), *OF_DEMO),
             *(f"--checkpoint-dir={self._folder / 'checkpoints'}", f"--sample-log-dir={self._folder / 'samples'}"),
         ]
         self._nodes.append(processes.start(f"node {number}", command, env, self._folder / f"node-{number}.txt"))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from bench.common.processes import Failed
 from bench.launchers.client import Client
-from bench.launchers.small_operator import SmallOperator
+from bench.launchers.small_operator import KEEPS, SmallOperator
 from tests.nonempty import every
 
 Call = tuple[int, str, dict[str, Any]]
@@ -24,7 +24,7 @@ class StandIn:
     def __init__(self, number: int, calls: list[Call], is_ours: bool) -> None:
         self.number, self.calls, self.is_ours = number, calls, is_ours
         self.state, self.version = "ready", 1
-        self.stays_stopping = False
+        self.stays_stopping = self.is_prepared = False
         self.features = ["store"] if is_ours else []
         agent = self
 
@@ -36,7 +36,8 @@ class StandIn:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 agent.calls.append((agent.number, self.path, body))
-                agent.state = {"/start": "running", "/stop": "stopping"}[self.path]
+                agent.state = {"/start": "running", "/stop": "stopping", "/prepare": agent.state}[self.path]
+                agent.is_prepared |= self.path == "/prepare"
                 agent.version += 1
                 self.reply(None)
 
@@ -56,7 +57,9 @@ class StandIn:
     def status(self, long_polls: bool) -> dict[str, object]:
         assert self.is_ours or not long_polls, "only agents that show a version are asked that way"
         told: dict[str, object] = {"status": self.state} | (
-            {"version": self.version, "features": self.features} if self.is_ours else {}
+            {"version": self.version, "features": self.features, "preparation": "ready" if self.is_prepared else None}
+            if self.is_ours
+            else {}
         )
         if self.state == "stopping" and not self.stays_stopping:
             self.calls.append((self.number, "became ready", {}))
@@ -117,6 +120,21 @@ def test_a_start_names_a_store_where_all_agents_can_use_it(
     operator.start([agent.client for agent in agents[:2]])
     port = agents[0].client.port if agents[0].is_ours and not is_older else None
     assert [body.get("store_port") for _, path, body in agents[0].calls if path == "/start"] == [port, port]
+
+
+@pytest.mark.parametrize("can_prepare", [False, True])
+def test_newcomers_are_prepared_where_their_agents_know_how(agents: list[StandIn], can_prepare: bool) -> None:
+    operator = SmallOperator(KEEPS)
+    try:
+        operator.start([agent.client for agent in agents[:2]])
+        for agent in agents:
+            agent.features = ["prepare"] if can_prepare and agent.is_ours else []
+            agent.client.status()
+        operator.prepare([agent.client for agent in agents[:3]])
+    finally:
+        operator.close()
+    asked = [number for number, path, _ in agents[0].calls if path == "/prepare"]
+    assert asked == ([2] if can_prepare and agents[0].is_ours else [])
 
 
 def test_the_generation_that_is_stopped_is_the_old_one(agents: list[StandIn], operator: SmallOperator) -> None:
