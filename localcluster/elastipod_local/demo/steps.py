@@ -20,7 +20,7 @@ from elastipod_local.demo.result import DemoResult, audit, write_result
 from elastipod_local.demo.run_log import find_logs, read_run
 from elastipod_local.demo.urgent_job import UrgentRun
 from elastipod_local.demo.view import View
-from elastipod_local.demo.watcher import ENDED, JobEvent, JobSnapshot, Watcher
+from elastipod_local.demo.watcher import JobEvent, JobSnapshot, Watcher
 from elastipod_local.errors import LocalClusterError, UnsupportedError
 from elastipod_local.kueue_config import KueueOptions
 from elastipod_local.paths import cluster_dir
@@ -41,9 +41,8 @@ INSTALL_DEADLINE_S = 120
 START_DEADLINE_S = 300  # torch takes minutes to import where a busy machine reads it for the first time
 RESIZE_DEADLINE_S = 120
 RECOVERY_DEADLINE_S = 60
-URGENT_DEADLINE_S = 300
 NEW_PROCESSES = {"spec": {"elastipod": {"recovery": "Process"}}}
-END_DEADLINE_S = 240
+STALL_S = 120  # without a step, after which a job is given up that is to train to its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ class Demo:
             self._view.act("For comparison: new processes in place of a change in memory")
             self._force_new_processes(watcher)
             with self._step("complete", "wait until the job completes"):
-                snapshot = _wait_for_end(watcher, END_DEADLINE_S)
+                snapshot = watcher.wait_for_end(stall_s=STALL_S)
         with self._step("audit", "audit both jobs: was every sample trained exactly once?"):
             return self._write_result(snapshot, urgent, watcher.events)
 
@@ -136,7 +135,7 @@ class Demo:
                 _wait_for_size(watcher, 2, RESIZE_DEADLINE_S)
             with self._step("urgent", "the urgent job trains on the freed quota, to its end"):
                 _wait_for_size(urgent_watcher, 2, START_DEADLINE_S)
-                urgent = _wait_for_end(urgent_watcher, URGENT_DEADLINE_S)
+                urgent = urgent_watcher.wait_for_end(stall_s=STALL_S)
         with self._step("regrow", "the urgent job is gone; the job grows back to 4"):
             self._train_at_size(watcher, 4, RESIZE_DEADLINE_S)
         return urgent
@@ -270,7 +269,3 @@ def _wait_for_size(watcher: Watcher, size: int, deadline_s: float) -> str:
     what = f"training with {size} replicas"
     watcher.wait_for(lambda snapshot: snapshot.training_size == size, what, deadline_s=deadline_s)
     return what
-
-
-def _wait_for_end(watcher: Watcher, deadline_s: float) -> JobSnapshot:
-    return watcher.wait_for(lambda snapshot: snapshot.state in ENDED, "its end", deadline_s=deadline_s, may_end=True)

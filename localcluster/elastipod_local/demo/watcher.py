@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -220,27 +221,44 @@ class Watcher:
         """All Events of the job and its Workloads so far, in order."""
         return tuple(self._events.all)
 
-    def wait_for(
-        self, holds: Callable[[JobSnapshot], bool], what: str, *, deadline_s: float, may_end: bool = False
-    ) -> JobSnapshot:
+    def wait_for(self, holds: Callable[[JobSnapshot], bool], what: str, *, deadline_s: float) -> JobSnapshot:
         """Wait until `holds` is true for an observation, and give it.
 
-        Raises LocalClusterError with the last observation after deadline_s, and at once if the job has ended
-        before (unless may_end).
+        Raises LocalClusterError with the last observation after deadline_s, and at once if the job has ended before.
         """
-        end = time.monotonic() + deadline_s
+        end = monotonic() + deadline_s
         with self._changed:
-            while True:
-                if self._failure:
-                    raise self._failure
-                if holds(self._snapshot):
-                    return self._snapshot
-                if self._snapshot.state in ENDED and not may_end:
-                    raise LocalClusterError(f"{self._name} ended before {what}: {self._snapshot}")
-                remaining = end - time.monotonic()
-                if remaining <= 0:
-                    raise LocalClusterError(f"waited {deadline_s:g} s for {what}; last seen: {self._snapshot}")
-                self._changed.wait(remaining)
+            while not holds(seen := self._seen()):
+                if seen.state in ENDED:
+                    raise LocalClusterError(f"{self._name} ended before {what}: {seen}")
+                self._wait_until(end, deadline_s, what)
+            return seen
+
+    def wait_for_end(self, *, stall_s: float) -> JobSnapshot:
+        """Wait until the job has ended, however long it trains, and give the last observation.
+
+        Raises LocalClusterError with the last observation stall_s after the last step.
+        """
+        end, counted = monotonic() + stall_s, self._snapshot.progress
+        with self._changed:
+            while (seen := self._seen()).state not in ENDED:
+                if seen.progress != counted:
+                    end, counted = monotonic() + stall_s, seen.progress
+                self._wait_until(end, stall_s, "its end or a further step")
+            return seen
+
+    def _seen(self) -> JobSnapshot:
+        """Give the last observation. Raises what has ended the watch."""
+        if self._failure:
+            raise self._failure
+        return self._snapshot
+
+    def _wait_until(self, end: float, patience_s: float, what: str) -> None:
+        """Wait for the next observation."""
+        remaining = end - monotonic()
+        if remaining <= 0:
+            raise LocalClusterError(f"waited {patience_s:g} s for {what}; last seen: {self._snapshot}")
+        self._changed.wait(remaining)
 
     def _run(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,17 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.demo.runs import CREATED, GROW_SHRINK_CRASH, log
 
-from elastipod_local.demo.watcher import EVENTS, JobEvent, JobSnapshot, Watcher, is_about, read_job, read_progress
+from elastipod_local.demo import watcher as watcher_module
+from elastipod_local.demo.watcher import (
+    EVENTS,
+    JobEvent,
+    JobSnapshot,
+    Progress,
+    Watcher,
+    is_about,
+    read_job,
+    read_progress,
+)
 from elastipod_local.errors import LocalClusterError
 
 
@@ -132,6 +143,33 @@ def test_a_job_that_ends_early_ends_the_wait(watch: Callable[[Api], Watcher]) ->
         watcher.wait_for(lambda snapshot: False, "4 replicas", deadline_s=PATIENCE_S)
 
 
+def test_a_job_is_waited_for_as_long_as_it_makes_steps(
+    watch: Callable[[Api], Watcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow the machine is: here a minute passes between two looks, and each of them sees one step more."""
+    looks = itertools.count(1)
+    now = 0.0
+
+    def progress(*_: Any) -> Progress:
+        nonlocal now
+        now += 60
+        return Progress(1, next(looks), None, None)
+
+    monkeypatch.setattr(watcher_module, "monotonic", lambda: now)
+    monkeypatch.setattr(watcher_module, "read_progress", progress)
+    with watch(Api(*[[job()]] * 9, [job("Completed")])) as watcher:
+        assert watcher.wait_for_end(stall_s=100).state == "Completed"
+    assert now >= 600
+
+
+def test_a_job_without_a_further_step_is_given_up(watch: Callable[[Api], Watcher]) -> None:
+    said = "waited 0 s for its end or a further step; last seen: lm: state Running"
+    with watch(Api([job()])) as watcher:
+        watcher.wait_for(lambda snapshot: snapshot.state == "Running", "running", deadline_s=PATIENCE_S)
+        with pytest.raises(LocalClusterError, match=said):
+            watcher.wait_for_end(stall_s=0)
+
+
 def test_an_api_server_that_does_not_answer_is_not_the_end(watch: Callable[[Api], Watcher]) -> None:
     with watch(Api(None, [job()])) as watcher:
         watcher.wait_for(lambda snapshot: snapshot.state == "Running", "running", deadline_s=PATIENCE_S)
@@ -149,7 +187,7 @@ def test_each_event_of_the_job_is_told_once_and_again_when_repeated(watch: Calla
         [job("Completed"), event("1", "Started", count=2)],
     )
     with watch(api) as watcher:
-        watcher.wait_for(lambda snapshot: snapshot.state == "Completed", "the end", deadline_s=PATIENCE_S, may_end=True)
+        watcher.wait_for_end(stall_s=PATIENCE_S)
     assert watcher.shown == ["Started: said so", "Started: said so"]  # type: ignore[attr-defined]
 
 
@@ -172,7 +210,7 @@ def test_what_kueue_says_of_a_workload_is_kept_and_not_shown(watch: Callable[[Ap
     evicted = event("2", "EvictedDueToPreempted", about="lm-more-1-13de4")
     evicted["involvedObject"]["kind"] = "Workload"
     with watch(Api([job("Completed"), evicted])) as watcher:
-        watcher.wait_for(lambda snapshot: snapshot.state == "Completed", "the end", deadline_s=PATIENCE_S, may_end=True)
+        watcher.wait_for_end(stall_s=PATIENCE_S)
         assert watcher.events == (JobEvent("Workload", "EvictedDueToPreempted", "said so"),)
     assert watcher.shown == []  # type: ignore[attr-defined]
 
