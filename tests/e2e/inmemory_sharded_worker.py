@@ -23,6 +23,7 @@ from torch.distributed.fsdp import fully_shard
 
 import elastipod
 from elastipod.in_memory.parts import part_content
+from elastipod.in_memory.sharded_memory import ShardedMemory
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.e2e.inmemory_holds import hold_after
@@ -92,14 +93,29 @@ def build_mutant(right: Callable[[Any], dict[str, object]], mesh: Any) -> dict[s
     return built
 
 
+def keep_to_budget(copies: elastipod.Copies) -> None:
+    """Fail where a rank holds more images than its budget allows, right after copies were made: it holds most then."""
+    copy = ShardedMemory.copy
+
+    def checked(memory: ShardedMemory) -> None:
+        copy(memory)
+        held = sum(image.num_bytes for images in memory._kept.values() for image in images.values())
+        assert held <= copies.memory_bytes, f"{held} bytes after step {memory.completed}, of {copies.memory_bytes}"
+
+    ShardedMemory.copy = checked  # type: ignore[method-assign]
+
+
 def train(options: Options) -> None:
     folder = Path(options.folder)
     inputs = torch.randint(-3, 4, (SAMPLES, WIDTH), generator=torch.Generator().manual_seed(3)).float()
     epochs = options.steps * options.global_batch // SAMPLES
+    copies = elastipod.Copies(**options.copies) if options.copies else None
+    if copies is not None:
+        keep_to_budget(copies)
     state = elastipod.State(
         partial(build_mutant, build) if options.mutant else build,
         mesh=options.mesh,
-        copies=elastipod.Copies(**options.copies) if options.copies else None,
+        copies=copies,
         checkpoints=folder / "checkpoints" if options.checkpoint_every else None,
         checkpoint_every=options.checkpoint_every,
         sample_log=folder / "samples",

@@ -154,6 +154,22 @@ def test_a_rank_that_dies_while_a_shrink_is_under_way_takes_no_part_with_it(
 
 
 @pytest.mark.slow
+def test_images_of_a_former_world_make_room_for_copies_within_the_budget(
+    play: Any, undisturbed: dict[str, str]
+) -> None:
+    """Two generations in two ranks fit. With what four ranks kept, and what those that left handed over, they do not."""
+    shards, whole = (
+        60 * 32 * 4 * 3,
+        2 * (3 * 8 + 3 * 4),
+    )  # weights and moments; buffers and counts of steps, in two parts
+    options = {"copies": {"memory_bytes": 2 * (shards + whole), "every": 4}}
+    job = play(size=4, resizes=[Resize(6, 2)], options=options)
+    assert "goes before the first copies of this world are made" in job.told()
+    assert "there are no copies" not in job.told()
+    assert_as_if_nothing_happened(job, undisturbed)
+
+
+@pytest.mark.slow
 def test_without_copies_the_loss_of_a_rank_goes_back_to_a_checkpoint(play: Any, undisturbed: dict[str, str]) -> None:
     faults = [PlannedFault(FaultKind.KILL, Moment.BACKWARD, rank=1, step=9)]
     options = {"copies": {"memory_bytes": 1000}, "checkpoint_every": 4}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,14 +64,25 @@ class ShardCopies:
             return None
         return max((step for step in rank.images if step in self._complete), default=min(rank.images))
 
-    def take(self, step: int, members: Members, part: int, progress: Progress) -> list[PartContent]:
-        """Give the images that this rank holds of a step; none if no copy is due. Collective. Raises RuntimeError when a peer is gone."""
+    def is_complete(self, step: int) -> bool:
+        """Whether this rank has ended the copies of a step."""
+        return step in self._complete
+
+    def take(
+        self, step: int, members: Members, part: int, progress: Progress, make_room: Callable[[int], None]
+    ) -> list[PartContent]:
+        """Give the images that this rank holds of a step; none if no copy is due. Collective. Raises RuntimeError when a peer is gone.
+
+        make_room: is called before the first copy of a world, with how many bytes the images of former worlds may take beside it.
+        """
         if self._wanted is None or self._holders == {}:
             return []
         if self._holders is None:
             self._holders = self._choose_holders(members, part)
             if not self._holders:
                 return []
+            shapes = part_content(members, part).shapes
+            make_room(self._wanted.memory_bytes - _num_bytes(shapes, _parts_held(part, self._holders)))
         elif step % self._wanted.every:
             return []
         own = contiguous_image(part_content(members, part, progress))
@@ -80,18 +91,25 @@ class ShardCopies:
         return [own.content, *taken]
 
     def second_holders(
-        self, holders: Sequence[tuple[int, int]], staying: Sequence[int], members: Members, part: int
+        self,
+        holders: Sequence[tuple[int, int]],
+        staying: Sequence[int],
+        members: Members,
+        part: int,
+        older_bytes: int,
     ) -> dict[int, int]:
         """Give a second holder for each part that one rank alone will hold when others leave, the same on every rank.
 
         None without copies, or beyond their budget. holders, staying: as for `shard_plan.second_holders`. part: of this rank.
+        older_bytes: of the images that this rank holds of former steps. Collective. Raises RuntimeError when a peer is gone.
         """
         if self._wanted is None:
             return {}
         chosen = second_holders(holders, staying)
         shapes = part_content(members, part).shapes
         held = [*holders, *chosen.items()]
-        need = max(_num_bytes(shapes, (one for one, at in held if at == rank)) for rank in staying)
+        older = [int(text) for text in all_texts(str(older_bytes))]
+        need = max(older[rank] + _num_bytes(shapes, (one for one, at in held if at == rank)) for rank in staying)
         if need > self._wanted.memory_bytes:
             if dist.get_rank() == 0:
                 log.warning(
@@ -116,14 +134,19 @@ class ShardCopies:
         if not holders:
             return _off("all ranks are on one node", rank)
         shapes = part_content(members, part).shapes
-        held = [part, *(part_of(num_shards, giver) for giver, holder in holders.items() if holder == rank)]
-        need = GENERATIONS * _num_bytes(shapes, held)
+        need = GENERATIONS * _num_bytes(shapes, _parts_held(part, holders))
         needs = [int(text) for text in all_texts(str(need))]
         if max(needs) > self._wanted.memory_bytes:
             where = needs.index(max(needs))
             allowed = self._wanted.memory_bytes
             return _off(f"they would take {max(needs)} bytes on rank {where}, and memory_bytes is {allowed}", rank)
         return holders
+
+
+def _parts_held(part: int, holders: Mapping[int, int]) -> list[int]:
+    """Give the parts that the rank with this one has images of in each generation of copies."""
+    num_shards, rank = place_of(part)
+    return [part, *(part_of(num_shards, giver) for giver, holder in holders.items() if holder == rank)]
 
 
 def _exchange_images(own: ContiguousImage, holders: Mapping[int, int], progress: Progress) -> list[PartContent]:

@@ -87,7 +87,7 @@ class ShardedMemory(MemoryState):
         """Give this rank's part to the holder of its copy, when that is due. Collective. Raises WorldLost."""
         step = self.completed
         with lost_world(f"the shards of step {step} could not be copied"):
-            for image in self._copies.take(step, self.members, self._part, self._limit.progress):
+            for image in self._copies.take(step, self.members, self._part, self._limit.progress, self._make_room):
                 self._keep(step, image)
 
     # -- leaving a world -----------------------------------------------------------------------------------------
@@ -101,12 +101,15 @@ class ShardedMemory(MemoryState):
         if not staying or len(kept) + len(orphans) < self._plan.num_shards(size):
             return False  # nobody knows what becomes of some part
         takers = receivers_of_parts(orphans, staying, self._plan.num_shards(size))
+        # All ranks have stopped, so all have ended the copies of that step.
+        self._drop_before(self._copies.newest(self.rank))
         with lost_world("the shards of those who leave could not be handed over"):
             taken = exchange_parts(self.members, self._part, takers, orphans, self._limit.progress)
             if givers:
                 # The new world makes its first copies after a step; a rank that dies before must not take its part with it.
                 holders = [(self._plan.part(rank, size), rank) for rank in staying] + list(takers.items())
-                seconds = self._copies.second_holders(holders, staying, self.members, self._part)
+                older = self._image_bytes(before=self.completed)
+                seconds = self._copies.second_holders(holders, staying, self.members, self._part, older)
                 first = {**dict(holders), **orphans}
                 taken += exchange_parts(self.members, self._part, seconds, first, self._limit.progress)
             agree_on_flag()
@@ -252,6 +255,38 @@ class ShardedMemory(MemoryState):
         self._kept.setdefault(step, {})[image.part] = image
         images = {**self.rank.images, step: frozenset(self._kept[step])}
         self.rank = replace(self.rank, images=images)
+
+    def _make_room(self, limit: int) -> None:
+        """Let the images take at most so many bytes: those of steps that were not copied go first, and older ones before newer ones.
+
+        They are of former worlds, and all ranks have completed a step since. They are needed only by those who lose a rank before
+        the copy that they make room for is complete.
+        """
+        for step in sorted(self._kept, key=lambda step: (self._copies.is_complete(step), step)):
+            held = self._image_bytes()
+            if held <= limit:
+                return
+            log.warning(
+                "what is kept of step %d goes before the first copies of this world are made: they may take %d bytes beside them, and "
+                "take %d; until then the loss of a rank costs the steps since an older copy or a checkpoint",
+                *(step, limit, held),
+            )
+            self.rank = replace(self.rank, images={at: of for at, of in self.rank.images.items() if at != step})
+            self._drop_images()
+
+    def _drop_before(self, step: int | None) -> None:
+        if step is not None:
+            self.rank = replace(self.rank, images={at: of for at, of in self.rank.images.items() if at >= step})
+            self._drop_images()
+
+    def _image_bytes(self, before: int | None = None) -> int:
+        """Give how much memory the images take; before: those of steps before this one."""
+        return sum(
+            image.num_bytes
+            for step, images in self._kept.items()
+            if before is None or step < before
+            for image in images.values()
+        )
 
     def _drop_images(self) -> None:
         self._kept = {step: kept for step, kept in self._kept.items() if step in self.rank.images}

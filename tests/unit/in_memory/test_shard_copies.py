@@ -137,7 +137,8 @@ class Taking:
         self.copies = ShardCopies(Copies(1, every=every))
         self.asked: list[Any] = []
         self.chosen = 0
-        monkeypatch.setattr(shard_copies, "part_content", lambda members, part, _: content(members, part))
+        self.rooms: list[int] = []
+        monkeypatch.setattr(shard_copies, "part_content", lambda members, part, *_: content(members, part))
         monkeypatch.setattr(shard_copies, "_exchange_images", self._exchange)
         monkeypatch.setattr(self.copies, "_choose_holders", lambda *_: self._choose(holders))
 
@@ -151,7 +152,9 @@ class Taking:
 
     def take(self, *steps: int) -> list[int]:
         """Give the steps of which there are images."""
-        return [step for step in steps if self.copies.take(step, MEMBERS, part_of(3, 1), no_progress)]
+        return [
+            step for step in steps if self.copies.take(step, MEMBERS, part_of(3, 1), no_progress, self.rooms.append)
+        ]
 
 
 HOLDERS = {0: 1, 1: 2, 2: 0}
@@ -165,11 +168,12 @@ def test_the_first_step_of_a_world_is_copied_and_then_each_so_many(monkeypatch: 
     assert taking.take(10, 11, 12) == [10, 12]
     assert taking.chosen == 2
     assert taking.copies._complete == {4, 6, 9, 10, 12}
+    assert taking.rooms == [1 - (BYTES[1] + BYTES[0])] * 2, "beside the first of each world: what the budget leaves"
 
 
 def test_what_is_exchanged_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     taking = Taking(monkeypatch, HOLDERS, 1)
-    own, other = taking.copies.take(5, MEMBERS, part_of(3, 1), no_progress)
+    own, other = taking.copies.take(5, MEMBERS, part_of(3, 1), no_progress, taking.rooms.append)
     assert taking.asked == [(part_of(3, 1), HOLDERS, no_progress)]
     assert own.part == part_of(3, 1)
     assert str(other) == "that of another"
@@ -218,18 +222,19 @@ def test_a_part_that_one_rank_would_hold_alone_gets_a_second_holder_within_the_b
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rank: int, is_enough: bool
 ) -> None:
     """Rank 2 leaves and gives its part to rank 1."""
-    World(monkeypatch, rank, NODES, [])
+    older = [0, 100, 10**6]  # what the one that leaves holds does not count
+    World(monkeypatch, rank, NODES, [])._answers = [[str(each) for each in older]]
     holders = [(part_of(3, 0), 0), (part_of(3, 1), 1), (part_of(3, 2), 1)]
-    need = sum(BYTES)  # each of the two then has all three parts
+    need = 100 + sum(BYTES)  # each of the two then has all three parts
     copies = ShardCopies(Copies(need if is_enough else need - 1))
-    found = copies.second_holders(holders, [0, 1], MEMBERS, part_of(3, rank))
+    found = copies.second_holders(holders, [0, 1], MEMBERS, part_of(3, rank), older[rank])
     assert found == ({part_of(3, 0): 1, part_of(3, 1): 0, part_of(3, 2): 0} if is_enough else {})
     says = f"those who stay would hold {need} bytes each, and memory_bytes is {need - 1}"
     assert [says in text for text in said_by(caplog)] == [True] * (rank == 0 and not is_enough)
 
 
 def test_nobody_wants_second_holders_without_copies() -> None:
-    assert ShardCopies(None).second_holders([(1, 0)], [0, 1], MEMBERS, 1) == {}
+    assert ShardCopies(None).second_holders([(1, 0)], [0, 1], MEMBERS, 1, 0) == {}
 
 
 # ---- the exchange itself
@@ -274,13 +279,13 @@ def test_parts_arrive_whole_and_only_where_they_are_taken(monkeypatch: pytest.Mo
 def test_copies_arrive_whole_where_they_are_held(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Each rank holds the part of the rank before it; rank 0 also that of rank 1, and rank 2 none."""
     monkeypatch.setattr(shard_copies, "MESSAGE_BYTES", 40)
-    monkeypatch.setattr(shard_copies, "part_content", lambda members, part, _: content(members, part))
+    monkeypatch.setattr(shard_copies, "part_content", lambda members, part, *_: content(members, part))
     holders = {rank: (rank + 1) % size for rank in range(size)} | {1: 0}
     monkeypatch.setattr(ShardCopies, "_choose_holders", lambda *_: holders)
 
     def body(rank: int) -> Any:
         told: list[int] = []
-        images = ShardCopies(Copies(1)).take(4, MEMBERS, part_of(size, rank), lambda: told.append(1))
+        images = ShardCopies(Copies(1)).take(4, MEMBERS, part_of(size, rank), lambda: told.append(1), lambda _: None)
         agree_on_flag()
         found = []
         for image in images:

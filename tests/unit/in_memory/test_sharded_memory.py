@@ -96,7 +96,7 @@ def test_images_are_kept_under_their_step_until_a_commit_drops_them(monkeypatch:
     copies.newest.return_value = None
     part.memory._copies = copies
     part.memory.copy()
-    assert copies.take.mock_calls == [mock.call(5, part.members, part.own, part.limit.progress)]
+    assert copies.take.mock_calls == [mock.call(5, part.members, part.own, part.limit.progress, part.memory._make_room)]
     assert part.numbers() == {5: {part_of(3, 0): 1.0, part_of(3, 2): 2.0}}
     assert part.memory.rank.images == {5: {part_of(3, 0), part_of(3, 2)}}
     for step, kept in ((6, {5}), (7, set())):
@@ -106,6 +106,30 @@ def test_images_are_kept_under_their_step_until_a_commit_drops_them(monkeypatch:
     copies.take.side_effect = RuntimeError("closed")
     with pytest.raises(WorldLost, match="the shards of step 7 could not be copied: closed"):
         part.memory.copy()
+
+
+def with_images(part: Part, *steps: int, complete: set[int]) -> None:
+    """Have images of two parts of each step; each takes 8 bytes."""
+    for step in steps:
+        part.memory._keep(step, content(part_of(3, 0)))
+        part.memory._keep(step, content(part_of(3, 1)))
+    part.memory._copies._complete = complete
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept"),
+    [(48, [2, 3, 4]), (47, [2, 3]), (32, [2, 3]), (31, [3]), (16, [3]), (15, []), (-8, [])],
+)
+def test_images_make_room_those_that_were_not_copied_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, limit: int, kept: list[int]
+) -> None:
+    part = Part(monkeypatch, copies=Copies(1 << 20))
+    with_images(part, 2, 3, 4, complete={2, 3})
+    part.memory._make_room(limit)
+    assert sorted(part.numbers()) == sorted(part.memory.rank.images) == kept
+    assert len([each for each in caplog.records if "goes before the first copies" in each.getMessage()]) == 3 - len(
+        kept
+    )
 
 
 # ---- leaving
@@ -129,8 +153,19 @@ def test_who_leaves_hands_over_to_who_stays(monkeypatch: pytest.MonkeyPatch) -> 
         (part.members, part.own, takers, orphans, progress), (part.members, part.own, seconds, first, progress), "agreed",
     ]  # fmt: skip
     holders = [(part_of(3, 0), 0), (part_of(3, 1), 1), (part_of(3, 2), 1)]
-    assert second_holders.mock_calls == [mock.call(holders, [0, 1], part.members, part.own)]
+    assert second_holders.mock_calls == [mock.call(holders, [0, 1], part.members, part.own, 0)]
     assert part.numbers() == {5: {part_of(3, 2): 2.0, part_of(3, 0): 1.0}}
+
+
+def test_images_of_former_steps_count_when_second_holders_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those before the newest copied step go: all ranks have stopped, so all have ended its copies."""
+    part = Part(monkeypatch, rank=1, copies=Copies(1 << 20))
+    with_images(part, 2, 3, complete={2, 3})
+    second_holders = mock.Mock(return_value={})
+    part.memory._copies.second_holders = second_holders  # type: ignore[method-assign]
+    assert part.memory.hand_over([STAY, STAY, LEAVE]) is True
+    ((_, _, _, _, older_bytes),) = [call.args for call in second_holders.mock_calls]
+    assert (older_bytes, set(part.numbers())) == (16, {3})
 
 
 @pytest.mark.parametrize(
