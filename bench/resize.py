@@ -27,6 +27,7 @@ SMALL = 1.0
 SHARDED = {"fsdp2": "FSDP2, without copies", "copies": "FSDP2, a copy in every step"}
 NUM_NEWCOMERS = 2
 REACH_SLOPE, REACH_BYTES, REACH_COST = 0.2, 1.2, 0.01
+REACH_PAUSE = {GROW: 0.10, SHRINK: 0.06}  # seconds, with a state of 1 MB
 
 
 def main() -> int:
@@ -75,6 +76,7 @@ def _rows(samples: Samples, sizes: list[float]) -> list[Row]:
             rows.append(
                 Row(
                     metric=f"{pause}, {side}", unit="s", ours=samples.spread(side, pause),
+                    reach=Reach.median(REACH_PAUSE[name]) if size == SMALL else None,
                     how=f"{gap}, less a usual step", missing=samples.missing(side, pause),
                 )
             )  # fmt: skip
