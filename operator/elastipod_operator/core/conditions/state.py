@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from ..context import Context
+from ..depth import DepthChoice, describe_depth
 from ..ranks import base_minimum
 from ..reasons import Reason
 from ..record import Record, Transition, TransitionKind
@@ -56,11 +57,13 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft, datetime
 
 
 def _changing(transition: Transition, record: Record, context: Context) -> tuple[str, datetime | None]:
-    """Say why the job changes and what it waits for; gives when the latter is due to be told."""
+    """Say why the job changes, how deep, and what it waits for; gives when the latter is due to be told."""
     told_at = transition.began_at + WAIT_REPORTED_AFTER
+    choice = DepthChoice(transition.depth, transition.depth_reason) if transition.depth is not None else None
+    text = f"{transition.message}{describe_depth(choice)}"
     if context.now < told_at:
-        return transition.message, told_at
-    return f"{transition.message}; {_waiting_for(record, context)}", None
+        return text, told_at
+    return f"{text}; {_waiting_for(record, context)}", None
 
 
 def _starting(record: Record, context: Context) -> ConditionDraft:

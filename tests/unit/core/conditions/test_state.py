@@ -43,6 +43,7 @@ from tests.unit.core.conditions.reports import (
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.reasons import OpenReason, Reason
 from elastipod_operator.core.record import (
+    Depth,
     Record,
     TransitionKind,
 )
@@ -92,6 +93,22 @@ def test_a_start_is_told_in_figures(record: Record, pods: list[Seen], words: str
 )  # fmt: skip
 def test_a_change_is_told_in_figures(pods: list[Seen], words: str) -> None:
     assert report(observed(job(trains(transition=transition())), pods)).conditions[-1].message == words
+
+
+@pytest.mark.parametrize(
+    ("depth", "reason", "words"),
+    [
+        pytest.param(Depth.MEMORY, "", "a test, in memory", id="memory"),
+        pytest.param(Depth.PROCESS, "nobody stays", "a test, with new processes because nobody stays", id="process"),
+        pytest.param(Depth.PROCESS, "", "a test", id="nobody expected more"),
+        pytest.param(Depth.JOB, "it failed again", "a test, with new pods because it failed again", id="job"),
+    ],
+)
+@pytest.mark.parametrize("kind", [TransitionKind.RESIZE, TransitionKind.RECOVERY])
+def test_a_change_says_how_deep_it_goes_and_why(kind: TransitionKind, depth: Depth, reason: str, words: str) -> None:
+    record = trains(transition=transition(kind, began_s=1, depth=depth, depth_reason=reason))
+    looked = observed(job(record), [(pod(0), running()), (pod(1), ready(1))])
+    assert report(looked).conditions[-1].message == words
 
 
 def test_a_short_change_is_written_once() -> None:
