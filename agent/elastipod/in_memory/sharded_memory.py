@@ -101,8 +101,9 @@ class ShardedMemory(MemoryState):
         if not staying or len(kept) + len(orphans) < self._plan.num_shards(size):
             return False  # nobody knows what becomes of some part
         takers = receivers_of_parts(orphans, staying, self._plan.num_shards(size))
-        # All ranks have stopped, so all have ended the copies of that step.
-        self._drop_before(self._copies.newest(self.rank))
+        newest = self._copies.newest(self.rank)
+        if newest is not None:  # all ranks have stopped, so all have ended the copies of that step
+            self._drop_steps({step for step in self._kept if step < newest})
         with lost_world("the shards of those who leave could not be handed over"):
             taken = exchange_parts(self.members, self._part, takers, orphans, self._limit.progress)
             if givers:
@@ -271,13 +272,11 @@ class ShardedMemory(MemoryState):
                 "take %d; until then the loss of a rank costs the steps since an older copy or a checkpoint",
                 *(step, limit, held),
             )
-            self.rank = replace(self.rank, images={at: of for at, of in self.rank.images.items() if at != step})
-            self._drop_images()
+            self._drop_steps({step})
 
-    def _drop_before(self, step: int | None) -> None:
-        if step is not None:
-            self.rank = replace(self.rank, images={at: of for at, of in self.rank.images.items() if at >= step})
-            self._drop_images()
+    def _drop_steps(self, steps: Collection[int]) -> None:
+        self.rank = replace(self.rank, images={at: of for at, of in self.rank.images.items() if at not in steps})
+        self._drop_images()
 
     def _image_bytes(self, before: int | None = None) -> int:
         """Give how much memory the images take; before: those of steps before this one."""
