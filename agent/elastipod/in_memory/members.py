@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -167,6 +168,21 @@ class Members:
         """Give the keys of the tensors of which this rank holds a part."""
         return frozenset(key for key, tensor in self.content().tensors.items() if isinstance(tensor, DTensor))
 
+    def uncompared(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Give those of these members' tensors that `digests` leaves out."""
+        compared = {
+            f"{name}.{key}"
+            for name, member in self._by_name.items()
+            if isinstance(member, nn.Module)
+            for key, _ in member.named_parameters(remove_duplicate=False)
+        }
+        prefixes = tuple(
+            f"{name}."
+            for name, member in self._by_name.items()
+            if _is_replicated(member) and not isinstance(member, nn.Module)
+        )
+        return {key: each for key, each in tensors.items() if key not in compared and not key.startswith(prefixes)}
+
     def digests(self, known: Mapping[str, str] | None = None) -> dict[str, str]:
         """Give a checksum of every tensor and of all values that replicas have in common, by key.
 
@@ -184,7 +200,7 @@ class Members:
         for name, member in shared.items():
             if isinstance(member, nn.Module):
                 tensors |= {f"{name}.{key}": value.detach() for key, value in member.named_parameters()}
-        return found | _digests_by_key(tensors, known or {})
+        return found | digests_by_key(tensors, known or {})
 
 
 def digest_of(digests: Mapping[str, str]) -> str:
@@ -192,7 +208,9 @@ def digest_of(digests: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
-def _digests_by_key(tensors: Mapping[str, torch.Tensor], known: Mapping[str, str]) -> dict[str, str]:
+def digests_by_key(
+    tensors: Mapping[str, torch.Tensor], known: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
     """Give the digest of each tensor, in the order of the tensors; those on one device are computed together."""
     unknown: dict[torch.device, list[str]] = {}
     for key, tensor in tensors.items():

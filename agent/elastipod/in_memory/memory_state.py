@@ -23,12 +23,11 @@ from elastipod.in_memory.offer_wire import RankOffer, decode_offer, encode_offer
 from elastipod.in_memory.offers import Offer, ResumePlan
 from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.rank import RankState
-from elastipod.in_memory.state_transfer import put_back, transfer
+from elastipod.in_memory.state_transfer import MAX_NAMED, put_back, transfer
 from elastipod.rank_ranges import format_ranks
 from elastipod.torch_compat import device_errors
 
 WHOLE = frozenset({0})  # replicated state is one part
-MAX_NAMED = 5
 
 
 class WorldLost(ElastipodError):
@@ -159,7 +158,7 @@ class MemoryState:
         return [Offer(WHOLE, step) if each in holders else Offer() for each in range(world_size)]
 
     def fill(self, resume: ResumePlan, offers: Sequence[RankOffer], progress: Callable[[], None]) -> None:
-        """Hold the state of the agreed step afterwards. Collective. Raises WorldLost, BadManifest."""
+        """Hold the state of the agreed step afterwards. Collective. Raises WorldLost, BadManifest, StateDiffersError."""
         donors = resume.donors[0]
         receivers = [rank for rank in range(len(offers)) if rank not in donors]
         if self.rank.completed is None:

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from elastipod.errors import StateDiffersError
 from elastipod.in_memory.exchange import MAX_MANIFEST_BYTES, all_texts
 from elastipod.in_memory.members import Members, digest_of
-from elastipod.in_memory.memory_state import MAX_NAMED, WorldLost, lost_world
+from elastipod.in_memory.memory_state import WorldLost, lost_world
 from elastipod.in_memory.parts import ShardedShape
 from elastipod.in_memory.shard_plan import PartSpan
 from elastipod.in_memory.shard_transfer import PartSources, PartTarget
-from elastipod.in_memory.state_transfer import Span
+from elastipod.in_memory.state_transfer import MAX_NAMED, Span
 from elastipod.rank_ranges import format_ranks
 
 _BLOCK = 1 << 20  # elements that are looked at together

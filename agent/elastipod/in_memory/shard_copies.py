@@ -1,31 +1,32 @@
-"""Parts of a sharded state that a rank holds for another: those of ranks that leave, and copies in another failure domain."""
+"""Copies of shards in another failure domain: who holds them, within which budget of memory and of the network, and which count."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 
 from elastipod.checkpoint.collective_planning import DOMAIN_ENV
 from elastipod.checkpoint.memory_directory import host_identity
 from elastipod.checkpoint.save_plan import choose_copy_holders
-from elastipod.in_memory.contiguous_image import ContiguousImage, contiguous_image, room_beside
+from elastipod.in_memory.contiguous_image import contiguous_image
 from elastipod.in_memory.exchange import all_texts
 from elastipod.in_memory.members import Members
 from elastipod.in_memory.parts import PartContent, ShardedShape, part_content, part_of, place_of
 from elastipod.in_memory.rank import RankState
-from elastipod.in_memory.shard_plan import Need, messages, second_holders
-from elastipod.in_memory.shard_transfer import PartSources, PartTarget, Progress, exchange
+from elastipod.in_memory.shard_exchange import exchange_images
+from elastipod.in_memory.shard_plan import second_holders
+from elastipod.in_memory.shard_transfer import Progress
+from elastipod.rank_ranges import format_ranks
 
 log = logging.getLogger(__name__)
 
 GENERATIONS = 2  # of copies that exist at once: the newest complete one, and the one that is being made
-MESSAGE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +34,52 @@ class Copies:
     """Copies of every rank's shards in another failure domain, so that the loss of one costs no more than the steps since.
 
     memory_bytes: of host memory that a rank may use for them, its own former state and another's. every: steps between two copies.
+    bytes_per_s: that a rank may send for copies, on average; a copy that would exceed it is left out, and the next one that is due
+    within it is made. None: no limit. The first step of each world is copied in any case.
     """
 
     memory_bytes: int
     every: int = 1
+    bytes_per_s: int | None = None
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.memory_bytes < 1:
-            raise ValueError(f"{self}: every and memory_bytes must be at least 1; leave copies out for none")
+        if self.every < 1 or self.memory_bytes < 1 or (self.bytes_per_s is not None and self.bytes_per_s < 1):
+            raise ValueError(
+                f"{self}: every, memory_bytes and bytes_per_s must be at least 1; leave copies out for none, and bytes_per_s for no limit"
+            )
 
 
 class ShardCopies:
     """Makes the copies of one rank, in one world after the other."""
 
-    def __init__(self, wanted: Copies | None) -> None:
-        self._wanted = wanted
+    def __init__(self, wanted: Copies | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._wanted, self._clock = wanted, clock
         self._holders: dict[int, int] | None = None  # by rank; None: not known in this world yet
-        self._complete: set[int] = set()  # steps
+        self._complete: set[int] = (
+            set()
+        )  # steps of which this rank has images, and all ranks good copies as far as it has heard
+        self._copied_last = 0  # step
+        self._is_wrong = False  # the copy that this rank took last
+        self._not_before = 0.0  # the next copy, by the clock
+        self._is_postponed = False  # the copy of the step in work
 
     def forget_world(self) -> None:
         """The world has ended; another has other holders."""
-        self._holders = None
+        self._holders, self._is_wrong = None, False
+
+    def flags(self) -> tuple[bool, bool]:
+        """Say, before a step is committed: that the last copy which this rank took is wrong; that the next one would come too soon.
+
+        Rank 0's clock counts for the latter. All ranks hear what any of them has said, and give it to `heard`.
+        """
+        return self._is_wrong, dist.is_initialized() and dist.get_rank() == 0 and self._clock() < self._not_before
+
+    def heard(self, is_wrong: bool, is_postponed: bool) -> set[int]:
+        """Take note of what some rank has said; give the steps whose images do not count as copies, since some part's is wrong."""
+        self._is_wrong, self._is_postponed = False, is_postponed
+        wrong = {self._copied_last} if is_wrong else set()
+        self._complete -= wrong
+        return wrong
 
     def newest(self, rank: RankState) -> int | None:
         """Give the step whose images must stay until a newer one is copied; None: those of the last step are enough.
@@ -62,10 +88,11 @@ class ShardCopies:
         """
         if self._wanted is None or self._holders == {} or not rank.images:
             return None
+        self._complete &= rank.images.keys()
         return max((step for step in rank.images if step in self._complete), default=min(rank.images))
 
     def is_complete(self, step: int) -> bool:
-        """Whether this rank has ended the copies of a step."""
+        """Whether this rank has ended the copies of a step, and has heard of none that is wrong."""
         return step in self._complete
 
     def take(
@@ -83,11 +110,22 @@ class ShardCopies:
                 return []
             shapes = part_content(members, part).shapes
             make_room(self._wanted.memory_bytes - _num_bytes(shapes, _parts_held(part, self._holders)))
-        elif step % self._wanted.every:
+        elif step % self._wanted.every or self._is_postponed:
             return []
+        began = self._clock()
         own = contiguous_image(part_content(members, part, progress))
-        taken = _exchange_images(own, self._holders, progress)
-        self._complete.add(step)
+        if self._wanted.bytes_per_s is not None:
+            self._not_before = began + own.raw.numel() / self._wanted.bytes_per_s
+        taken, wrong = exchange_images(own, self._holders, progress)
+        self._copied_last, self._is_wrong = step, bool(wrong)
+        if wrong:
+            log.warning(
+                "the copies of %s of step %d have arrived with other content than they were sent with; until the next copies are made, "
+                "the loss of a rank costs the steps since the copies before",
+                *(format_ranks(wrong), step),
+            )
+        else:
+            self._complete.add(step)
         return [own.content, *taken]
 
     def second_holders(
@@ -147,64 +185,6 @@ def _parts_held(part: int, holders: Mapping[int, int]) -> list[int]:
     """Give the parts that the rank with this one has images of in each generation of copies."""
     num_shards, rank = place_of(part)
     return [part, *(part_of(num_shards, giver) for giver, holder in holders.items() if holder == rank)]
-
-
-def _exchange_images(own: ContiguousImage, holders: Mapping[int, int], progress: Progress) -> list[PartContent]:
-    """Give this rank's image to its holder, and those of others that it holds itself. Collective. Raises RuntimeError as `take`."""
-    rank, num_shards = dist.get_rank(), len(holders)
-    givers = sorted(giver for giver, holder in holders.items() if holder == rank)
-    rooms = [room_beside(own.content, part_of(num_shards, giver)) for giver in givers]
-    on_way = [
-        dist.irecv(piece, src=giver)
-        for giver, room in zip(givers, rooms, strict=True)
-        for piece in room.pieces(MESSAGE_BYTES)
-    ]
-    on_way += [dist.isend(piece, dst=holders[rank]) for piece in own.pieces(MESSAGE_BYTES)]
-    for work in on_way:
-        assert work is not None, "every rank is in the default group"
-        work.wait()
-        progress()
-    return [room.content for room in rooms]
-
-
-def exchange_parts(
-    members: Members, part: int, takers: Mapping[int, int], givers: Mapping[int, int], progress: Progress
-) -> list[PartContent]:
-    """Give other ranks' parts, as images, to the ranks that take them. Collective. Raises RuntimeError when a peer is gone.
-
-    part: that this rank holds. takers, givers: ranks, by part. Gives what this rank takes.
-    """
-    rank = dist.get_rank()
-    own = part_content(members, part)
-    sharded = [shape for shape in own.shapes if shape.dim is not None]
-    taken = [
-        PartContent(each, own.shapes, {shape.key: _room(shape, each, own) for shape in own.shapes}, own.values)
-        for each, taker in takers.items()
-        if taker == rank
-    ]
-    targets = {image.part: PartTarget(image.part, sharded, image.tensors) for image in taken}
-    concerned = [
-        message
-        for each, taker in takers.items()
-        if rank in (taker, givers[each])
-        for message in messages(sharded, Need(taker, each, frozenset()), place_of(each)[0], {each: (givers[each],)})
-    ]
-    exchange(concerned, targets, PartSources({part: own}), progress)
-    for target in targets.values():
-        target.finish()
-    return taken
-
-
-def agree_on_flag() -> None:
-    """Return when every rank has come here. Collective. Raises RuntimeError when a peer is gone."""
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(torch.zeros(1, dtype=torch.uint8))
-
-
-def _room(shape: ShardedShape, part: int, own: PartContent) -> torch.Tensor:
-    if shape.dim is None:
-        return own.tensors[shape.key].clone()
-    return torch.empty(shape.local_sizes(part), dtype=getattr(torch, shape.whole.dtype))
 
 
 def _num_bytes(shapes: Iterable[ShardedShape], parts: Iterable[int]) -> int:

@@ -81,7 +81,9 @@ def messages(
                 continue
             for start in range(each.span.start, each.span.stop, size):
                 stop = min(start + size, each.span.stop)
-                donor = donors[each.part][turn[each.part] % len(donors[each.part])]
+                holders = donors[each.part]
+                # What is whole may differ between ranks, as buffers do; so all of it is that of one rank.
+                donor = holders[0] if shape.dim is None else holders[turn[each.part] % len(holders)]
                 turn[each.part] += 1
                 if waiting_bytes[donor] + stop - start > size:
                     send(donor)

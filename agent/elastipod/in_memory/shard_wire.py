@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
 from elastipod.in_memory.members import TensorShape
 from elastipod.in_memory.parts import PartContent, ShardedShape
-from elastipod.in_memory.state_transfer import BadManifest
+from elastipod.in_memory.state_manifest import BadManifest, read_digests
 
 
-def encode_shapes(shards: PartContent) -> str:
-    """Give the JSON text of what a part's holder knows of the whole state."""
+@dataclass(frozen=True, slots=True)
+class StateShapes:
+    """What a part's holder knows of the whole state. uncompared: digests of what ranks need not have in common, such as buffers."""
+
+    shapes: tuple[ShardedShape, ...]
+    values: str
+    uncompared: Mapping[str, str]
+
+
+def encode_shapes(shards: PartContent, uncompared: Mapping[str, str]) -> str:
+    """Give the JSON text of a `StateShapes`."""
     listed = [[each.key, each.whole.dtype, list(each.whole.sizes), each.dim] for each in shards.shapes]
-    return json.dumps({"v": 1, "tensors": listed, "values": shards.values})
+    return json.dumps({"v": 2, "tensors": listed, "values": shards.values, "uncompared": dict(uncompared)})
 
 
-def decode_shapes(text: str) -> tuple[tuple[ShardedShape, ...], str]:
-    """Read shapes and values. Raises BadManifest for anything else."""
+def decode_shapes(text: str) -> StateShapes:
+    """Read what a holder told. Raises BadManifest for anything else."""
     try:
         found = json.loads(text)
-        if found["v"] != 1:
+        if found["v"] != 2:
             raise BadManifest(f"a holder's state has version {found['v']!r}; all ranks need the same elastipod")
-        return tuple(_shape(*each) for each in found["tensors"]), str(found["values"])
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        shapes = tuple(_shape(*each) for each in found["tensors"])
+        uncompared = read_digests(found["uncompared"], {each.key for each in shapes if each.dim is None})
+        return StateShapes(shapes, str(found["values"]), uncompared)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise BadManifest(f"a holder's description of its state cannot be read: {error!r}") from error
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from elastipod.errors import ElastipodError, StateDiffersError
 from elastipod.in_memory.agent_link import Fate, Kind
 from elastipod.in_memory.contiguous_image import contiguous_image
 from elastipod.in_memory.exchange import text_of
-from elastipod.in_memory.members import Content, Members
+from elastipod.in_memory.members import Content, Members, digests_by_key
 from elastipod.in_memory.memory_state import MemoryState, lost_world
 from elastipod.in_memory.mesh_plan import MeshPlan
 from elastipod.in_memory.offer_wire import RankOffer
@@ -31,10 +31,12 @@ from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.phases import Phase
 from elastipod.in_memory.rank import RankState
 from elastipod.in_memory.shard_checks import compare_layouts, compare_shards
-from elastipod.in_memory.shard_copies import Copies, ShardCopies, agree_on_flag, exchange_parts
+from elastipod.in_memory.shard_copies import Copies, ShardCopies
+from elastipod.in_memory.shard_exchange import PartsDiffer, any_raised, exchange_parts
 from elastipod.in_memory.shard_plan import Need, local_spans, messages, newest_layout, receivers_of_parts
 from elastipod.in_memory.shard_transfer import PartSources, PartTarget, copy_own, exchange
 from elastipod.in_memory.shard_wire import decode_shapes, encode_shapes
+from elastipod.in_memory.state_transfer import check_received
 from elastipod.torch_compat import drop_sharding_caches, release_shard_groups
 
 log = logging.getLogger(__name__)
@@ -76,7 +78,9 @@ class ShardedMemory(MemoryState):
         self._apply = apply
         self.rank = self.rank.reduced()
         with lost_world("the ranks could not agree that all gradients are good"):
-            agree_on_flag()
+            said = any_raised(*self._copies.flags())
+        if uncounted := self._copies.heard(*said):
+            self._drop_steps(uncounted)
 
     def commit(self) -> None:
         """The gradients were good on every rank and have been applied."""
@@ -104,19 +108,33 @@ class ShardedMemory(MemoryState):
         newest = self._copies.newest(self.rank)
         if newest is not None:  # all ranks have stopped, so all have ended the copies of that step
             self._drop_steps({step for step in self._kept if step < newest})
+        try:
+            taken = self._hand_over(fates, takers, orphans)
+        except PartsDiffer as error:
+            if _rank() == 0:
+                log.warning("%s; the ranks save a checkpoint, unless they have no place for it", error)
+            return False
+        for image in taken:
+            self._keep(self.completed, image)
+        return True
+
+    def _hand_over(
+        self, fates: Sequence[Fate], takers: Mapping[int, int], orphans: Mapping[int, int]
+    ) -> list[PartContent]:
+        """Give and take what leavers alone hold, once or twice. Collective. Raises WorldLost, PartsDiffer."""
+        size = len(fates)
+        staying = [rank for rank, fate in enumerate(fates) if fate is Fate.STAYS]
         with lost_world("the shards of those who leave could not be handed over"):
             taken = exchange_parts(self.members, self._part, takers, orphans, self._limit.progress)
-            if givers:
+            if Fate.LEAVES in fates:
                 # The new world makes its first copies after a step; a rank that dies before must not take its part with it.
                 holders = [(self._plan.part(rank, size), rank) for rank in staying] + list(takers.items())
                 older = self._image_bytes(before=self.completed)
                 seconds = self._copies.second_holders(holders, staying, self.members, self._part, older)
                 first = {**dict(holders), **orphans}
                 taken += exchange_parts(self.members, self._part, seconds, first, self._limit.progress)
-            agree_on_flag()
-        for image in taken:
-            self._keep(self.completed, image)
-        return True
+            any_raised(False)
+        return taken
 
     def release(self) -> None:
         """Keep this rank's part as plain tensors, and let the modules go, with the groups that they hold."""
@@ -200,8 +218,9 @@ class ShardedMemory(MemoryState):
         parts = self._parts_at(resume.step)
         rank, first = _rank(), resume.donors[part_of(num_shards, 0)][0]
         with lost_world("the state could not be described"):
-            told = text_of(first, encode_shapes(parts[part_of(num_shards, 0)]) if rank == first else None)
-        shapes, values = decode_shapes(told)
+            text = text_of(first, self._described(parts[part_of(num_shards, 0)]) if rank == first else None)
+        told = decode_shapes(text)
+        shapes = told.shapes
         content = room_for(shapes, self._part, self.members, self._mesh)
         target = PartTarget(self._part, shapes, {key: local_of(tensor) for key, tensor in content.tensors.items()})
         needs = self._needs(resume, len(offers))
@@ -223,7 +242,13 @@ class ShardedMemory(MemoryState):
             raise StateDiffersError(
                 f"after the change to {len(offers)} ranks the state of step {resume.step} is not what it was, in {differing}"
             )
-        self.members.load(Content(content.tensors, values))
+        if not needs[rank].own:
+            check_received({key: content.tensors[key] for key in told.uncompared}, told.uncompared, first)
+        self.members.load(Content(content.tensors, told.values))
+
+    def _described(self, held: PartContent) -> str:
+        whole = {shape.key: held.tensors[shape.key] for shape in held.shapes if shape.dim is None}
+        return encode_shapes(held, digests_by_key(self.members.uncompared(whole)))
 
     def finish_filling(self) -> None:
         self.move(self.rank.filled(frozenset({self._part})))

@@ -11,20 +11,18 @@ from itertools import chain, zip_longest
 import torch
 import torch.distributed as dist
 
-from elastipod.errors import ElastipodError
+from elastipod.errors import StateDiffersError
 from elastipod.in_memory.digests_at_rest import DigestsAtRest
 from elastipod.in_memory.exchange import MAX_MANIFEST_BYTES, all_texts, text_of
-from elastipod.in_memory.members import Content, Members, TensorShape, empty_like_shape
+from elastipod.in_memory.members import Content, Members, TensorShape, digests_by_key, empty_like_shape
+from elastipod.in_memory.state_manifest import BadManifest, StateManifest, describe, read_manifest
 from elastipod.in_memory.tensor_digests import as_bytes
 
 PIECE_BYTES = 4 << 20
 ALONE_BYTES = 256 << 10  # from here on, copies that put tensors together cost more than a message of its own
+MAX_NAMED = 5
 MAX_IN_FLIGHT = 8  # pieces on their way, for each rank
 HOST = torch.device("cpu")
-
-
-class BadManifest(ElastipodError):
-    """A donor described its state in a way that this rank does not understand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +76,13 @@ def pieces(
         yield dealt(waiting, waiting_bytes)
 
 
+def dealt_out(manifest: StateManifest, lacking: Sequence[TensorShape], donors: Sequence[int]) -> Sequence[Piece]:
+    """Divide what a receiver lacks into pieces: what may differ between the donors comes from the first of them."""
+    of_all = [each for each in lacking if each.key not in manifest.uncompared]
+    of_first = [each for each in lacking if each.key in manifest.uncompared]
+    return (*pieces(of_all, donors), *pieces(of_first, donors[:1]))
+
+
 def transfer(
     members: Members,
     donors: Sequence[int],
@@ -91,35 +96,47 @@ def transfer(
 
     The tensors of the result are this rank's own where they have the right form, filled in place. at_rest: this rank's digests;
     followers: receivers that have followed a donor, the same on every rank; they get those tensors only whose digests differ from the
-    first donor's. Raises RuntimeError when a peer is gone, BadManifest.
+    first donor's. Tensors that replicas need not have in common, such as buffers, are all those of the first donor, and are compared
+    with it here; for the others `MemoryState.verify` does it. Raises RuntimeError when a peer is gone, BadManifest, StateDiffersError.
     """
     rank = dist.get_rank()
     content = members.content()
     first = donors[0]
     at_rest = at_rest or DigestsAtRest(members)
-    manifest = text_of(first, _manifest(content, at_rest.digests() if followers else {}) if rank == first else None)
-    shapes, values, expected = _read_manifest(manifest)
+    own_digests = at_rest.digests() if followers and rank in (first, *followers) else {}
+    text = text_of(first, describe(members, content, own_digests) if rank == first else None)
+    manifest = read_manifest(text)
+    shapes = manifest.shapes
     own_lack = shapes
     dealt: dict[int, Sequence[Piece]]
     if not followers:
-        dealt = dict.fromkeys(receivers, tuple(pieces(shapes, donors)))
+        dealt = dict.fromkeys(receivers, dealt_out(manifest, shapes, donors))
     else:
-        own = at_rest.digests() if rank in followers else {}
-        same = [at for at, each in enumerate(shapes) if _is_held(content, each, own, expected)]
+        own = own_digests if rank in followers else {}
+        same = [at for at, each in enumerate(shapes) if _is_held(content, each, own, manifest.digests)]
         told = all_texts(json.dumps(same), MAX_MANIFEST_BYTES)
         lacks = [[each for at, each in enumerate(shapes) if at not in held] for held in map(_numbers, told)]
-        dealt = {receiver: list(pieces(lacks[receiver], donors)) for receiver in receivers}
+        dealt = {receiver: dealt_out(manifest, lacks[receiver], donors) for receiver in receivers}
         own_lack = lacks[rank]
     if rank in receivers:
         at_rest.forget({shape.key for shape in own_lack})
-        target = Content({shape.key: _room(content, shape, members) for shape in shapes}, values)
+        target = Content({shape.key: _room(content, shape, members) for shape in shapes}, manifest.values)
         _receive(target, dealt[rank], progress)
+        check_received({key: target.tensors[key] for key in manifest.uncompared}, manifest.uncompared, first)
         return target
     if rank in donors:
         if [(each.key, each.num_bytes) for each in content.shapes()] != [(each.key, each.num_bytes) for each in shapes]:
             raise BadManifest(f"rank {rank} holds another set of tensors than rank {first}; was the script changed?")
         _send(content, {to: [each for each in all_ if each.donor == rank] for to, all_ in dealt.items()}, progress)
     return None
+
+
+def check_received(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, str], donor: int) -> None:
+    """Compare tensors with the digests that their donor gave of them. Raises StateDiffersError, which names them."""
+    found = digests_by_key(tensors)
+    wrong = sorted(key for key, digest in expected.items() if found[key] != digest)
+    if wrong:
+        raise StateDiffersError(f"rank {donor} sent {', '.join(wrong[:MAX_NAMED])}, and other content has arrived")
 
 
 def put_back(members: Members, image: Content, progress: Callable[[], None]) -> Content:
@@ -214,32 +231,8 @@ def _room(content: Content, shape: TensorShape, members: Members) -> torch.Tenso
     return empty_like_shape(shape, HOST if is_counter else next(members.model.parameters()).device)
 
 
-def _manifest(content: Content, digests: Mapping[str, str]) -> str:
-    shapes = [[each.key, each.dtype, list(each.sizes)] for each in content.shapes()]
-    return json.dumps({"v": 1, "tensors": shapes, "values": content.values, "digests": dict(digests)})
-
-
-def _read_manifest(text: str) -> tuple[list[TensorShape], str, Mapping[str, str]]:
-    try:
-        found = json.loads(text)
-        if found["v"] != 1:
-            raise BadManifest(f"a donor's state has version {found['v']!r}; all ranks need the same elastipod")
-        shapes = [
-            TensorShape(str(key), _dtype(dtype), tuple(map(int, sizes))) for key, dtype, sizes in found["tensors"]
-        ]
-        return shapes, str(found["values"]), {str(key): str(value) for key, value in found["digests"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise BadManifest(f"a donor's description of its state cannot be read: {error!r}") from error
-
-
 def _numbers(text: str) -> set[int]:
     try:
         return set(map(int, json.loads(text)))
     except (TypeError, ValueError, RecursionError) as error:
         raise BadManifest(f"a receiver does not say what it lacks: {error!r}") from error
-
-
-def _dtype(name: object) -> str:
-    if not isinstance(getattr(torch, str(name), None), torch.dtype):
-        raise BadManifest(f"{str(name)[:40]!r} is no type of a tensor")
-    return str(name)

@@ -12,6 +12,7 @@ from itertools import accumulate
 
 import torch
 
+DIGEST_LENGTH = 16  # characters
 _WEIGHTS = torch.randint(1, 1 << 62, (1024,), generator=torch.Generator().manual_seed(1)) * 2 + 1
 _ROW_BYTES = _WEIGHTS.nbytes
 _WORD_BYTES = 8
@@ -22,7 +23,7 @@ _AT_ONCE = 256  # tensors whose sums are held together, at most 16 KiB for each
 def digests_of_tensors(tensors: Sequence[torch.Tensor]) -> list[str]:
     """Give the digest of each tensor. All of them are on one device."""
     return [
-        f"{of_rows + of_rest & 0xFFFF_FFFF_FFFF_FFFF:016x}"
+        f"{of_rows + of_rest & 0xFFFF_FFFF_FFFF_FFFF:0{DIGEST_LENGTH}x}"
         for first in range(0, len(tensors), _AT_ONCE)
         for of_rows, of_rest in _sums(tensors[first : first + _AT_ONCE])
     ]

@@ -45,19 +45,19 @@ def test_a_newcomer_that_has_followed_gets_only_what_gradients_do_not_tell(
 ) -> None:
     """Those are buffers and averages."""
     at_barrier, sent, trains = tmp_path / "at-barrier", tmp_path / "sent", tmp_path / "trains"
-    pieces, park = state_transfer.pieces, AgentLink.park
+    dealt_out, park = state_transfer.dealt_out, AgentLink.park
 
-    def noted_pieces(shapes: Any, donors: Any) -> Any:
+    def noted(manifest: Any, lacking: Any, donors: Any) -> Any:
         if os.environ["ELASTIPOD_LOCAL_RANK"] == str(NEWCOMER):
-            sent.write_text(" ".join(shape.key for shape in shapes))
-        return pieces(shapes, donors)
+            sent.write_text(" ".join(shape.key for shape in lacking))
+        return dealt_out(manifest, lacking, donors)
 
     def noted_park(link: AgentLink, **options: Any) -> Any:
         if os.environ["ELASTIPOD_LOCAL_RANK"] == str(NEWCOMER):
             at_barrier.touch()
         return park(link, **options)
 
-    monkeypatch.setattr(state_transfer, "pieces", noted_pieces)
+    monkeypatch.setattr(state_transfer, "dealt_out", noted)
     monkeypatch.setattr(AgentLink, "park", noted_park)
 
     def train(state: State, step: int) -> None:

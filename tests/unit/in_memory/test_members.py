@@ -228,3 +228,33 @@ def test_members_that_were_let_go_are_held_by_nobody() -> None:
     parameter = weakref.ref(members.model.weight)
     members.take({"model": nn.Linear(2, 1)})
     assert parameter() is None
+
+
+def test_what_no_digest_covers_is_named() -> None:
+    """Buffers, and members of other kinds than those of torch; a tied weight is covered under both of its names."""
+
+    class Loader:
+        def state_dict(self) -> dict[str, Any]:
+            return {"order": torch.arange(3)}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise AssertionError(state)
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.norm = nn.Linear(2, 2), nn.Linear(2, 2), nn.BatchNorm1d(2)
+            self.b.weight = self.a.weight
+
+    model = Tied()
+    optimizer = torch.optim.Adam(model.parameters())
+    model.norm(model.b(model.a(torch.rand(4, 2)))).sum().backward()
+    optimizer.step()
+    members = Members({"model": model, "optimizer": optimizer, "loader": Loader()})
+    content = members.content()
+    found = members.uncompared(content.tensors)
+    buffers = [f"model.norm.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")]
+    assert list(found) == [*buffers, "loader.order"]
+    assert not set(found) & set(members.digests())
+    for sharded in ("optimizer.state.0.exp_avg", "model.b.weight", "model.a.weight"):
+        assert sharded in content.tensors

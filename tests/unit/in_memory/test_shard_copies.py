@@ -4,51 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from tests.free_ports import free_port
-from tests.nonempty import some
-from tests.unit.in_memory.forked_ranks import run_ranks, world
+from tests.unit.in_memory.some_parts import BYTES, SHAPES, content, no_progress
 
 from elastipod.checkpoint.collective_planning import DOMAIN_ENV
 from elastipod.in_memory import shard_copies
-from elastipod.in_memory.contiguous_image import ContiguousImage, contiguous_image, room_beside
-from elastipod.in_memory.members import Members, TensorShape
-from elastipod.in_memory.parts import PartContent, ShardedShape, part_of
-from elastipod.in_memory.shard_copies import Copies, ShardCopies, agree_on_flag, exchange_parts
+from elastipod.in_memory.contiguous_image import ContiguousImage, contiguous_image
+from elastipod.in_memory.parts import part_of
+from elastipod.in_memory.rank import RankState
+from elastipod.in_memory.shard_copies import Copies, ShardCopies
 
-ROWS = 7  # of a tensor: no two parts of three are of one length with those of two
-SHAPES = (
-    ShardedShape(TensorShape("model.w", "float32", (ROWS, 2)), 0),
-    ShardedShape(TensorShape("model.v", "int64", (2, ROWS)), 1),
-    ShardedShape(TensorShape("step", "float64", ()), None),
-)
-BYTES = [3 * (8 + 16) + 8, 3 * (8 + 16) + 8, 1 * (8 + 16) + 8]  # of each of three parts
 MEMBERS: Any = None
-
-
-def no_progress() -> None:
-    """Let it be."""
-
-
-def whole(shape: ShardedShape) -> torch.Tensor:
-    dtype: torch.dtype = getattr(torch, shape.whole.dtype)
-    return torch.arange(torch.Size(shape.whole.sizes).numel()).reshape(shape.whole.sizes).to(dtype)
-
-
-def content(_: Members | None, part: int) -> PartContent:
-    """Give a part of tensors whose numbers tell their place."""
-    tensors = {}
-    for shape in SHAPES:
-        tensors[shape.key] = whole(shape)
-        if shape.dim is not None:
-            start, stop = shape.rows(part)
-            tensors[shape.key] = tensors[shape.key].narrow(shape.dim, start, stop - start).contiguous()
-    return PartContent(part, SHAPES, tensors, "the values")
 
 
 def said_by(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -133,22 +103,26 @@ def test_replicas_are_copies_already(monkeypatch: pytest.MonkeyPatch, caplog: py
 class Taking:
     """Rank 1 of a world in which nothing travels; `asked` is what was to travel."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, holders: dict[int, int], every: int) -> None:
-        self.copies = ShardCopies(Copies(1, every=every))
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, holders: dict[int, int], every: int, bytes_per_s: int | None = None
+    ) -> None:
+        self.now = 100.0
+        self.copies = ShardCopies(Copies(1, every=every, bytes_per_s=bytes_per_s), lambda: self.now)
+        self.wrong: list[int] = []
         self.asked: list[Any] = []
         self.chosen = 0
         self.rooms: list[int] = []
         monkeypatch.setattr(shard_copies, "part_content", lambda members, part, *_: content(members, part))
-        monkeypatch.setattr(shard_copies, "_exchange_images", self._exchange)
+        monkeypatch.setattr(shard_copies, "exchange_images", self._exchange)
         monkeypatch.setattr(self.copies, "_choose_holders", lambda *_: self._choose(holders))
 
     def _choose(self, holders: dict[int, int]) -> dict[int, int]:
         self.chosen += 1
         return holders
 
-    def _exchange(self, own: ContiguousImage, *more: Any) -> list[str]:
+    def _exchange(self, own: ContiguousImage, *more: Any) -> tuple[list[str], list[int]]:
         self.asked.append((own.content.part, *more))
-        return ["that of another"]
+        return [] if self.wrong else ["that of another"], self.wrong
 
     def take(self, *steps: int) -> list[int]:
         """Give the steps of which there are images."""
@@ -185,7 +159,7 @@ def test_a_copy_that_is_broken_off_does_not_count(monkeypatch: pytest.MonkeyPatc
     def broken(*_: Any) -> None:
         raise RuntimeError("closed")
 
-    monkeypatch.setattr(shard_copies, "_exchange_images", broken)
+    monkeypatch.setattr(shard_copies, "exchange_images", broken)
     with pytest.raises(RuntimeError, match="closed"):
         taking.take(5)
     assert taking.copies._complete == set()
@@ -213,6 +187,66 @@ def test_a_copy_does_not_change_with_later_steps() -> None:
     assert after.num_bytes == before.num_bytes == BYTES[0]
 
 
+def test_a_copy_that_arrived_wrong_is_said_and_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    taking = Taking(monkeypatch, HOLDERS, 1)
+    taking.take(4)
+    assert taking.copies.flags() == (False, False)
+    taking.wrong = [0]
+    (own,) = taking.copies.take(5, MEMBERS, part_of(3, 1), no_progress, taking.rooms.append)
+    assert own.part == part_of(3, 1)
+    assert [taking.copies.is_complete(step) for step in (4, 5)] == [True, False]
+    (said,) = said_by(caplog)
+    assert said.startswith("the copies of rank 0 of step 5 have arrived with other content than they were sent with")
+    assert taking.copies.flags() == (True, False)
+    assert taking.copies.heard(True, False) == {5}
+    assert taking.copies.flags() == (False, False), "it is said once"
+
+
+def test_a_rank_that_hears_of_a_wrong_copy_counts_its_own_for_none_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    taking = Taking(monkeypatch, HOLDERS, 1)
+    taking.take(4)
+    taking.copies.heard(False, False)
+    taking.take(5)
+    assert taking.copies.heard(True, False) == {5}
+    assert [taking.copies.is_complete(step) for step in (4, 5)] == [True, False]
+
+
+def test_what_is_complete_is_forgotten_with_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    taking = Taking(monkeypatch, HOLDERS, 1)
+    for step in range(4, 40):
+        taking.take(step)
+        images = {at: frozenset({part_of(3, 1)}) for at in (step - 1, step)}
+        assert taking.copies.newest(RankState(images=images)) == step
+    assert taking.copies._complete == {38, 39}
+
+
+@pytest.mark.parametrize(("rank", "copied"), [(0, [1, 8, 16]), (1, [1, 2, 4, 6, 8, 10, 12, 14, 16])])
+def test_copies_keep_to_a_rate_by_the_clock_of_rank_0(
+    monkeypatch: pytest.MonkeyPatch, rank: int, copied: list[int]
+) -> None:
+    """A copy of 80 bytes, with those between its tensors, takes 10 s at 8 bytes in a second; a step takes 1.5 s."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    taking = Taking(monkeypatch, HOLDERS, 2, bytes_per_s=8)
+    found: list[int] = []
+    for step in range(1, 17):
+        taking.copies.heard(*taking.copies.flags())
+        found += taking.take(step)
+        taking.now += 1.5
+    assert found == copied
+
+
+def test_a_copy_that_rank_0_finds_too_soon_is_left_out_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    taking = Taking(monkeypatch, HOLDERS, 1)
+    assert taking.take(1) == [1]
+    taking.copies.heard(False, True)
+    assert taking.take(2) == []
+    taking.copies.heard(False, False)
+    assert taking.take(3) == [3]
+
+
 # ---- second holders, when ranks leave
 
 
@@ -235,103 +269,3 @@ def test_a_part_that_one_rank_would_hold_alone_gets_a_second_holder_within_the_b
 
 def test_nobody_wants_second_holders_without_copies() -> None:
     assert ShardCopies(None).second_holders([(1, 0)], [0, 1], MEMBERS, 1, 0) == {}
-
-
-# ---- the exchange itself
-
-
-def run_world(size: int, body: Callable[[int], Any]) -> list[Any]:
-    port = free_port()
-
-    def rank_body(rank: int) -> Any:
-        with world(rank, size, port):
-            return body(rank)
-
-    return run_ranks(size, rank_body)
-
-
-def test_parts_arrive_whole_and_only_where_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1 takes two parts at once, rank 0 one, rank 2 none; the part of rank 1 stays where it is."""
-    monkeypatch.setattr(shard_copies, "part_content", content)
-    takers = {part_of(3, 0): 1, part_of(3, 2): 1, part_of(3, 1): 0}
-    givers = {part_of(3, index): index for index in range(3)}
-
-    def body(rank: int) -> Any:
-        told: list[int] = []
-        taken = exchange_parts(MEMBERS, part_of(3, rank), takers, givers, lambda: told.append(1))
-        agree_on_flag()
-        found = []
-        for image in taken:
-            wanted = content(None, image.part)
-            is_right = [torch.equal(tensor, wanted.tensors[key]) for key, tensor in image.tensors.items()]
-            found.append([image.part, is_right, image.shapes == SHAPES, image.values])
-        return [found, len(told)]
-
-    right = [[True] * 3, True, "the values"]
-    assert run_world(3, body) == [
-        [[[part_of(3, 1), *right]], 2],
-        [[[part_of(3, 0), *right], [part_of(3, 2), *right]], 3],
-        [[], 1],
-    ]
-
-
-@pytest.mark.parametrize("size", [3, 8], ids=["parts of two lengths", "a part without rows"])
-def test_copies_arrive_whole_where_they_are_held(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Each rank holds the part of the rank before it; rank 0 also that of rank 1, and rank 2 none."""
-    monkeypatch.setattr(shard_copies, "MESSAGE_BYTES", 40)
-    monkeypatch.setattr(shard_copies, "part_content", lambda members, part, *_: content(members, part))
-    holders = {rank: (rank + 1) % size for rank in range(size)} | {1: 0}
-    monkeypatch.setattr(ShardCopies, "_choose_holders", lambda *_: holders)
-
-    def body(rank: int) -> Any:
-        told: list[int] = []
-        images = ShardCopies(Copies(1)).take(4, MEMBERS, part_of(size, rank), lambda: told.append(1), lambda _: None)
-        agree_on_flag()
-        found = []
-        for image in images:
-            wanted = content(None, image.part)
-            is_right = [torch.equal(tensor, wanted.tensors[key]) for key, tensor in image.tensors.items()]
-            found.append([image.part, is_right, image.shapes == SHAPES, image.values, list(image.tensors)])
-        return [found, len(told)]
-
-    def num_messages(rank: int) -> int:
-        stretches = [shape.stretch(part_of(size, rank)) for shape in SHAPES if shape.dim is not None]
-        return -(-sum(-(-(stop - start) // 16) * 16 for start, stop in stretches) // 40)
-
-    for rank, (found, num_told) in enumerate(some(run_world(size, body))):
-        held = [rank, *(giver for giver, holder in holders.items() if holder == rank)]
-        right = [[True] * 3, True, "the values", [shape.key for shape in SHAPES]]
-        assert found == [[part_of(size, each), *right] for each in held]
-        assert num_told == sum(map(num_messages, held))
-
-
-def test_an_image_and_those_beside_it_share_what_every_rank_has_whole() -> None:
-    own = contiguous_image(content(None, part_of(3, 0)))
-    other = room_beside(own.content, part_of(3, 2))
-    assert other.content.tensors["step"] is own.content.tensors["step"]
-    assert {tensor.untyped_storage().data_ptr() for key, tensor in own.content.tensors.items() if key != "step"} == {
-        own.raw.untyped_storage().data_ptr()
-    }, "one stretch of memory"
-    first, second = (own.content.tensors[shape.key].data_ptr() for shape in SHAPES if shape.dim is not None)
-    assert second - first == 32, "24 bytes, and those up to the next number of any size"
-
-
-def test_a_flag_of_a_single_rank_needs_nobody() -> None:
-    assert not dist.is_initialized()
-    agree_on_flag()
-
-
-def test_a_flag_waits_for_every_rank() -> None:
-    def body(rank: int) -> Any:
-        summed: list[list[float]] = []
-        reduce: Any = dist.all_reduce
-
-        def noting(tensor: torch.Tensor) -> None:
-            summed.append(tensor.tolist())
-            reduce(tensor)
-
-        dist.all_reduce = noting  # type: ignore[assignment]
-        agree_on_flag()
-        return summed
-
-    assert run_world(2, body) == [[[0]]] * 2

@@ -15,12 +15,12 @@ from torch import nn
 
 from elastipod.errors import StateDiffersError
 from elastipod.in_memory import sharded_memory
-from elastipod.in_memory.members import Content
+from elastipod.in_memory.members import Content, TensorShape
 from elastipod.in_memory.memory_state import WorldLost
 from elastipod.in_memory.mesh_plan import MeshPlan
 from elastipod.in_memory.offer_wire import RankOffer
 from elastipod.in_memory.offers import Offer, ResumePlan
-from elastipod.in_memory.parts import part_of
+from elastipod.in_memory.parts import PartContent, ShardedShape, part_of
 from elastipod.in_memory.phases import Phase
 from elastipod.in_memory.rank import RankState
 from elastipod.in_memory.shard_plan import Need
@@ -156,6 +156,33 @@ def test_a_change_that_lost_something_is_refused_by_name(filling: Callable[[str]
     with pytest.raises(StateDiffersError) as caught:
         filling("model.w")
     assert str(caught.value) == "after the change to 1 ranks the state of step 5 is not what it was, in model.w"
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+def test_buffers_that_a_newcomer_gets_are_compared_with_the_holders(
+    monkeypatch: pytest.MonkeyPatch, has_own: bool
+) -> None:
+    part = Part(monkeypatch, phase=Phase.FILLING)
+    shape = ShardedShape(TensorShape("model.seen", "float32", (1,)), None)
+    part.memory._held = PartContent(part_of(1, 0), (shape,), {shape.key: torch.ones(1)}, "values")
+    part.memory.rank = RankState(Phase.FILLING, 2, frozenset({part_of(1, 0)}), 5)
+    part.memory._part = part_of(1, 0)
+    own = frozenset({part_of(1, 0)}) if has_own else frozenset()
+    received = torch.zeros(1)  # not what was sent
+    monkeypatch.setattr(part.memory, "_needs", lambda *_: [Need(0, part_of(1, 0), own)])
+    monkeypatch.setattr(sharded_memory, "room_for", lambda *_: Content({shape.key: received}, ""))
+    monkeypatch.setattr(sharded_memory, "copy_own", lambda *_: None)
+    monkeypatch.setattr(sharded_memory, "exchange", lambda *_: None)
+    load = mock.Mock()
+    monkeypatch.setattr(part.members, "load", load)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    resume = mock.Mock(step=5, donors={part_of(1, 0): (0,)})
+    if has_own:
+        part.memory.fill(resume, [RankOffer(Offer(), 0)], part.limit.progress)
+    else:
+        with pytest.raises(StateDiffersError, match=r"rank 0 sent model\.seen, and other content has arrived"):
+            part.memory.fill(resume, [RankOffer(Offer(), 0)], part.limit.progress)
+    assert load.called is has_own
 
 
 # ---- building

@@ -21,6 +21,7 @@ from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.phases import Phase
 from elastipod.in_memory.rank import RankState
 from elastipod.in_memory.shard_copies import Copies
+from elastipod.in_memory.shard_exchange import PartsDiffer
 from elastipod.in_memory.sharded_memory import ShardedMemory
 
 SHAPE = ShardedShape(TensorShape("model.w", "float32", (6,)), 0)
@@ -54,7 +55,8 @@ class Part:
         self.memory._is_live = True
         monkeypatch.setattr(sharded_memory, "part_content", lambda _, part, *_progress: content(part, self.live))
         monkeypatch.setattr(sharded_memory, "exchange_parts", self._exchange)
-        monkeypatch.setattr(sharded_memory, "agree_on_flag", lambda: self.calls.append("agreed"))
+        self.said = [False, False]
+        monkeypatch.setattr(sharded_memory, "any_raised", self._any_raised)
         monkeypatch.setattr(sharded_memory, "_rank", lambda: rank)
         monkeypatch.setattr(gc, "collect", lambda: self.calls.append("garbage"))
         self.taken: list[list[PartContent]] = []
@@ -62,6 +64,10 @@ class Part:
     def _exchange(self, *given: Any) -> list[PartContent]:
         self.calls.append(given)
         return self.taken.pop(0) if self.taken else []
+
+    def _any_raised(self, *flags: bool) -> list[bool]:
+        self.calls.append("agreed")
+        return self.said[: len(flags)]
 
     def numbers(self) -> dict[int, dict[int, float]]:
         """Give the images that it keeps: by step and part, the number in them."""
@@ -80,10 +86,10 @@ def test_a_rank_is_prepared_only_with_all_others(monkeypatch: pytest.MonkeyPatch
     part.memory.commit()
     assert (part.memory.rank.completed, part.memory.rank.phase, apply.mock_calls) == (6, Phase.TRAINING, [])
 
-    def broken() -> None:
+    def broken(*_: bool) -> None:
         raise RuntimeError("closed")
 
-    monkeypatch.setattr(sharded_memory, "agree_on_flag", broken)
+    monkeypatch.setattr(sharded_memory, "any_raised", broken)
     with pytest.raises(WorldLost, match="the ranks could not agree that all gradients are good: closed"):
         part.memory.prepare(apply)
     assert part.memory.rank.is_prepared
@@ -106,6 +112,17 @@ def test_images_are_kept_under_their_step_until_a_commit_drops_them(monkeypatch:
     copies.take.side_effect = RuntimeError("closed")
     with pytest.raises(WorldLost, match="the shards of step 7 could not be copied: closed"):
         part.memory.copy()
+
+
+def test_copies_that_some_rank_calls_wrong_do_not_count_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The images of the step before stay, as long as there is no newer copy of every part."""
+    part = Part(monkeypatch, copies=Copies(1 << 20))
+    with_images(part, 4, 5, complete={4, 5})
+    part.memory._copies._copied_last = 5
+    part.said = [True, False]
+    part.memory.prepare(mock.Mock())
+    part.memory.commit()
+    assert (part.memory.rank.completed, set(part.numbers())) == (6, {4})
 
 
 def with_images(part: Part, *steps: int, complete: set[int]) -> None:
@@ -204,6 +221,16 @@ def test_a_peer_that_is_lost_meanwhile_is_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sharded_memory, "exchange_parts", mock.Mock(side_effect=RuntimeError("closed")))
     with pytest.raises(WorldLost, match="the shards of those who leave could not be handed over: closed"):
         part.memory.hand_over([STAY, STAY, LEAVE])
+
+
+def test_shards_that_arrive_wrong_are_not_taken_for_those_that_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    part = Part(monkeypatch)
+    monkeypatch.setattr(sharded_memory, "exchange_parts", mock.Mock(side_effect=PartsDiffer("they differ")))
+    assert part.memory.hand_over([STAY, STAY, LEAVE]) is False
+    assert part.numbers() == {}
+    assert "they differ; the ranks save a checkpoint" in caplog.text
 
 
 @pytest.mark.parametrize("is_live", [True, False])

@@ -29,7 +29,9 @@ InStep = Callable[[State, int], None]
 
 
 class Net(nn.Module):
-    """A model of which no tensor can be divided evenly by the worlds of these tests, with a frozen layer and an unused one."""
+    """A model of which no tensor can be divided evenly by the worlds of these tests, with a frozen layer, an unused one and a buffer."""
+
+    seen: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,8 +39,10 @@ class Net(nn.Module):
         self.frozen = nn.Linear(5, 5, bias=False).requires_grad_(False)
         self.last = nn.Linear(5, 1)
         self.unused = nn.Linear(2, 3)
+        self.register_buffer("seen", torch.zeros(2))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
         found: torch.Tensor = self.last(torch.tanh(self.frozen(self.first(inputs))))
         return found
 
@@ -75,6 +79,9 @@ def train(folder: Path, in_step: InStep, reduced: InStep, **options: Any) -> lis
             if not worlds or worlds[-1][0] != state.generation:
                 worlds.append([state.generation, state.world_size, batch.step])
             in_step(state, batch.step)
+            assert [each.tolist() for each in state.model.buffers()] == [[batch.step - 1] * 2], (
+                "a newcomer has the buffers too"
+            )
             if batch.step == PLAN.total_steps:
                 whole = [parameter.full_tensor() for parameter in state.model.parameters()]  # type: ignore[attr-defined]
                 weights = torch.cat([each.detach().flatten() for each in whole]).tolist()

@@ -15,8 +15,8 @@ from elastipod.in_memory.phases import Phase
 from elastipod.in_memory.rank import RankState
 from elastipod.in_memory.shard_checks import placed_sum
 from elastipod.in_memory.shard_copies import Copies, ShardCopies
-from elastipod.in_memory.shard_wire import decode_shapes, encode_shapes
-from elastipod.in_memory.state_transfer import BadManifest
+from elastipod.in_memory.shard_wire import StateShapes, decode_shapes, encode_shapes
+from elastipod.in_memory.state_manifest import BadManifest
 
 
 @pytest.mark.parametrize("dim", [0, 1])
@@ -44,7 +44,12 @@ def test_the_sum_of_a_tensor_does_not_depend_on_how_it_is_divided_and_sees_every
 
 def test_shapes_are_read_as_they_were_written() -> None:
     shapes = (ShardedShape(TensorShape("a", "float32", (4, 2)), 0), ShardedShape(TensorShape("b", "int64", ()), None))
-    assert decode_shapes(encode_shapes(PartContent(part_of(2, 0), shapes, {}, "{}"))) == (shapes, "{}")
+    told = encode_shapes(PartContent(part_of(2, 0), shapes, {}, "{}"), {"b": "00ff"})
+    assert decode_shapes(told) == StateShapes(shapes, "{}", {"b": "00ff"})
+    with pytest.raises(BadManifest, match="digests of tensors that it does not describe"):
+        decode_shapes(told.replace('"b": "00ff"', '"a": "00ff"'))
+    with pytest.raises(BadManifest, match="version 1; all ranks need the same"):
+        decode_shapes(told.replace('"v": 2', '"v": 1'))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +63,7 @@ def test_shapes_are_read_as_they_were_written() -> None:
 )
 def test_a_description_that_is_none_is_refused(tensor: list[object], said: str) -> None:
     with pytest.raises(BadManifest, match=said):
-        decode_shapes(json.dumps({"v": 1, "tensors": [tensor], "values": "{}"}))
+        decode_shapes(json.dumps({"v": 2, "tensors": [tensor], "values": "{}", "uncompared": {}}))
 
 
 @pytest.mark.parametrize("dims", [{}, {"shard": 2}, {"shard": 0}, {"a": -1, "b": -1}, {"a": 2, "b": 2, "c": -1}])
@@ -113,7 +118,9 @@ def test_without_copies_images_of_a_change_go_with_the_second_step_after_it() ->
     assert not first.reduced().committed(ShardCopies(None).newest(first)).images
 
 
-@pytest.mark.parametrize("wrong", [{"memory_bytes": 0}, {"memory_bytes": 5, "every": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"memory_bytes": 0}, {"memory_bytes": 5, "every": 0}, {"memory_bytes": 5, "bytes_per_s": 0}]
+)
 def test_copies_of_nothing_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="leave copies out for none"):
         Copies(**wrong)
