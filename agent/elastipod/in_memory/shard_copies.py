@@ -55,9 +55,8 @@ class ShardCopies:
     def __init__(self, wanted: Copies | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._wanted, self._clock = wanted, clock
         self._holders: dict[int, int] | None = None  # by rank; None: not known in this world yet
-        self._complete: set[int] = (
-            set()
-        )  # steps of which this rank has images, and all ranks good copies as far as it has heard
+        # Steps of which this rank has images, and all ranks have good copies as far as it has heard.
+        self._complete: set[int] = set()
         self._copied_last = 0  # step
         self._is_wrong = False  # the copy that this rank took last
         self._not_before = 0.0  # the next copy, by the clock
