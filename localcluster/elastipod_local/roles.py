@@ -42,13 +42,14 @@ class Roles:
         wait_until(is_dead, deadline_s=DEATH_DEADLINE_S, what=f"{role} to end", every_s=0.02)
 
     def start(self, role: str) -> None:
-        """Start it again with its data as they are; returns when the API server is ready."""
+        """Start it again with its data as they are; returns when the API server is ready, at once while that or etcd is dead."""
         if self._process(role).is_alive():
             raise LocalClusterError(f"{role} runs already")
         process = self._control_plane.start(role)
         state = self._files.update(lambda state: state.with_process(role, process))
         # The others may have been killed too, and are to stay so.
-        self._control_plane.wait_ready({name: state.control_plane[name] for name in (*SERVING, role)})
+        if all(state.control_plane[name].is_alive() for name in SERVING if name != role):
+            self._control_plane.wait_ready({name: state.control_plane[name] for name in (*SERVING, role)})
 
     def _signal(self, role: str, signum: signal.Signals) -> ProcessId:
         process = self._process(role)

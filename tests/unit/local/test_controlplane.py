@@ -95,3 +95,19 @@ def test_a_role_is_started_while_others_that_were_killed_stay_dead(
     files.save(ClusterState("one", Phase.UP, plane.addressing, NodeOptions(), control_plane=running))
     Roles(files, plane).start("kube-apiserver")
     assert files.read().control_plane == {**running, "kube-apiserver": alive}
+
+
+@pytest.mark.parametrize("dead", ["etcd", "kube-apiserver"])
+def test_a_role_is_started_while_nothing_serves(
+    dead: str, plane: ControlPlane, alive: ProcessId, ended: ProcessId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both may have been killed; then one of them comes first, and nobody can wait for the API server yet."""
+    serve(monkeypatch, "/")
+    monkeypatch.setattr(ControlPlane, "start", lambda self, role: alive)
+    files = StateFile(plane.folder)
+    running = {**dict.fromkeys(ROLES, alive), dead: ended, "kube-scheduler": ended}
+    files.save(ClusterState("one", Phase.UP, plane.addressing, NodeOptions(), control_plane=running))
+    Roles(files, plane).start("kube-scheduler")
+    assert files.read().control_plane["kube-scheduler"] == alive
+    Roles(files, plane).start(dead)
+    assert files.read().control_plane == dict.fromkeys(ROLES, alive)
