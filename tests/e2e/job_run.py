@@ -38,6 +38,7 @@ class JobRun:
     name: str
     spec: dict[str, Any] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
 
     # -- make and change
 
@@ -115,7 +116,7 @@ class JobRun:
         manifest = {
             "apiVersion": "sagemaker.amazonaws.com/v1",
             "kind": "HyperPodPyTorchJob",
-            "metadata": {"name": self.name, "namespace": "default"},
+            "metadata": {"name": self.name, "namespace": "default", "labels": self.labels},
             "spec": self.spec,
         }
         return self.cluster.kubectl("apply", "-f", "-", input=json.dumps(manifest))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -13,12 +14,15 @@ from typing import Any, TypeVar
 from tests.e2e.host_view import training_processes
 from tests.e2e.job_run import JobRun
 from tests.e2e.kills import (
-    SHARES,
+    ROLES,
     Kill,
     Rank,
     Victim,
     World,
     agent_of,
+    fork_servers,
+    generation_of,
+    has_fork_server_since,
     kill,
     living_ranks,
     newest_world,
@@ -28,8 +32,11 @@ from tests.e2e.kills import (
 from tests.e2e.operator_processes import Operators
 from tests.patience import PATIENCE_S
 
+from elastipod_agent.core.warm_start import MAX_LOSSES
+
 T = TypeVar("T")
-ROLES = {Victim.API_SERVER: "kube-apiserver", Victim.ETCD: "etcd"}
+RESTART_ORDER = tuple(ROLES)
+Away = list[tuple[Victim, Callable[[], object]]]
 OPERATORS = ("operator-a", "operator-b")
 STEPS_WHILE_AWAY = 3
 SHARE_OF_RESIZES, SHARE_OF_PAIRS = 0.2, 0.3
@@ -39,11 +46,17 @@ SIZES = (2, 3)
 class Rounds:
     """Kills, and looks at what followed. Raises AssertionError when the job does not train again."""
 
-    def __init__(self, job: JobRun, samples: Path, operators: Operators, rng: random.Random) -> None:
-        self._job, self._samples, self._operators, self._rng = job, samples, operators, rng
+    def __init__(
+        self, job: JobRun, samples: Path, operators: Operators, rng: random.Random, shares: Mapping[Victim, int]
+    ) -> None:
+        self._job, self._samples, self._operators, self._rng, self._shares = job, samples, operators, rng, shares
         self._bag: list[Victim] = []
         self._size = max(SIZES)
         self._ranks: list[Rank] = []
+        self._broken = 0
+        """The newest generation that has lost a rank."""
+        self._lost_servers: Counter[int] = Counter()
+        """Fork servers that were killed, by their agents."""
 
     def round(self) -> list[Kill]:
         """Have one round; gives its kills."""
@@ -62,9 +75,9 @@ class Rounds:
             time.sleep(rng.uniform(0, 2))
         victims = [self._draw(spare)]
         if rng.random() < SHARE_OF_PAIRS:
-            victims.append(self._draw(spare - victims[0].trains))
+            victims.append(self._draw(spare - victims[0].trains, besides=victims[0]))
         kills: list[Kill] = []
-        away: list[Callable[[], None]] = []
+        away: Away = []
         pods: set[str] = set()
         for number, victim in enumerate(victims):
             if number:
@@ -77,10 +90,10 @@ class Rounds:
             problem = "no steps were made while it was away"
         if away:
             time.sleep(rng.uniform(0, 4))
-        for back in away:
+        for _, back in sorted(away, key=lambda each: RESTART_ORDER.index(each[0]) if each[0] in ROLES else len(ROLES)):
             back()
         began = time.monotonic()
-        after = self.until_whole(beyond=before.generation if pods or is_resized else 0)
+        after = self.until_whole(beyond=max(before.generation, self._broken) if pods or is_resized else 0)
         whole_s = round(time.monotonic() - began, 1)
         followed = self._followed(before, after, is_planned=is_resized and not pods)
         followed["unscheduled_s"] = self._unscheduled_s(kills[0].at)
@@ -116,16 +129,26 @@ class Rounds:
 
     # -- what dies
 
-    def _draw(self, spare: int) -> Victim:
-        """Draw a victim. spare: ranks that may still die; with none, something that does not train."""
-        if not any(spare > 0 or not victim.trains for victim in self._bag):
-            fresh = [victim for victim, share in SHARES.items() for _ in range(share)]
+    def _draw(self, spare: int, besides: Victim | None = None) -> Victim:
+        """Draw a victim. spare: ranks that may still die; with none, something that does not train. besides: dies in this round too."""
+
+        def may_die(victim: Victim) -> bool:
+            if victim.trains:
+                return spare > 0
+            if victim is Victim.FORK_SERVER:
+                return bool(fork_servers(self._job.name))
+            return victim not in ROLES or victim is not besides  # there is one of it
+
+        fit = [at for at, victim in enumerate(self._bag) if may_die(victim)]
+        if not fit:
+            fresh = [victim for victim, share in self._shares.items() for _ in range(share)]
             self._rng.shuffle(fresh)
             self._bag = fresh + self._bag
-        at = max(at for at, victim in enumerate(self._bag) if spare > 0 or not victim.trains)
-        return self._bag.pop(at)
+            fit = [at for at, victim in enumerate(self._bag) if may_die(victim)]
+        assert fit, f"none of {', '.join(self._shares)} may die now, beside {besides}"
+        return self._bag.pop(max(fit))
 
-    def _kill(self, victim: Victim, pods: set[str], away: list[Callable[[], None]], *, of_members: bool) -> None:
+    def _kill(self, victim: Victim, pods: set[str], away: Away, *, of_members: bool) -> None:
         """Kill it.
 
         pods: those that have lost a rank in this round, and where none is taken again. away: brings back what is gone. of_members:
@@ -136,15 +159,32 @@ class Rounds:
                 name = self._operators.leader() or self._rng.choice(sorted(self._operators.running) or [""])
                 if name:
                     self._operators.kill(name)
-                    away.append(lambda: self._operators.start(name))
-            case Victim.API_SERVER | Victim.ETCD:
+                    away.append((victim, lambda: self._operators.start(name)))
+            case _ if victim in ROLES:
                 cluster, role = self._job.cluster, ROLES[victim]
                 cluster.kill_role(role)
-                away.append(lambda: cluster.start_role(role))
+                away.append((victim, lambda: cluster.start_role(role)))
+            case Victim.FORK_SERVER:
+                self._kill_fork_server(away)
             case Victim.KUBELET | Victim.CONTAINERD:
                 assert kill(self._rng.choice(services(self._job.cluster, str(victim)))), "its node starts it again"
             case _:
                 self._kill_rank(victim, pods, of_members=of_members)
+
+    def _kill_fork_server(self, away: Away) -> None:
+        """Kill the process that an agent forks its workers from. The agent starts another, unless it has lost too many in a row."""
+
+        def one() -> tuple[int, float] | None:
+            servers = fork_servers(self._job.name)
+            agent = self._rng.choice(sorted(servers) or [0])
+            moment = time.time()
+            return (agent, moment) if agent and kill(servers[agent]) else None
+
+        agent, moment = self._until("a fork server to be killed", one)
+        self._lost_servers[agent] += 1
+        if self._lost_servers[agent] < MAX_LOSSES:
+            what = f"another fork server of agent {agent}"
+            away.append((Victim.FORK_SERVER, lambda: self._until(what, lambda: has_fork_server_since(agent, moment))))
 
     def _kill_rank(self, victim: Victim, pods: set[str], *, of_members: bool) -> None:
         """Kill a worker or its agent, of another pod than before: two faults in a row of one replica end more than a process."""
@@ -161,8 +201,11 @@ class Rounds:
             pod = self._rng.choice(wanted)
             pid = min(found[pod], key=lambda process: process.started).pid
             target = agent_of(pid) if victim in (Victim.AGENT, Victim.AGENT_0) else pid
+            generation = generation_of(pid)
             if target is None or not kill(target):
                 return False
+            # A resize may have ended just before, so that the rank dies in the generation that it led to.
+            self._broken = max(self._broken, generation)
             pods.add(pod)
             return True
 

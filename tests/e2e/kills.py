@@ -18,6 +18,7 @@ import psutil
 from tests.e2e.host_view import training_processes
 
 from elastipod_local.cluster import Cluster
+from elastipod_local.controlplane import KUEUE
 
 LOG_NAME = re.compile(r"gen-(\d+)-rank-(\d+)\.jsonl")
 TAIL_BYTES = 4096
@@ -31,6 +32,10 @@ class Victim(StrEnum):
     ETCD = "etcd"
     KUBELET = "kubelet"
     CONTAINERD = "containerd"
+    SCHEDULER = "kube-scheduler"
+    CONTROLLER_MANAGER = "kube-controller-manager"
+    KUEUE = "Kueue"
+    FORK_SERVER = "fork server"
     WORKER = "worker"
     WORKER_0 = "worker of rank 0"
     AGENT = "agent"
@@ -42,11 +47,23 @@ class Victim(StrEnum):
         return self in (Victim.WORKER, Victim.WORKER_0, Victim.AGENT, Victim.AGENT_0)
 
 
-# How often each is drawn, of twenty kills.
+# How often each is drawn, of twenty-five kills.
 SHARES = {
     Victim.OPERATOR: 3, Victim.API_SERVER: 3, Victim.ETCD: 1, Victim.KUBELET: 3, Victim.CONTAINERD: 1,
+    Victim.SCHEDULER: 1, Victim.CONTROLLER_MANAGER: 1, Victim.KUEUE: 1, Victim.FORK_SERVER: 2,
     Victim.WORKER: 3, Victim.WORKER_0: 2, Victim.AGENT: 2, Victim.AGENT_0: 2,
 }  # fmt: skip
+# Processes of the control plane, in the order in which they are started again: nothing else is ready without the first two.
+ROLES = {
+    Victim.ETCD: "etcd", Victim.API_SERVER: "kube-apiserver", Victim.SCHEDULER: "kube-scheduler",
+    Victim.CONTROLLER_MANAGER: "kube-controller-manager", Victim.KUEUE: KUEUE,
+}  # fmt: skip
+
+
+def shares_of(names: str) -> dict[Victim, int]:
+    """Give how often each victim is drawn: all of them, or those that are named, separated by commas. Raises ValueError."""
+    chosen = {Victim(name.strip()) for name in names.split(",") if name.strip()}
+    return {victim: share for victim, share in SHARES.items() if not chosen or victim in chosen}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +93,11 @@ def _open_logs(pid: int) -> Iterator[tuple[int, int]]:
                     yield int(match[1]), int(match[2])
 
 
+def generation_of(pid: int) -> int:
+    """Give the generation that a worker trains in; 0 for one that has not begun or has just ended."""
+    return max((generation for generation, _ in _open_logs(pid)), default=0)
+
+
 def agent_of(pid: int) -> int | None:
     """Give the agent above a worker; None when the worker has just ended."""
     with suppress(psutil.Error):
@@ -84,6 +106,29 @@ def agent_of(pid: int) -> int | None:
             if "hyperpodrun" in line and "fork_server" not in line:
                 return above.pid
     return None
+
+
+def fork_servers(job: str) -> dict[int, int]:
+    """Give the fork servers of a job's pods by the agents that they belong to. An agent without one is left out."""
+    workers = (process.pid for processes in training_processes(job).values() for process in processes)
+    agents = {agent for pid in workers if (agent := agent_of(pid)) is not None}
+    return {agent: servers[0].pid for agent in sorted(agents) if (servers := _of_fork_server(agent))}
+
+
+def has_fork_server_since(agent: int, moment: float) -> bool:
+    """Whether an agent has a fork server that began after a moment (Unix time), or has ended itself."""
+    return not psutil.pid_exists(agent) or any(each.create_time() >= moment for each in _of_fork_server(agent))
+
+
+def _of_fork_server(agent: int) -> list[psutil.Process]:
+    """Give the fork server and, after it, what it has forked ahead, which shows the same command line until it becomes a worker."""
+    found = []
+    with suppress(psutil.Error):
+        for child in psutil.Process(agent).children():
+            with suppress(psutil.Error):
+                if "fork_server/bootstrap.py" in " ".join(child.cmdline()):
+                    found.append(child)
+    return sorted(found, key=psutil.Process.create_time)
 
 
 def kill(pid: int) -> bool:

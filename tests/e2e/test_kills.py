@@ -1,8 +1,9 @@
 """Any process killed at any time while a job trains in memory: `make test-long NAME=kills`.
 
-Operator, API server, etcd, kubelets, containerd, agents and workers, those of rank 0 included; alone and in pairs, while the job
-trains, is resized and recovers. Steps go on, or the next one follows from memory. Environment: KILLS, how many (100). RUN_SECONDS:
-no further round begins after so long. RESUME=1: go on with what an earlier run left in .run/long/kills.jsonl.
+Operator, API server, etcd, scheduler, controller manager, Kueue's manager, kubelets, containerd, agents with their fork servers, and
+workers, those of rank 0 included; alone and in pairs, while the job trains, is resized and recovers. Steps go on, or the next one
+follows from memory. Environment: KILLS, how many (100). VICTIMS: whom to kill, as `Victim` names them, separated by commas (all).
+RUN_SECONDS: no further round begins after so long. RESUME=1: go on with what an earlier run left in .run/long/kills.jsonl.
 """
 
 from __future__ import annotations
@@ -21,24 +22,42 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.api.kueue_objects import apply, queues
 from tests.e2e.conftest import ROOT
 from tests.e2e.host_view import overlaps
 from tests.e2e.job_run import JobRun
 from tests.e2e.kill_rounds import OPERATORS, SIZES, Rounds
-from tests.e2e.kills import Kill
+from tests.e2e.kills import Kill, Victim, shares_of
 from tests.e2e.operator_processes import operators_outside
 from tests.long_runs import LongRun
 
 from elastipod_local.cluster import Cluster
 
 KILLS = int(os.environ.get("KILLS", "100"))
+SHARES = shares_of(os.environ.get("VICTIMS", ""))
 RUN_SECONDS = float(os.environ.get("RUN_SECONDS", "3600"))
 GOES_ON = os.environ.get("RESUME") == "1"
 PACE_S = 0.15
 SCHEDULED_S = 2  # a pod that is placed at once; the API server keeps whole seconds
 REPORTS = ROOT / ".run" / "long"
 FOUND = REPORTS / "kills.jsonl"
+QUEUE = "kills"
 SCRIPT = Path(__file__).with_name("kills_training.py")
+
+
+@contextmanager
+def queue(cluster: Cluster) -> Iterator[None]:
+    """A queue of Kueue with quota for the maximum size, so that the job needs Kueue's manager when it grows or loses a pod."""
+    cluster.add_kueue()
+    quota = [{"name": name, "nominalQuota": amount} for name, amount in (("cpu", "1"), ("memory", "4Gi"))]
+    groups = [{"coveredResources": ["cpu", "memory"], "flavors": [{"name": QUEUE, "resources": quota}]}]
+    apply(cluster, *queues(QUEUE, "default", resourceGroups=groups))
+    try:
+        yield
+    finally:
+        cluster.kubectl(
+            "delete", f"localqueue/{QUEUE}", f"clusterqueue/{QUEUE}", f"resourceflavor/{QUEUE}", "--wait=false"
+        )
 
 
 @contextmanager
@@ -48,7 +67,7 @@ def training(cluster: Cluster, name: str) -> Iterator[tuple[JobRun, Path]]:
     volume: Path = cluster.shared / claim["spec"]["volumeName"]
     volume.mkdir(exist_ok=True)
     shutil.copy(SCRIPT, volume / SCRIPT.name)
-    job = JobRun(cluster, name)
+    job = JobRun(cluster, name, labels={"kueue.x-k8s.io/queue-name": QUEUE})
     command = ["hyperpodrun", f"/data/{SCRIPT.name}", f"--folder=/data/{name}", f"--steps={int(RUN_SECONDS / PACE_S)}"]
     command += [f"--pace={PACE_S}", f"--hurry=/data/{name}/hurry"]
     try:
@@ -75,10 +94,11 @@ def test_any_process_is_killed_at_any_time(cluster: Cluster, long_run: LongRun) 
     rng = random.Random(f"{long_run.seed} {len(kills)}")  # another piece of a run goes another way
     logs = REPORTS / "kills-operators"
     logs.mkdir(parents=True, exist_ok=True)
-    with operators_outside(cluster, logs) as operators, training(cluster, f"kills-{len(kills)}") as (job, folder):
+    name = f"kills-{len(kills)}"
+    with queue(cluster), operators_outside(cluster, logs) as operators, training(cluster, name) as (job, folder):
         for name in OPERATORS:
             operators.start(name)
-        rounds = Rounds(job, folder / "samples", operators, rng)
+        rounds = Rounds(job, folder / "samples", operators, rng, SHARES)
         until = time.monotonic() + RUN_SECONDS
         while len(kills) < KILLS and time.monotonic() < until:
             found = rounds.round()
@@ -102,12 +122,13 @@ def test_any_process_is_killed_at_any_time(cluster: Cluster, long_run: LongRun) 
 def count(long_run: LongRun, kills: list[Kill], complaints: list[str]) -> None:
     long_run.count(
         kills=len(kills),
+        kinds_of_victims=len({each.victim for each in kills}),
         problems=sum(bool(each.problem) for each in kills),
         changes_in_memory=sum(each.depths.count("memory") for each in kills if not each.with_others),
         most_steps_repeated=max(each.repeated for each in kills),
     )
     long_run.detail(
-        by_victim={victim: of_victim(kills, victim) for victim in sorted({each.victim for each in kills})},
+        by_victim={str(victim): of_victim(kills, victim) for victim in Victim},
         by_moment=dict(Counter(each.moment for each in kills)),
         complaints_of_operators=complaints,
         problems=[asdict(each) for each in kills if each.problem],
