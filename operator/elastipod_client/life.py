@@ -189,6 +189,7 @@ def as_json(life: Life) -> dict[str, Any]:
                 "generation": entry.generation, "from": entry.from_size, "to": entry.to_size, "kind": entry.kind.value,
                 "cause": str(entry.cause), "detectedAt": format_time(entry.detected_at), "at": format_time(entry.at),
                 "runningAt": format_time(entry.running_at), "depth": _depth(entry), "depthReason": entry.depth_reason,
+                "depthCode": entry.depth_code.value,
             }
             for entry in life.job.history
         ],

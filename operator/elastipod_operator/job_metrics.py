@@ -64,7 +64,7 @@ class JobMetrics:
         for entry in todo.history:
             metrics.GENERATIONS.labels(entry.kind.value).inc()
             if entry.depth is not None:
-                metrics.CHANGES.labels(entry.kind.value, entry.depth.value).inc()
+                metrics.CHANGES.labels(entry.kind.value, entry.depth.value, entry.depth_code.value).inc()
                 self._awaited_gaps[uid] = entry
 
     def _observe_gap(self, uid: str, agents: Iterable[ObservedAgent]) -> int:

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
+from .core.depth_reasons import DepthReason
 from .job_collector import JobCollector
 
 STATES = ("Created", "Suspended", "PodsRunning", "Running", "Faulted", "Completed", "Failed")
@@ -29,7 +30,9 @@ GOODPUT = Gauge(
 )
 GENERATIONS = Counter("elastipod_generations_total", "Starts of workers", ["kind"])
 CHANGES = Counter(
-    "elastipod_changes_total", "Resizes and recoveries by depth: memory, process, pod, job", ["kind", "depth"]
+    "elastipod_changes_total",
+    "Resizes and recoveries by depth (memory, process, pod, job) and the reason why it is no less deep",
+    ["kind", "depth", "reason"],
 )
 GENERATIONS.labels("recovery")  # as above
 GAP_SECONDS = Histogram(
@@ -41,8 +44,10 @@ GAP_SECONDS = Histogram(
 for _depth in ("memory", "process", "pod", "job"):
     GAP_SECONDS.labels("recovery", _depth)  # as above
     PHASE_SECONDS.labels("detecting", _depth)
-    CHANGES.labels("recovery", _depth)
-    CHANGES.labels("resize", _depth)
+for _reason in DepthReason:
+    for _depth in _reason.depths:
+        CHANGES.labels("recovery", _depth, _reason.value)
+        CHANGES.labels("resize", _depth, _reason.value)
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10)
 RECONCILE_SECONDS = Histogram(
     "elastipod_reconcile_seconds",

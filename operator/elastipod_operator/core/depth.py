@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
+from .depth_reasons import DepthReason
 from .faults import Fault
 from .names import PodId
 from .record import Depth, Record, RestartMode, Transition, TransitionKind
@@ -29,13 +30,19 @@ _IN_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class DepthChoice:
-    """A depth, and why it is no less deep; empty for memory, and for workers that never keep anything."""
+    """A depth, and why it is no less deep. reason: the sentence; empty for memory, and for workers that never keep anything."""
 
     depth: Depth
+    code: DepthReason
     reason: str = ""
 
 
-_UNEXPECTED = DepthChoice(Depth.PROCESS)
+_IN_MEMORY = DepthChoice(Depth.MEMORY, DepthReason.WORKERS_KEPT)
+_UNEXPECTED = DepthChoice(Depth.PROCESS, DepthReason.NOTHING_KEPT)
+
+
+def _because(depth: Depth, code: DepthReason, **details: object) -> DepthChoice:
+    return DepthChoice(depth, code, code.sentence.format(**details))
 
 
 def keeps_state(replica: Replica) -> bool:
@@ -72,8 +79,8 @@ def depth_of_change(
     if keeps_nothing(record, replicas):
         return _UNEXPECTED
     if kind is TransitionKind.SUSPEND:
-        return DepthChoice(Depth.PROCESS, "the job is suspended")
-    return _unless(_obstacle([r for r in _members(record, replicas) if r.id not in leavers], policy))
+        return _because(Depth.PROCESS, DepthReason.JOB_SUSPENDED)
+    return _obstacle([r for r in _members(record, replicas) if r.id not in leavers], policy) or _IN_MEMORY
 
 
 def depth_of_recovery(
@@ -84,16 +91,15 @@ def depth_of_recovery(
     if keeps_nothing(record, replicas) and not record.failures_in_place:
         return _UNEXPECTED
     if asked is RestartMode.JOB:
-        return DepthChoice(Depth.JOB, "a worker requested a job-level restart")
+        return _because(Depth.JOB, DepthReason.JOB_REQUESTED)
     repeated = _after_repeated_failures(record, policy, fault)
     if repeated.depth in (Depth.POD, Depth.JOB):
         return repeated
     if asked is RestartMode.PROCESSES:
-        return DepthChoice(Depth.PROCESS, "a worker asked for new processes")
+        return _because(Depth.PROCESS, DepthReason.PROCESS_REQUESTED)
     surviving = [r for r in members if r.may_train or r.health is Health.DISRUPTED]
     lost = frozenset(fault.lost)
-    obstacle = _obstacle([r for r in surviving if r.id not in lost and r.runs(record.generation)], policy)
-    return DepthChoice(Depth.PROCESS, obstacle) if obstacle else repeated
+    return _obstacle([r for r in surviving if r.id not in lost and r.runs(record.generation)], policy) or repeated
 
 
 def _after_repeated_failures(record: Record, policy: Policy, fault: Fault) -> DepthChoice:
@@ -101,8 +107,7 @@ def _after_repeated_failures(record: Record, policy: Policy, fault: Fault) -> De
     limit = policy.max_full_restarts
     ladder = LADDER if limit is None or record.window.full_restarts < limit else LADDER[:-1]
     depth = ladder[min(times, len(ladder)) - 1]
-    why = f"the same replica failed {times} times in a row without a new step"
-    return DepthChoice(depth, "" if depth is Depth.MEMORY else why)
+    return _IN_MEMORY if depth is Depth.MEMORY else _because(depth, DepthReason.REPEATED_FAILURES, times=times)
 
 
 def count_failures_in_place(record: Record, replicas: Replicas, fault: Fault, *, has_progressed: bool) -> int:
@@ -127,8 +132,13 @@ def deepened(transition: Transition, reach: RestartMode) -> Transition:
     if transition.depth is not Depth.MEMORY or reach in (RestartMode.IN_PROCESS, RestartMode.LOCAL):
         return replace(transition, reach=reach)
     depth = Depth.JOB if reach is RestartMode.JOB else Depth.PROCESS
-    words = "new pods" if depth is Depth.JOB else "new processes"
-    return replace(transition, reach=reach, depth=depth, depth_reason=f"a worker asked for {words}")
+    code = DepthReason.JOB_REQUESTED if depth is Depth.JOB else DepthReason.PROCESS_REQUESTED
+    return replace(transition, reach=reach, depth=depth, depth_reason=code.sentence, depth_code=code)
+
+
+def chosen_depth(transition: Transition) -> DepthChoice:
+    """Give the depth that was chosen when a change began."""
+    return DepthChoice(transition.depth, transition.depth_code, transition.depth_reason)
 
 
 def settled_depth(transition: Transition, chosen: Iterable[Replica]) -> DepthChoice | None:
@@ -138,18 +148,19 @@ def settled_depth(transition: Transition, chosen: Iterable[Replica]) -> DepthCho
     """
     if transition.kind is TransitionKind.START:
         return None
-    if transition.recreates_pods:
-        return DepthChoice(Depth.JOB, transition.depth_reason)
+    if transition.recreates_pods and transition.depth is not Depth.JOB:
+        is_requested = transition.reach is RestartMode.JOB
+        return _because(Depth.JOB, DepthReason.JOB_REQUESTED if is_requested else DepthReason.RESTART_LIMIT)
     if transition.depth is not Depth.MEMORY:
-        return DepthChoice(transition.depth, transition.depth_reason)
+        return chosen_depth(transition)
     if any(r.agent.num_kept or (not r.agent.memory_state and keeps_state(r)) for r in chosen):
-        return DepthChoice(Depth.MEMORY)
-    return DepthChoice(Depth.PROCESS, "no worker's process was left")
+        return _IN_MEMORY
+    return _because(Depth.PROCESS, DepthReason.NO_PROCESS_LEFT)
 
 
 def describe_depth(choice: DepthChoice | None) -> str:
     """Say how deep a change went; empty for workers of which nobody expects that they keep anything."""
-    if choice is None or choice == _UNEXPECTED:
+    if choice is None or (choice.depth is Depth.PROCESS and not choice.reason):
         return ""
     because = f" because {choice.reason}" if choice.reason else ""
     return f", {_IN_WORDS[choice.depth]}{because}"
@@ -159,17 +170,14 @@ def _members(record: Record, replicas: Replicas) -> list[Replica]:
     return [r for member in record.members if (r := replicas.get(member)) is not None]
 
 
-def _unless(obstacle: str) -> DepthChoice:
-    return DepthChoice(Depth.PROCESS, obstacle) if obstacle else DepthChoice(Depth.MEMORY)
-
-
-def _obstacle(staying: list[Replica], policy: Policy) -> str:
-    """Say why workers cannot keep their processes; empty when they can."""
+def _obstacle(staying: list[Replica], policy: Policy) -> DepthChoice | None:
+    """Say why workers cannot keep their processes; None when they can."""
     if policy.new_processes:
-        return "spec.elastipod.recovery is Process"
+        return _because(Depth.PROCESS, DepthReason.RECOVERY_IS_PROCESS)
     if not staying:
-        return "no replica stays"
+        return _because(Depth.PROCESS, DepthReason.NO_REPLICA_STAYS)
     if not any(map(keeps_state, staying)):
-        return f"the workers of pod {staying[0].pod.name} keep nothing in memory"
-    other = next((r for r in staying if not (keeps_state(r) or is_starting(r))), None)
-    return f"the workers of pod {other.pod.name} keep nothing in memory" if other is not None else ""
+        other: Replica | None = staying[0]
+    else:
+        other = next((r for r in staying if not (keeps_state(r) or is_starting(r))), None)
+    return _because(Depth.PROCESS, DepthReason.MEMBER_KEEPS_NOTHING, pod=other.pod.name) if other is not None else None

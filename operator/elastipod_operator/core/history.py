@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from .depth_reasons import DepthReason
 from .reasons import AnyReason, as_reason
 from .record import Depth, TransitionKind
 from .record_codec import RecordError, format_time, parse_required_time, parse_time
@@ -28,6 +29,7 @@ class HistoryEntry:
     depth: Depth | None = None
     """How deep the change went; None for the first start, and in entries of earlier operators."""
     depth_reason: str = ""
+    depth_code: DepthReason = DepthReason.UNKNOWN
     owner: str = ""
     """UID of the job; empty in entries of earlier operators."""
 
@@ -41,6 +43,7 @@ def encode_history(entries: tuple[HistoryEntry, ...]) -> str:
                 "at": format_time(e.at), "detected_at": format_time(e.detected_at), "running_at": format_time(e.running_at),
                 **({"depth": e.depth.value} if e.depth is not None else {}),
                 **({"depth_reason": e.depth_reason} if e.depth_reason else {}),
+                **({"depth_code": e.depth_code.value} if e.depth_code is not DepthReason.UNKNOWN else {}),
                 **({"uid": e.owner} if e.owner else {}),
             }
             for e in entries[-MAX_HISTORY:]
@@ -57,7 +60,7 @@ def decode_history(text: str) -> tuple[HistoryEntry, ...]:
                 generation=int(e["generation"]), from_size=int(e["from"]), to_size=int(e["to"]), kind=TransitionKind(e["kind"]),
                 cause=as_reason(str(e["cause"])), at=parse_required_time(e["at"]), detected_at=parse_required_time(e["detected_at"]),
                 running_at=parse_time(e["running_at"]), owner=str(e.get("uid", "")), depth=_depth(e.get("depth")),
-                depth_reason=str(e.get("depth_reason", "")),
+                depth_reason=str(e.get("depth_reason", "")), depth_code=DepthReason(str(e.get("depth_code", ""))),
             )
             for e in json.loads(text)
         )  # fmt: skip

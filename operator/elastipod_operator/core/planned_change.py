@@ -57,6 +57,7 @@ def begin(
     transition = Transition(
         kind=kind, cause=cause, message=message, from_size=len(record.members), target_size=target_size, began_at=context.now,
         detected_at=context.now, deadline=deadline, graceful=graceful, depth=choice.depth, depth_reason=choice.reason,
+        depth_code=choice.code,
         leavers=leavers,
     )  # fmt: skip
     return replace(record_step_time(record, context.replicas), transition=transition, window_since=None, gang=None)

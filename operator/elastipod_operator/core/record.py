@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated
 
+from .depth_reasons import DepthReason
 from .names import PodId, Slot
 from .reasons import NO_REASON, AnyReason, Reason
 from .record_schema import Stored, TimeRule
@@ -83,6 +84,7 @@ class Transition:
     depth: Annotated[Depth, Stored(is_later=True)] = Depth.PROCESS
     depth_reason: Annotated[str, Stored(is_later=True, max_length=MAX_TEXT)] = ""
     """Why it is deeper than memory; empty if it is not, or if the workers never keep anything."""
+    depth_code: Annotated[DepthReason, Stored(is_later=True)] = DepthReason.UNKNOWN
     leavers: Annotated[tuple[PodId, ...] | None, Stored("leavers")] = None
     """Members that do not train in the next generation; None where that is not decided before the workers stop."""
     is_shortened: Annotated[bool, Stored("shortened")] = False

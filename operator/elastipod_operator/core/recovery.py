@@ -40,6 +40,7 @@ def begin_recovery(
         kind=TransitionKind.RECOVERY, cause=fault.cause, message=fault.message, from_size=len(record.members), target_size=target_size,
         began_at=now, detected_at=now, deadline=now + STOP_TIME, graceful=False, not_before=now + wait if wait else None,
         uses_budget=fault.uses_budget, reach=reach, depth=choice.depth, depth_reason=choice.reason,
+        depth_code=choice.code,
     )  # fmt: skip
     known = frozenset(record.lost)
     return replace(

@@ -9,6 +9,7 @@ from .actions import Action, JobEvent, StartWorkers
 from .avoided_nodes import use_again
 from .context import Context, PlanDraft
 from .depth import describe_depth, settled_depth, survives_at_any_size
+from .depth_reasons import DepthReason
 from .ending import finish
 from .escalation import check_budgets
 from .faults import STOP_TIME, Fault, find_fault, first_answers_due
@@ -258,6 +259,7 @@ def _start(record: Record, context: Context, chosen: list[Replica]) -> PlanDraft
         generation=generation, from_size=transition.from_size, to_size=len(chosen), kind=transition.kind,
         cause=transition.cause, at=context.now, detected_at=transition.detected_at,
         depth=choice.depth if choice is not None else None, depth_reason=choice.reason if choice is not None else "",
+        depth_code=choice.code if choice is not None else DepthReason.UNKNOWN,
     )  # fmt: skip
     starts = tuple(StartWorkers(replica.pod.name, rank) for rank, replica in enumerate(chosen))
     reason = {

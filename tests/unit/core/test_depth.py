@@ -25,7 +25,8 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import DeletePod, StartWorkers, StopWorkers
-from elastipod_operator.core.depth import deepened
+from elastipod_operator.core.depth import deepened, settled_depth
+from elastipod_operator.core.depth_reasons import DepthReason
 from elastipod_operator.core.history import HistoryEntry, decode_history, encode_history
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
@@ -51,32 +52,30 @@ def stops(before: Record, agents: list[ObservedAgent], wishes: Any = None) -> tu
 
 
 @pytest.mark.parametrize(
-    ("agents", "changes", "depth", "reason"),
+    ("agents", "changes", "depth", "code", "reason"),
     [
-        pytest.param([KEEPS, KEEPS], {}, Depth.MEMORY, "", id="all keep"),
-        pytest.param([NEVER, NEVER], {}, Depth.PROCESS, "", id="nobody does, and nobody expects it"),
+        pytest.param([KEEPS, KEEPS], {}, Depth.MEMORY, "WorkersKept", "", id="all keep"),
+        pytest.param([NEVER, NEVER], {}, Depth.PROCESS, "NothingKept", "", id="nobody does, and nobody expects it"),
         pytest.param(
-            [NEVER, KEEPS], {}, Depth.PROCESS, "the workers of pod job-workers-0 keep nothing in memory", id="one not"
+            [NEVER, KEEPS], {}, Depth.PROCESS, "MemberKeepsNothing", "the workers of pod job-workers-0 keep nothing in memory",
+            id="one not",
         ),
-        pytest.param([KEEPS, NEVER], {}, Depth.MEMORY, "", id="only one that leaves does not"),
-        pytest.param([SHARDS, SHARDS], {}, Depth.MEMORY, "", id="it is known who leaves with shards"),
+        pytest.param([KEEPS, NEVER], {}, Depth.MEMORY, "WorkersKept", "", id="only one that leaves does not"),
+        pytest.param([SHARDS, SHARDS], {}, Depth.MEMORY, "WorkersKept", "", id="it is known who leaves with shards"),
         pytest.param(
-            [KEEPS, KEEPS],
-            {"new_processes": True},
-            Depth.PROCESS,
-            "spec.elastipod.recovery is Process",
+            [KEEPS, KEEPS], {"new_processes": True}, Depth.PROCESS, "RecoveryIsProcess", "spec.elastipod.recovery is Process",
             id="the user wants new processes",
         ),
     ],
-)
+)  # fmt: skip
 def test_a_planned_change_goes_in_memory_where_all_who_stay_keep_their_state(
-    agents: list[dict[str, Any]], changes: dict[str, Any], depth: Depth, reason: str
+    agents: list[dict[str, Any]], changes: dict[str, Any], depth: Depth, code: str, reason: str
 ) -> None:
     wishes = policy(1, 1, **changes)
     record, told = stops(trains(2), [running(1, step=5, **one) for one in agents], wishes)
     assert record.transition is not None
     assert (record.transition.kind, record.transition.depth) == (TransitionKind.RESIZE, depth)
-    assert record.transition.depth_reason == reason
+    assert (record.transition.depth_code, record.transition.depth_reason) == (code, reason)
     assert {one.keeps for one in told.values()} == {depth is Depth.MEMORY}
     assert every(one.graceful for one in told.values())
 
@@ -135,6 +134,7 @@ def test_a_suspended_job_leaves_nothing_in_memory() -> None:
     record, told = stops(trains(2), [running(1, step=5, **KEEPS)] * 2, policy(1, 4, suspend=True))
     assert record.transition is not None
     assert (record.transition.depth, record.transition.depth_reason) == (Depth.PROCESS, "the job is suspended")
+    assert record.transition.depth_code == "JobSuspended"
     assert not any(one.keeps for one in told.values())
 
 
@@ -174,6 +174,7 @@ def test_a_replica_that_fails_in_place_again_takes_the_job_deeper(
     assert {one.reach for one in told.values()} == {reach}
     times = f"the same replica failed {failures + 1} times in a row without a new step"
     assert record.transition.depth_reason == ("" if depth is Depth.MEMORY else times)
+    assert record.transition.depth_code == ("WorkersKept" if depth is Depth.MEMORY else "RepeatedFailures")
     assert decode(encode(record)) == record
 
 
@@ -230,17 +231,21 @@ def test_the_ladder_ends_before_the_full_job_when_its_budget_is_used_up() -> Non
 
 
 @pytest.mark.parametrize(
-    ("asked", "depth", "reason"),
+    ("asked", "depth", "code", "reason"),
     [
-        ("process_level_restart", Depth.PROCESS, "a worker asked for new processes"),
-        ("job_level_restart", Depth.JOB, "a worker requested a job-level restart"),
-        ("local_process_level_restart", Depth.MEMORY, ""),
+        ("process_level_restart", Depth.PROCESS, "ProcessRequested", "a worker asked for new processes"),
+        ("job_level_restart", Depth.JOB, "JobRequested", "a worker requested a job-level restart"),
+        ("local_process_level_restart", Depth.MEMORY, "WorkersKept", ""),
     ],
 )
-def test_a_worker_may_ask_for_more(asked: str, depth: Depth, reason: str) -> None:
+def test_a_worker_may_ask_for_more(asked: str, depth: Depth, code: str, reason: str) -> None:
     record, _ = crash(restart_mode=asked)
     assert record.transition is not None
-    assert (record.transition.depth, record.transition.depth_reason) == (depth, reason)
+    assert (record.transition.depth, record.transition.depth_code, record.transition.depth_reason) == (
+        depth,
+        code,
+        reason,
+    )
 
 
 def test_workers_that_keep_nothing_recover_as_ever() -> None:
@@ -319,12 +324,17 @@ def test_the_history_tells_the_depth_to_readers_that_know_it() -> None:
         generation=2, from_size=2, to_size=3, kind=TransitionKind.RESIZE, cause=Reason.SCALED_BY_USER, at=NOW, detected_at=NOW,
         depth=Depth.MEMORY,
     )  # fmt: skip
-    deeper = replace(entry, depth=Depth.PROCESS, depth_reason="why", owner="uid-1")
+    deeper = replace(
+        entry, depth=Depth.PROCESS, depth_reason="why", depth_code=DepthReason.RECOVERY_IS_PROCESS, owner="uid-1"
+    )
     former = replace(entry, depth=None)
     assert decode_history(encode_history((entry, deeper, former))) == (entry, deeper, former)
     assert "depth" not in encode_history((former,))
     unknown = encode_history((entry,)).replace('"memory"', '"whatever comes"')
     assert decode_history(unknown) == (former,)
+    later = encode_history((deeper,)).replace("RecoveryIsProcess", "WhateverComes")
+    earlier = encode_history((deeper,)).replace(',"depth_code":"RecoveryIsProcess"', "")
+    assert decode_history(later) == decode_history(earlier) == (replace(deeper, depth_code=DepthReason.UNKNOWN),)
 
 
 def test_a_drain_that_a_fault_breaks_is_decided_anew() -> None:
@@ -366,7 +376,7 @@ def test_who_expects_memory_is_told_when_the_workers_keep_nothing(fact: dict[str
         pytest.param(Depth.MEMORY, RestartMode.IN_PROCESS, Depth.MEMORY, "before", id="no more than before"),
         pytest.param(Depth.MEMORY, RestartMode.LOCAL, Depth.MEMORY, "before", id="its own pod alone"),
         pytest.param(Depth.MEMORY, RestartMode.PROCESSES, Depth.PROCESS, "a worker asked for new processes", id="processes"),
-        pytest.param(Depth.MEMORY, RestartMode.JOB, Depth.JOB, "a worker asked for new pods", id="the whole job"),
+        pytest.param(Depth.MEMORY, RestartMode.JOB, Depth.JOB, "a worker requested a job-level restart", id="the whole job"),
         pytest.param(Depth.PROCESS, RestartMode.PROCESSES, Depth.PROCESS, "before", id="they are new anyway"),
         pytest.param(Depth.POD, RestartMode.JOB, Depth.POD, "before", id="pods are new anyway"),
     ],
@@ -375,4 +385,34 @@ def test_workers_that_fail_later_may_ask_for_a_deeper_recovery(
     depth: Depth, reach: RestartMode, deeper: Depth, why: str
 ) -> None:
     before = transition(TransitionKind.RECOVERY, depth=depth, depth_reason="before")
-    assert deepened(before, reach) == replace(before, reach=reach, depth=deeper, depth_reason=why)
+    then = deepened(before, reach)
+    assert then == replace(before, reach=reach, depth=deeper, depth_reason=why, depth_code=then.depth_code)
+    asked = {reason.sentence: reason for reason in (DepthReason.PROCESS_REQUESTED, DepthReason.JOB_REQUESTED)}
+    assert then.depth_code is asked.get(why, DepthReason.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("depth", "reach", "code"),
+    [
+        pytest.param(Depth.PROCESS, RestartMode.IN_PROCESS, DepthReason.RESTART_LIMIT, id="one restart too many"),
+        pytest.param(Depth.MEMORY, RestartMode.JOB, DepthReason.JOB_REQUESTED, id="a worker asked for it"),
+        pytest.param(Depth.JOB, RestartMode.JOB, DepthReason.REPEATED_FAILURES, id="it was chosen at once"),
+    ],
+)
+def test_why_all_pods_are_recreated(depth: Depth, reach: RestartMode, code: DepthReason) -> None:
+    began = transition(
+        TransitionKind.RECOVERY, depth=depth, reach=reach, recreates_pods=True,
+        depth_code=DepthReason.REPEATED_FAILURES, depth_reason="of the choice at the beginning",
+    )  # fmt: skip
+    choice = settled_depth(began, [])
+    assert choice is not None
+    is_chosen = code is DepthReason.REPEATED_FAILURES
+    assert (choice.depth, choice.code) == (Depth.JOB, code)
+    assert choice.reason == (began.depth_reason if is_chosen else code.sentence)
+
+
+def test_the_reasons_are_words_of_kubernetes_and_name_depths_that_there_are() -> None:
+    for one in DepthReason:
+        assert (one.isalpha(), one[0].isupper(), bool(one.depths)) == (True, True, True), one
+        assert {Depth(depth) for depth in one.depths} == set(one.depths)
+        assert one.meaning

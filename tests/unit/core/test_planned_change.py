@@ -27,6 +27,7 @@ from tests.unit.core.builders import (
 from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import JobEvent, ShutDownAgent
 from elastipod_operator.core.context import Context, PlanDraft
+from elastipod_operator.core.depth_reasons import DepthReason
 from elastipod_operator.core.ending import finish
 from elastipod_operator.core.health import assess
 from elastipod_operator.core.planned_change import awaits_start, begin
@@ -53,7 +54,7 @@ def test_a_change_begins_now_with_the_time_for_a_checkpoint() -> None:
     after = began(trains(window_since=LONG_AGO, gang=PartialGang(NOW, 1)), *RUN)
     assert after.transition == Transition(
         kind=TransitionKind.RESIZE, cause=OpenReason("Cause"), message="words", from_size=2, target_size=3, began_at=NOW, detected_at=NOW,
-        deadline=NOW + seconds(600), graceful=True, leavers=(),
+        deadline=NOW + seconds(600), graceful=True, leavers=(), depth_code=DepthReason.NOTHING_KEPT,
     )  # fmt: skip
     assert (after.window_since, after.gang) == (None, None)
     assert after.resize_statistics.step_times == ((2, seconds(2)),), "the pace until then is kept"

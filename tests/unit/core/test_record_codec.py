@@ -9,6 +9,7 @@ from datetime import timedelta, timezone
 import pytest
 from tests.unit.core.builders import NOW, pid, seconds, trains, transition
 
+from elastipod_operator.core.depth_reasons import DepthReason
 from elastipod_operator.core.history import HistoryEntry, decode_history, encode_history, mark_running
 from elastipod_operator.core.names import PodId, Slot, master_port
 from elastipod_operator.core.pod_runs import MAX_PODS
@@ -61,6 +62,7 @@ FULL = Record(
         reach=RestartMode.PROCESSES,
         depth=Depth.POD,
         depth_reason="again",
+        depth_code=DepthReason.REPEATED_FAILURES,
         leavers=(pid(2, 3),),
     ),
     agents_serve_store=True,
@@ -122,6 +124,7 @@ WRITTEN = {
         "process_level_restart",
         "pod",
         "again",
+        "RepeatedFailures",
     ],
     "leavers": [["workers", "2.3"]],
     "deeper": 25,
@@ -199,6 +202,17 @@ def test_transitions_of_earlier_operators(later: list[object], weighed: bool, fu
     found = decode(json.dumps(body)).transition
     assert found is not None
     assert (found.is_budget_checked, found.recreates_pods, found.reach) == (weighed, full, reach)
+
+
+@pytest.mark.parametrize("code", [[], ["OfALaterOperator"]])
+def test_why_a_change_went_as_deep_may_be_unknown(code: list[str]) -> None:
+    """Operators before the code end their lists with the sentence; a later one may have codes that this one lacks."""
+    began = transition(depth=Depth.POD, depth_reason="again", depth_code=DepthReason.REPEATED_FAILURES)
+    body = json.loads(encode(trains(transition=began)))
+    assert body["transition"].pop() == "RepeatedFailures"
+    body["transition"] += code
+    found = decode(json.dumps(body)).transition
+    assert found == replace(began, depth_code=DepthReason.UNKNOWN)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.backoff import jitter
+from elastipod_operator.core.depth_reasons import DepthReason
 from elastipod_operator.core.faults import Fault
 from elastipod_operator.core.reasons import OpenReason, Reason
 from elastipod_operator.core.record import FaultyReplica, Record, RestartMode, RestartWindow, Transition, TransitionKind
@@ -40,7 +41,7 @@ def test_what_a_recovery_begins_with() -> None:
     assert after.transition == Transition(
         kind=TransitionKind.RECOVERY, cause=OpenReason("WorkerCrash"), message="boom", from_size=3, target_size=3,
         began_at=NOW, detected_at=NOW,
-        deadline=NOW + seconds(30), uses_budget=True,
+        deadline=NOW + seconds(30), uses_budget=True, depth_code=DepthReason.NOTHING_KEPT,
     )  # fmt: skip
     assert (after.window_since, after.fault_at, after.lost, after.is_full_restart) == (None, NOW, (pid(9),), False)
     assert (after.restarts, after.retries, after.window, after.faulty_replicas) == (

@@ -12,6 +12,7 @@ from tests.unit.core.builders import LONG_AGO, job, observed, pod, ready, runnin
 
 from elastipod_operator import metrics
 from elastipod_operator.core.actions import Plan
+from elastipod_operator.core.depth_reasons import DepthReason
 from elastipod_operator.core.phase_accounting import phase_times_since
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Depth, PhaseTimes, Record
@@ -180,16 +181,17 @@ def test_the_beginning_and_the_end_of_a_job_are_counted_once() -> None:
     assert increase(first) == {"created": 1, "completed": 1, "failed": 1, "deleted": 1}
 
 
-def test_a_change_is_counted_by_its_kind_and_depth_and_its_phases_by_their_time() -> None:
+def test_a_change_is_counted_by_its_kind_depth_and_reason_and_its_phases_by_their_time() -> None:
     jobs = JobMetrics()
     before, todo = resize()
     entry = todo.history[-1]
     assert entry.depth is not None
     kinds = {"kind": entry.kind.value}
 
-    def counts() -> tuple[float, float]:
+    def counts(reason: DepthReason = DepthReason.WORKERS_KEPT) -> tuple[float, float]:
         made = sampled(metrics.GENERATIONS, "elastipod_generations_total", **kinds)
-        return made, sampled(metrics.CHANGES, "elastipod_changes_total", **kinds, depth=entry.depth or "")
+        labels = {**kinds, "depth": entry.depth or "", "reason": reason.value}
+        return made, sampled(metrics.CHANGES, "elastipod_changes_total", **labels)
 
     def observed_phases() -> float:
         return sampled(metrics.PHASE_SECONDS, "elastipod_phase_seconds_count")
@@ -202,3 +204,7 @@ def test_a_change_is_counted_by_its_kind_and_depth_and_its_phases_by_their_time(
     assert jobs._awaited_gaps == {"job-uid": entry}
     jobs.record_written("job-uid", todo.record, replace(todo, history=(replace(entry, depth=None),)))
     assert counts() == (first[0] + 2, first[1] + 1)
+    unknown = counts(DepthReason.UNKNOWN)
+    former = replace(entry, depth_code=DepthReason.UNKNOWN)
+    jobs.record_written("job-uid", todo.record, replace(todo, history=(former,)))
+    assert counts(DepthReason.UNKNOWN)[1] == unknown[1] + 1

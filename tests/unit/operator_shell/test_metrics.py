@@ -8,7 +8,7 @@ import sys
 import pytest
 from tests.patience import PATIENCE_S
 
-from elastipod_operator.core.record import Depth
+from elastipod_operator.core.depth_reasons import DepthReason
 from elastipod_operator.metrics import EVICTION_CAUSES, FAILED_PARTS
 
 # In a process of its own: the metrics are one set for a process.
@@ -43,5 +43,7 @@ def test_only_who_looks_after_jobs_exports_what_it_knows_of_them(said: list[list
 
 def test_the_first_of_what_panels_and_alerts_count_is_an_increase_to_prometheus(said: list[list[str]]) -> None:
     kinds, shares = ("resize", "recovery"), ("base", "increment")
+    explained = sum(len(reason.depths) for reason in DepthReason)
+    assert explained < 20, "each is two time series of every operator"
     evictions = len(shares) * len([*EVICTION_CAUSES, "Other"])
-    assert said[:3] == [[str(len(FAILED_PARTS))], [str(len(kinds) * len(Depth))], [str(evictions)]]
+    assert said[:3] == [[str(len(FAILED_PARTS))], [str(len(kinds) * explained)], [str(evictions)]]

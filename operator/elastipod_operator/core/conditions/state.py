@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from ..context import Context
-from ..depth import DepthChoice, describe_depth
+from ..depth import chosen_depth, describe_depth
 from ..ranks import base_minimum
 from ..reasons import Reason
 from ..record import Record, Transition, TransitionKind
@@ -59,8 +59,7 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft, datetime
 def _changing(transition: Transition, record: Record, context: Context) -> tuple[str, datetime | None]:
     """Say why the job changes, how deep, and what it waits for; gives when the latter is due to be told."""
     told_at = transition.began_at + WAIT_REPORTED_AFTER
-    choice = DepthChoice(transition.depth, transition.depth_reason) if transition.depth is not None else None
-    text = f"{transition.message}{describe_depth(choice)}"
+    text = f"{transition.message}{describe_depth(chosen_depth(transition))}"
     if context.now < told_at:
         return text, told_at
     return f"{text}; {_waiting_for(record, context)}", None
