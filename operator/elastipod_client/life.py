@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from elastipod_operator.core.depth_reasons import DepthReason
 from elastipod_operator.core.history import HistoryEntry
 from elastipod_operator.core.phase_accounting import UNCOUNTED, goodput, total, total_by_depth
 from elastipod_operator.core.reasons import Reason
@@ -15,7 +16,7 @@ from elastipod_operator.core.record_codec import format_time
 from elastipod_operator.kube.reading import Body, text
 
 from .condition_blockers import event_time
-from .picture import DEPTH_NAMES, JobPhase, Note, Span, Timeline
+from .picture import DEPTH_NAMES, JobPhase, Note, Span, Timeline, depth_label, depth_tip
 from .situation import JobFacts
 from .spans import span_text, time_text
 
@@ -108,7 +109,12 @@ def timeline_of(life: Life) -> Timeline:
     scale = 3600.0 if is_long else 1.0
     spans = [Span(span.phase, span.start_s / scale, span.end_s / scale, span.size) for span in spans_of(life)]
     notes = [
-        Note((entry.detected_at - life.job.created_at).total_seconds() / scale, note_text(entry), _depth(entry))
+        Note(
+            (entry.detected_at - life.job.created_at).total_seconds() / scale,
+            note_text(entry),
+            _depth(entry),
+            _tip(entry),
+        )
         for entry in life.job.history
         if entry.kind is not TransitionKind.START
     ]
@@ -116,17 +122,22 @@ def timeline_of(life: Life) -> Timeline:
 
 
 def note_text(entry: HistoryEntry) -> str:
-    """Give the text of a change in the picture: sizes and pause, the cause, the depth."""
+    """Give the text of a change in the picture: sizes and pause, the cause, the depth and, if it is no change in memory, why."""
     pause = "" if entry.running_at is None else f", {(entry.running_at - entry.detected_at).total_seconds():.1f} s"
-    depth = "" if entry.depth is None else f"\n{DEPTH_NAMES[entry.depth.value]}"
-    return f"{entry.from_size} → {entry.to_size}{pause}\n{entry.cause}{depth}"
+    code = "" if entry.depth_code is DepthReason.UNKNOWN else entry.depth_code.value
+    return f"{entry.from_size} → {entry.to_size}{pause}\n{entry.cause}{depth_label(_depth(entry), code)}"
+
+
+def _tip(entry: HistoryEntry) -> str:
+    change = f"generation {entry.generation}: {entry.kind.value} {entry.from_size} → {entry.to_size}, {entry.cause}"
+    return depth_tip(change, _depth(entry), entry.depth_code.told(entry.depth_reason))
 
 
 def _depth(entry: HistoryEntry) -> str | None:
     return entry.depth.value if entry.depth is not None else None
 
 
-HEADS = ("TIME", "GENERATION", "SIZE", "KIND", "CAUSE", "DEPTH", "UNTIL RUNNING")
+HEADS = ("TIME", "GENERATION", "SIZE", "KIND", "CAUSE", "DEPTH", "UNTIL RUNNING", "REASON FOR THE DEPTH")
 
 
 def rows(life: Life) -> list[tuple[str, ...]]:
@@ -137,7 +148,7 @@ def rows(life: Life) -> list[tuple[str, ...]]:
             (
                 time_text(entry.detected_at, life.now), str(entry.generation), f"{entry.from_size} → {entry.to_size}",
                 entry.kind.value, str(entry.cause), _depth(entry) or "",
-                _until_running(entry, is_last=at == len(life.job.history)),
+                _until_running(entry, is_last=at == len(life.job.history)), entry.depth_code.told(entry.depth_reason),
             )
             for at, entry in enumerate(life.job.history, start=1)
         ),

@@ -1,10 +1,11 @@
-"""The picture of a job's life: replicas that train, phases, loss over time, and the cause of every change. Needs matplotlib."""
+"""The picture of a job's life: replicas that train, phases, loss over time, cause and depth of every change. Needs matplotlib."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from html import escape
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,15 +72,34 @@ SHORT_SPAN = 0.004  # of the whole time: a shorter gap is drawn this wide, so th
 
 NOTE_WIDTH = 0.115  # of the whole time: the maximum width of a note
 NOTE_SHARE = 0.16  # of the height of the replicas' axis: three lines of a note
+NOTE_LINE = 0.07  # of a fourth line
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What happened and why, shown above its start (seconds since the job's creation). depth: as in the history."""
+    """What happened and why, shown above its start (seconds since the job's creation).
+
+    depth: as in the history. tip: what a viewer of the SVG shows to whom points at the note.
+    """
 
     at_s: float
     text: str
     depth: str | None = None
+    tip: str = ""
+
+
+def depth_label(depth: str | None, code: str) -> str:
+    """Give the last lines of a note: the depth and, where it is deeper than memory, the code of its reason; empty if not known."""
+    if depth is None:
+        return ""
+    name = DEPTH_NAMES.get(depth, depth)
+    return f"\n{name}\n{code}" if code and depth != "memory" else f"\n{name}"
+
+
+def depth_tip(change: str, depth: str | None, reason: str) -> str:
+    """Give the sentence for whom points at a note. change: what happened; reason: why it went as deep, empty if not known."""
+    name = "" if depth is None else f"; {DEPTH_NAMES.get(depth, depth)}"
+    return f"{change}{name} because {reason}" if name and reason else f"{change}{name}"
 
 
 Curves = Sequence[Sequence[tuple[float, float]]]
@@ -122,18 +142,31 @@ def draw(timeline: Timeline, *targets: Path) -> None:
     with style.context(STYLE):
         figure = _figure(timeline)
         for target in targets:
-            metadata = {"Date": None} if target.suffix == ".svg" else None
-            figure.savefig(target, metadata=metadata)
+            if target.suffix == ".svg":
+                target.write_text(_as_svg(figure, timeline.notes), encoding="utf-8")
+            else:
+                figure.savefig(target)
 
 
 def svg(timeline: Timeline) -> str:
     """Give the picture as the text of an SVG file. Raises ValueError without phases."""
     from matplotlib import style
 
-    target = BytesIO()
     with style.context(STYLE):
-        _figure(timeline).savefig(target, format="svg", metadata={"Date": None})
-    return target.getvalue().decode()
+        return _as_svg(_figure(timeline), timeline.notes)
+
+
+def _as_svg(figure: Figure, notes: Sequence[Note]) -> str:
+    """Give the SVG with a title in each note and its line: viewers show it to whom points there."""
+    target = BytesIO()
+    figure.savefig(target, format="svg", metadata={"Date": None})
+    picture = target.getvalue().decode()
+    for number, note in enumerate(notes):
+        for part in ("line", "text"):
+            group = f'<g id="note-{number}-{part}">'
+            if note.tip:
+                picture = picture.replace(group, f"{group}<title>{escape(note.tip)}</title>", 1)
+    return picture
 
 
 def _figure(timeline: Timeline) -> Figure:
@@ -213,12 +246,12 @@ def note_places(moments: Sequence[float], end: float, width: float) -> list[tupl
     return list(zip(begins, levels[::-1], strict=True))
 
 
-def axis_height(levels: int) -> float:
+def axis_height(levels: int, share: float = NOTE_SHARE) -> float:
     """Give the height of the replicas' axis, in times of the largest number of replicas, with so many levels of notes on the bars.
 
     The texts keep their size while the axis grows with the levels, so each level takes the same share of it.
     """
-    return 1 / (1 - min(0.85, NOTE_SHARE * levels))
+    return 1 / (1 - min(0.85, share * levels))
 
 
 def _draw_notes(axes: Axes, timeline: Timeline) -> None:
@@ -226,15 +259,18 @@ def _draw_notes(axes: Axes, timeline: Timeline) -> None:
     highest = _highest(timeline)
     moments = [note.at_s for note in timeline.notes]
     places = note_places(moments, timeline.end_s, timeline.end_s * NOTE_WIDTH)
-    top = highest * axis_height(1 + max((level for _, level in places), default=0))
-    for note, (begin, level) in zip(timeline.notes, places, strict=True):
+    lines = max((1 + note.text.count("\n") for note in timeline.notes), default=0)
+    share = NOTE_SHARE + NOTE_LINE * max(0, lines - 3)
+    top = highest * axis_height(1 + max((level for _, level in places), default=0), share)
+    for number, (note, (begin, level)) in enumerate(zip(timeline.notes, places, strict=True)):
         on_the_right = begin < note.at_s
-        height = highest + top * NOTE_SHARE * (level + 0.5)
+        height = highest + top * share * (level + 0.5)
         colour, style, thickness = DEPTH_LINES.get(note.depth or "", OTHER_LINE)
-        axes.vlines(note.at_s, 0, height, color=colour, linewidth=thickness, linestyles=style, zorder=3)
+        line = axes.vlines(note.at_s, 0, height, color=colour, linewidth=thickness, linestyles=style, zorder=3)
+        line.set_gid(f"note-{number}-line")
         axes.annotate(
             note.text, (note.at_s, height), xytext=(-3 if on_the_right else 3, 0), textcoords="offset points",
-            ha="right" if on_the_right else "left", va="center", fontsize=8.5, zorder=4,
+            ha="right" if on_the_right else "left", va="center", fontsize=8.5, zorder=4, gid=f"note-{number}-text",
             bbox={"facecolor": axes.get_facecolor(), "edgecolor": "none", "alpha": 0.8, "pad": 0.5},  # a line may cross it
         )  # fmt: skip
     axes.set_ylim(0, top)

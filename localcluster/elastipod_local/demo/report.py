@@ -16,6 +16,7 @@ from typing import Any
 from elastipod_client.picture import JobPhase as JobPhase
 from elastipod_client.picture import Span as Span
 from elastipod_local.demo.run_log import Generation
+from elastipod_operator.core.depth_reasons import DepthReason
 
 Json = dict[str, Any]
 
@@ -43,6 +44,7 @@ class HistoryEntry:
     depth: str | None = None
     """How deep the change went: memory, process, pod or job; None for the first start."""
     depth_reason: str = ""
+    depth_code: DepthReason = DepthReason.UNKNOWN
 
     @property
     def began_at(self) -> float:
@@ -105,6 +107,7 @@ def parse_history(entries: Sequence[Mapping[str, Any]]) -> tuple[HistoryEntry, .
             running_at=unix_seconds(entry["running_at"]) if entry.get("running_at") else None,
             depth=entry.get("depth"),
             depth_reason=str(entry.get("depth_reason", "")),
+            depth_code=DepthReason(str(entry.get("depth_code", ""))),
         )
         for entry in entries
     )

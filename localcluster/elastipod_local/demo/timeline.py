@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastipod_client.picture import DEPTH_NAMES, Note, Timeline, UrgentTrack
+from elastipod_client.picture import Note, Timeline, UrgentTrack, depth_label, depth_tip
 from elastipod_local.demo.report import Change, JobPhase, Run, Span, changes, losses, spans
 from elastipod_local.demo.urgent_job import UrgentRun, urgent_losses, urgent_spans
+from elastipod_operator.core.depth_reasons import DepthReason
 
 
 def timeline_of(run: Run, title: str, urgent: UrgentRun | None = None) -> Timeline:
     """Give the picture's content for a run: its phases, its loss, a note for each change of generation, and the urgent job."""
     curves = tuple(tuple((at_s, loss) for at_s, _, loss in curve) for curve in losses(run))
     notes = tuple(
-        Note(run.since_creation(change.entry.began_at), _cause(change), change.entry.depth) for change in changes(run)
+        Note(run.since_creation(change.entry.began_at), _cause(change), change.entry.depth, _tip(change))
+        for change in changes(run)
     )
     phases = spans(run)
     return Timeline(
@@ -23,8 +25,15 @@ def timeline_of(run: Run, title: str, urgent: UrgentRun | None = None) -> Timeli
 
 def _cause(change: Change) -> str:
     gap = "" if change.pause_s is None else f", {change.pause_s:.2f} s pause"
-    depth = "" if change.entry.depth is None else f"\n{DEPTH_NAMES.get(change.entry.depth, change.entry.depth)}"
-    return f"{change.entry.size_before} → {change.entry.size}{gap}\n{change.entry.cause}{depth}"
+    entry = change.entry
+    code = "" if entry.depth_code is DepthReason.UNKNOWN else entry.depth_code.value
+    return f"{entry.size_before} → {entry.size}{gap}\n{entry.cause}{depth_label(entry.depth, code)}"
+
+
+def _tip(change: Change) -> str:
+    entry = change.entry
+    told = f"generation {entry.generation}: {entry.kind.value} {entry.size_before} → {entry.size}, {entry.cause}"
+    return depth_tip(told, entry.depth, entry.depth_code.told(entry.depth_reason))
 
 
 def _urgent_track(run: Run, urgent: UrgentRun, phases: Sequence[Span]) -> UrgentTrack:

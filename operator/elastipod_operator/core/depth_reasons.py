@@ -23,6 +23,10 @@ class DepthReason(StrEnum):
         member.depths, member.sentence, member.meaning = depths, sentence, meaning or sentence
         return member
 
+    def told(self, sentence: str) -> str:
+        """Give what the timeline says: the sentence of the history, else what the code means; empty if neither is known."""
+        return sentence or ("" if self is DepthReason.UNKNOWN else self.meaning)
+
     @classmethod
     def _missing_(cls, value: object) -> DepthReason:
         return cls.UNKNOWN

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from tests.unit.client.fake_kubectl import FakeKubectl
 
 from elastipod import cli
 
+SVG = "{http://www.w3.org/2000/svg}"
 JOBS = "hyperpodpytorchjobs.sagemaker.amazonaws.com"
 HISTORY = [
     {
@@ -34,6 +36,47 @@ def test_the_table(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]) -> 
     heads, line = capsys.readouterr().out.splitlines()
     assert heads.split()[:3] == ["TIME", "GENERATION", "SIZE"]
     assert line.split()[-2:] == ["6", "s"]
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        pytest.param({"depth_reason": "spec.elastipod.recovery is Process", "depth_code": "RecoveryIsProcess"},
+                     "spec.elastipod.recovery is Process", id="its sentence"),
+        pytest.param({"depth_code": "NothingKept"}, "the workers of this job never keep anything in memory", id="what its code means"),
+        pytest.param({"depth_reason": "so"}, "so", id="the sentence of an operator before codes"),
+        pytest.param({}, "", id="nothing is known"),
+    ],
+)  # fmt: skip
+def test_the_table_says_why_a_change_went_as_deep(
+    kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str], told: dict[str, Any], words: str
+) -> None:
+    kubectl.answer(answers([*HISTORY, {**change(2, "2026-01-01T00:02:01Z"), "depth": "process", **told}]))
+    assert cli.main(["timeline", "llm"]) == 0
+    heads, start, line = capsys.readouterr().out.splitlines()
+    assert heads.endswith("UNTIL RUNNING   REASON FOR THE DEPTH")
+    assert start.endswith("6 s")
+    assert " ".join(line.split("process ")[1].split()) == f"1 s {words}".strip()
+
+
+def test_the_picture_tells_why_below_the_depth_and_to_whom_points_at_it(
+    kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {"depth": "process", "depth_reason": "a < b & c", "depth_code": "MemberKeepsNothing"}
+    memory = {"depth": "memory", "depth_code": "WorkersKept"}
+    changes = [{**change(2, "2026-01-01T00:02:01Z"), **told}, {**change(3, "2026-01-01T00:03:01Z"), **memory}]
+    kubectl.answer(answers([*HISTORY, *changes]))
+    assert cli.main(["timeline", "llm", "-o", "svg"]) == 0
+    picture = ElementTree.fromstring(capsys.readouterr().out)
+    parents = [part for part in picture.iter() if part.find(f"{SVG}title") is not None]
+    titles = [(part.get("id"), part.findtext(f"{SVG}title")) for part in parents]
+    tips = [
+        "generation 2: resize 0 → 2, JobCreated; new processes because a < b & c",
+        "generation 3: resize 0 → 2, JobCreated; in memory because those who stay keep their processes and their state",
+    ]
+    assert sorted(titles) == [
+        ("note-0-line", tips[0]), ("note-0-text", tips[0]), ("note-1-line", tips[1]), ("note-1-text", tips[1]),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("form", ["text", "svg"])

@@ -34,7 +34,7 @@ def entry(generation: int, before: int, size: int, kind: str, cause: str, at_s: 
         "detected_at": rfc3339(detected_s),
         "running_at": rfc3339(at_s + 1),
         **depth,
-        **{name: more[name] for name in ("depth", "depth_reason") if name in more},
+        **{name: more[name] for name in ("depth", "depth_reason", "depth_code") if name in more},
     }
 
 
@@ -90,7 +90,9 @@ BOTH_ACTS = [
     entry(5, 2, 4, "resize", "CapacityAvailable", 45.0),
     entry(6, 4, 2, "resize", "Preempted", 60.2, detected_s=60.1),
     entry(7, 2, 4, "resize", "CapacityAvailable", 80.0),
-    entry(8, 4, 2, "resize", "ScaledByUser", 95.0, depth="process", depth_reason=FORCED),
+    entry(
+        8, 4, 2, "resize", "ScaledByUser", 95.0, depth="process", depth_reason=FORCED, depth_code="RecoveryIsProcess"
+    ),
 ]
 BOTH_ACTS_LOGS = [
     *GROW_SHRINK_CRASH_LOGS[:-1],

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.demo.runs import CREATED_AT, GROW_SHRINK_CRASH, GROW_SHRINK_CRASH_LOGS, elastic_run, urgent_run
+from tests.unit.demo.runs import CREATED_AT, FORCED, GROW_SHRINK_CRASH, GROW_SHRINK_CRASH_LOGS, elastic_run, urgent_run
 
 from elastipod_client.picture import (
     COLOURS,
@@ -34,11 +34,22 @@ def test_every_phase_has_a_colour() -> None:
 def test_each_change_is_noted_with_its_cause_and_gap(run: Run) -> None:
     timeline = timeline_of(run, "a run")
     assert timeline.spans == spans(run)
-    assert timeline.notes == (
-        Note(10.0, "2 → 4, 0.00 s pause\nCapacityAvailable\nin memory", "memory"),
-        Note(20.0, "4 → 2, 0.00 s pause\nNodeDrained\nin memory", "memory"),
-        Note(30.02, "2 → 2, 0.00 s pause\nWorkerCrash\nin memory", "memory"),
+    grown, shrunk, crashed = (
+        "2: resize 2 → 4, CapacityAvailable",
+        "3: resize 4 → 2, NodeDrained",
+        "4: recovery 2 → 2, WorkerCrash",
     )
+    assert timeline.notes == (
+        Note(10.0, "2 → 4, 0.00 s pause\nCapacityAvailable\nin memory", "memory", f"generation {grown}; in memory"),
+        Note(20.0, "4 → 2, 0.00 s pause\nNodeDrained\nin memory", "memory", f"generation {shrunk}; in memory"),
+        Note(30.02, "2 → 2, 0.00 s pause\nWorkerCrash\nin memory", "memory", f"generation {crashed}; in memory"),
+    )
+
+
+def test_a_change_deeper_than_memory_is_noted_with_its_reason() -> None:
+    note = timeline_of(elastic_run(), "both acts").notes[-1]
+    assert note.text == "4 → 2, 6.00 s pause\nScaledByUser\nnew processes\nRecoveryIsProcess"
+    assert note.tip == f"generation 8: resize 4 → 2, ScaledByUser; new processes because {FORCED}"
 
 
 def test_the_urgent_job_stands_on_the_replicas_that_train_beside_it() -> None:
@@ -99,4 +110,6 @@ def test_the_picture_distinguishes_how_deep_changes_went(tmp_path: Path, run: Ru
     assert picture("memory") != picture("process")
     assert picture("process") == picture(None), "as before the history told it"
     untold = replace(run, history=tuple(replace(one, depth=None) for one in run.history))
-    assert timeline_of(untold, "t").notes[0] == Note(10.0, "2 → 4, 0.00 s pause\nCapacityAvailable")
+    note = timeline_of(untold, "t").notes[0]
+    assert (note.text, note.depth) == ("2 → 4, 0.00 s pause\nCapacityAvailable", None)
+    assert note.tip == "generation 2: resize 2 → 4, CapacityAvailable"
