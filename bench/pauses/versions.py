@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.common.processes import Failed
 from bench.launchers.nodes import REPOSITORY
+from tests.commit_under_test import unpack_commit
 
 FORMER_COMMIT = "971bb4e2"
-_GIT_WITHIN_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +26,10 @@ PRESENT = Version(REPOSITORY, is_traced=True)
 
 def former_version(folder: Path) -> Version:
     """Write the agent, library and examples of the former version into a folder. Raises Failed where the history lacks its commit."""
-    command = [
-        "git",
-        "-c",
-        f"safe.directory={REPOSITORY}",
-        "archive",
-        "--format=tar",
-        FORMER_COMMIT,
-        "agent",
-        "examples",
-    ]
     try:
-        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=True, timeout=_GIT_WITHIN_S)
+        unpack_commit(REPOSITORY, FORMER_COMMIT, folder, "agent", "examples")
     except (OSError, subprocess.SubprocessError) as error:
         raise Failed(
             f"no version {FORMER_COMMIT}, which needs git and a checkout with its whole history: {error}"
         ) from error
-    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(folder, filter="data")
     return Version(folder, is_traced=False)

@@ -6,24 +6,19 @@ as its release builds it; only the tests that come with it are those of its sour
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.commit_under_test import git_output, unpack_commit
 from tests.e2e.conftest import ROOT
 
 STORY = "tests/e2e/test_planned_shrink.py"
 WHERE = "import elastipod_operator, elastipod_agent; print(elastipod_operator.__file__, elastipod_agent.__file__)"
 LIMIT_S = 600
-
-
-def git(*arguments: str) -> bytes:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=True, timeout=60).stdout
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +32,11 @@ class Previous:
 @pytest.fixture(scope="module")
 def previous(tmp_path_factory: pytest.TempPathFactory) -> Previous:
     found = Previous(tmp_path_factory.mktemp("previous"), tmp_path_factory.mktemp("packages"))
+    tags = (git_output(ROOT, "tag", "--merged", "HEAD", "--sort=-version:refname", "v*") or "").split()
     try:
-        tags = git("tag", "--merged", "HEAD", "--sort=-version:refname", "v*").decode().split()
-        revision = os.environ.get("PREVIOUS") or next(iter(tags), "HEAD~60")
-        archive = git("archive", "--format=tar", revision)
-    except (OSError, subprocess.CalledProcessError) as error:
+        unpack_commit(ROOT, os.environ.get("PREVIOUS") or next(iter(tags), "HEAD~60"), found.sources)
+    except (OSError, subprocess.SubprocessError) as error:
         pytest.skip(f"the history of the checkout has no previous version: {error}")
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(found.sources, filter="data")
     wheels = found.sources / "dist"
     uv = Path(sys.executable).with_name("uv")
     run(found.sources / ".ci" / "wheels", wheels, cwd=found.sources, PYTHON=sys.executable, UV=str(uv))

@@ -1,4 +1,4 @@
-"""Reports name their commit where there is one, and cost no run where there is none."""
+"""Reports name their commit where there is one, and cost no run where there is none; a test can have the files of an earlier one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.commit_under_test import commit_under_test
+from tests.commit_under_test import commit_under_test, unpack_commit
 
 
 @pytest.fixture
@@ -47,3 +47,18 @@ def test_a_folder_that_is_no_checkout_has_no_commit(checkout: Path) -> None:
 def test_without_git_there_is_no_commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert commit_under_test(checkout) == ""
+
+
+def test_the_files_of_a_commit_are_unpacked_as_they_were(
+    checkout: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (checkout / "README.md").write_text("# Two\n")
+    (checkout / "new.py").write_text("pass\n")
+    folder = tmp_path_factory.mktemp("unpacked")
+    unpack_commit(checkout, "HEAD", folder)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"README.md": "# One\n"}
+
+
+def test_a_commit_that_the_history_lacks_cannot_be_unpacked(checkout: Path, tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        unpack_commit(checkout, "0" * 40, tmp_path / "unpacked")
