@@ -13,9 +13,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Collection
 from pathlib import Path
 
+from bench.common.options import some_of
 from bench.common.processes import Failed, Processes
 from bench.common.report import conclude, report, report_name, table, write_json
 from bench.common.samples import Samples
@@ -100,8 +100,8 @@ def _versions(plain: Path, original: Path) -> dict[str, str]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.agent", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeat", type=int, default=5, help="runs of every side (default: 5)")
-    parser.add_argument("--sides", type=_some_of(SIDES), default=list(SIDES), help=f"some of {','.join(SIDES)}")
-    parser.add_argument("--parts", type=_some_of(PARTS), default=list(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--sides", type=some_of(SIDES), default=list(SIDES), help=f"some of {','.join(SIDES)}")
+    parser.add_argument("--parts", type=some_of(PARTS), default=list(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument(
         "--wait-for-quiet",
         type=float,
@@ -109,16 +109,6 @@ def _options() -> argparse.Namespace:
         help="maximum seconds to wait before each run while other processes use the machine",
     )
     return parser.parse_args()
-
-
-def _some_of(known: Collection[str]) -> Callable[[str], list[str]]:
-    def parse(text: str) -> list[str]:
-        chosen = text.split(",")
-        if unknown := set(chosen) - set(known):
-            raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(known)}")
-        return [one for one in known if one in chosen]
-
-    return parse
 
 
 if __name__ == "__main__":

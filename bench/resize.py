@@ -1,7 +1,8 @@
-"""How the pause of a resize in memory grows with the size of the state.
+"""How long a resize, a crash and a hang stop a training in memory: by the size of the state, and beside peers.
 
-python -m bench.resize [--sizes 1,10,100,400] [--repeat 5]. Writes .run/bench/resize.json, and every single measurement, those of
-the phases included, into resize-runs.json. A choice of sizes and fewer than five runs go to resize-part.json.
+python -m bench.resize [--parts compared,sizes,costs] [--sizes 1,10,100,400] [--repeat 5]. Writes .run/bench/resize.json, and every
+single measurement, those of the phases included, into resize-runs.json. A choice of parts or sizes and fewer than five runs go to
+resize-part.json.
 """
 
 from __future__ import annotations
@@ -10,20 +11,27 @@ import argparse
 import math
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import linear_regression
 
+from bench.common.options import some_of
 from bench.common.processes import Failed, Processes
 from bench.common.report import Reach, Row, Spread, conclude, report, report_name, table, write_json
 from bench.common.samples import Samples
 from bench.common.surroundings import Surroundings
-from bench.launchers.nodes import sized
+from bench.launchers.compared import SIDES, ComparedSession, compared_rows
+from bench.launchers.nodes import launchers, sized
 from bench.launchers.resizing import COST, GROW, SHRINK, CostSession, ResizeSession
+from bench.launchers.rows import TUNED
+from bench.launchers.session import Session
 from tests.peers import peer_python
 
 RUN = Path(__file__).resolve().parents[1] / ".run" / "bench"
 SIZES = [1.0, 10.0, 100.0, 400.0]  # MB of weights and moments
 SMALL = 1.0
+COMPARED, BY_SIZE, COSTS = "compared", "sizes", "costs"
+PARTS = (COMPARED, BY_SIZE, COSTS)
 SHARDED = {"fsdp2": "FSDP2, without copies", "copies": "FSDP2, a copy in every step"}
 NUM_NEWCOMERS = 2
 REACH_SLOPE, REACH_BYTES, REACH_COST = 0.2, 1.2, 0.01
@@ -34,21 +42,16 @@ def main() -> int:
     """Give 0 when every row was measured and reached what it is to reach."""
     options = _options()
     surroundings = Surroundings()
-    python = peer_python("torch211")
     samples = Samples(options.repeat)
     shutil.rmtree(RUN / "resize", ignore_errors=True)
     for repetition in range(1, options.repeat + 1):
-        for size in options.sizes:
-            print(f"resize {repetition}/{options.repeat}: {size:g} MB", flush=True)
+        for session in _sessions(options, RUN / "resize" / str(repetition), samples):
+            print(f"resize {repetition}/{options.repeat}: {session.launcher.name}", flush=True)
             surroundings.await_quiet(options.wait_for_quiet)
-            _run(ResizeSession(sized(python, size), RUN / "resize" / f"{repetition}-{size:g}", samples))
-        for kind in SHARDED:
-            print(f"resize {repetition}/{options.repeat}: {kind}", flush=True)
-            launcher = sized(python, SMALL, kind)
-            surroundings.await_quiet(options.wait_for_quiet)
-            _run(CostSession(launcher, RUN / "resize" / f"{repetition}-{kind}", samples))
-    rows = _rows(samples, options.sizes)
-    name = report_name("resize", is_whole=options.sizes == SIZES, repeat=options.repeat)
+            _run(session)
+    rows = _rows(samples, options.parts, options.sizes)
+    is_whole = options.sizes == SIZES and options.parts == list(PARTS)
+    name = report_name("resize", is_whole=is_whole, repeat=options.repeat)
     machine = surroundings.describe()
     write_json(RUN / f"{name}.json", report(name, rows, machine=machine, load_1m=surroundings.load_1m, versions={}))
     write_json(RUN / f"{name}-runs.json", samples.as_json())
@@ -57,16 +60,42 @@ def main() -> int:
     return conclude(rows)
 
 
-def _run(session: ResizeSession) -> None:
+def _sessions(options: argparse.Namespace, folder: Path, samples: Samples) -> Iterator[Session]:
+    """Give the sessions of one repetition. The sides of the comparison come first, one after the other."""
+    python = peer_python("torch211")
+    if COMPARED in options.parts:
+        known = launchers(python, peer_python("original"))
+        for side in SIDES:
+            yield ComparedSession(known[side], folder / side, samples)
+    if BY_SIZE in options.parts:
+        for size in options.sizes:
+            yield ResizeSession(sized(python, size), folder / f"{size:g}", samples)
+    if COSTS in options.parts:
+        for kind in SHARDED:
+            yield CostSession(sized(python, SMALL, kind), folder / kind, samples)
+
+
+def _run(session: Session) -> None:
     session.folder.mkdir(parents=True)
     with Processes() as processes:
         try:
-            session.run_agents(processes)
+            (session.run_torchrun if session.launcher.name == TUNED else session.run_agents)(processes)
         except Failed as error:
             print(f"    FAILED: {error}", flush=True)
 
 
-def _rows(samples: Samples, sizes: list[float]) -> list[Row]:
+def _rows(samples: Samples, parts: list[str], sizes: list[float]) -> list[Row]:
+    rows: list[Row] = []
+    if COMPARED in parts:
+        rows += compared_rows(samples)
+    if BY_SIZE in parts:
+        rows += _rows_by_size(samples, sizes)
+    if COSTS in parts:
+        rows += [_cost_row(samples, side, what) for side, what in SHARDED.items()]
+    return rows
+
+
+def _rows_by_size(samples: Samples, sizes: list[float]) -> list[Row]:
     gap = "last step of the old world to the first of the new one"
     rows: list[Row] = []
     for name in (GROW, SHRINK):
@@ -108,22 +137,20 @@ def _rows(samples: Samples, sizes: list[float]) -> list[Row]:
                 missing=samples.missing(side, metric),
             )
         )
-    how = (
-        "what State does from one script's block to the next, beside the optimizer's step, over 50 ms; 2 ranks, 1 MB; "
-    )
-    costs = [(f"{sizes[0]:g} MB", "DDP, nobody follows"), *SHARDED.items()]
-    for side, what in costs:
-        rows.append(
-            Row(
-                metric=f"{COST}, {what}", unit="x", ours=samples.spread(side, COST), reach=Reach.median(REACH_COST),
-                how=how + what, missing=samples.missing(side, COST),
-            )
-        )  # fmt: skip
+    rows.append(_cost_row(samples, f"{sizes[0]:g} MB", "DDP, nobody follows"))
     how = "what the thread that trains does for followers in a step, over 50 ms, while somebody follows it"
     for size in sizes:
         cost = samples.spread(f"{size:g} MB", "cost of following")
         rows.append(Row(metric=f"cost of following, {size:g} MB", unit="x", ours=cost, how=how))
     return rows
+
+
+def _cost_row(samples: Samples, side: str, what: str) -> Row:
+    how = f"what State does from one script's block to the next, beside the optimizer's step, over 50 ms; 2 ranks, 1 MB; {what}"
+    return Row(
+        metric=f"{COST}, {what}", unit="x", ours=samples.spread(side, COST), reach=Reach.median(REACH_COST), how=how,
+        missing=samples.missing(side, COST),
+    )  # fmt: skip
 
 
 def _slopes(samples: Samples, sizes: list[float], metric: str) -> Spread | None:
@@ -142,7 +169,8 @@ def _slopes(samples: Samples, sizes: list[float], metric: str) -> Spread | None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.resize", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", type=lambda text: [float(each) for each in text.split(",")], default=SIZES)
-    parser.add_argument("--repeat", type=int, default=5, help="runs of every size (default: 5)")
+    parser.add_argument("--parts", type=some_of(PARTS), default=list(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--repeat", type=int, default=5, help="runs of every side (default: 5)")
     parser.add_argument("--wait-for-quiet", type=float, default=30.0, help="maximum seconds to wait before each run")
     return parser.parse_args()
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from itertools import pairwise
 from statistics import median
 
 from bench.common.processes import Failed, Processes
 from bench.launchers import steplog
 from bench.launchers.nodes import AgentNodes
-from bench.launchers.session import Session
+from bench.launchers.session import TRAINED_S, UNPREPARED_S, Session
 from bench.launchers.small_operator import SmallOperator
 from bench.launchers.steplog import Worker
 
@@ -22,7 +21,7 @@ PHASES = ("leave", "connect", "offers", "fill", "wrap", "compare")
 
 
 class ResizeSession(Session):
-    """From 2 to 4 ranks and back. pause: the gap less a usual step of the new world, which a change cannot do without."""
+    """From 2 to 4 ranks and back."""
 
     def run_agents(self, processes: Processes) -> None:
         """Start, grow, shrink."""
@@ -35,7 +34,8 @@ class ResizeSession(Session):
                 for node in four:
                     nodes.until_ready(node)
                 self._start(operator, [node.client for node in four[:2]])
-            for name, size in ((GROW, 4), (SHRINK, 2)):
+            for name, size, trained_s in ((GROW, 4, TRAINED_S), (SHRINK, 2, UNPREPARED_S)):
+                self.job.trained_s = trained_s
                 with self._event(name):
                     self._change(operator, name, [node.client for node in four[:size]])
         finally:
@@ -49,17 +49,14 @@ class ResizeSession(Session):
         old = self.job.world
         since = operator.resize(agents)  # type: ignore[arg-type]
         self._add_gap(name, old, self.job.new_world(len(agents), since))
-        gap = self._samples.values[(self.launcher.name, name)][-1]
         first = [worker.name for worker in self.job.world]
-        self.job.train()
-        step_s = _usual_step(self.job.world)
-        self._add(f"step after {name}", step_s)
-        self._add(f"pause, {name}", gap - step_s)
+        self._train_after(name)
         self._add_phases(name, first)
         if name == GROW:
             self._add_costs(before)
             trained = [steplog.read_one(self.folder, worker.name) for worker in before]
-            alone, beside = _usual_step(trained, until=began), _usual_step(trained, since=began, until=prepared)
+            alone = steplog.usual_step(trained, until=began)
+            beside = steplog.usual_step(trained, since=began, until=prepared)
             self._add("step while newcomers are prepared, ratio", beside / alone)
 
     def _add_costs(self, world: list[Worker]) -> None:
@@ -90,6 +87,7 @@ class CostSession(ResizeSession):
         """Start, and train."""
         nodes = AgentNodes(self.launcher, processes, self.folder)
         operator = SmallOperator(self.launcher.restart_mode)
+        self.job.trained_s = UNPREPARED_S
         try:
             with self._event("start 2"):
                 two = [nodes.begin(number) for number in range(2)]
@@ -103,12 +101,3 @@ class CostSession(ResizeSession):
                 self._add_costs(self.job.world)
         finally:
             operator.close()
-
-
-def _usual_step(world: list[Worker], since: float = 0.0, until: float = float("inf")) -> float:
-    """Give the median time of a step between two moments; the first of a world counts not, it has more to do."""
-    found: list[float] = []
-    for worker in world:
-        steps = worker.steps[1:]
-        found += [after.at - before.at for before, after in pairwise(steps) if before.at >= since and after.at <= until]
-    return median(found) if found else float("nan")

@@ -23,16 +23,19 @@ WORLD_WITHIN_S = 90.0
 # Every world trains for this time before the next event: there is something to interrupt, and what an agent does in advance
 # for the next start (ours forks 5 s after a start) is done, as it is in a job whose worlds live for minutes.
 TRAINED_S = 6.5
+# This is enough where nothing is prepared or interrupted: before the next start of a peer, and in the last world of a life.
+UNPREPARED_S = 3.0
 SETTLED_S = 0.4
 SETTLE_WITHIN_S = 60.0
 
 
 class Job:
-    """The training processes of one session as their logs show them. folder: where they write."""
+    """The training processes of one session as their logs show them. folder: where they write. trained_s: for how long `train` does."""
 
     def __init__(self, launcher: Launcher, folder: Path) -> None:
         self.launcher = launcher
         self.folder = folder
+        self.trained_s = TRAINED_S
         self.world: list[Worker] = []
         self.agents: list[Process] = []  # whose end is the end of every wait
         self._past: set[str] = set()
@@ -59,10 +62,10 @@ class Job:
 
         def done() -> bool:
             self.world = [steplog.read_one(self.folder, worker.name) for worker in self.world]
-            return all(worker.steps[-1].at - worker.steps[0].at >= TRAINED_S for worker in self.world)
+            return all(worker.steps[-1].at - worker.steps[0].at >= self.trained_s for worker in self.world)
 
-        time.sleep(TRAINED_S)
-        until(done, f"{TRAINED_S:g} s of steps", WORLD_WITHIN_S, every_s=0.1, seen=self._seen)
+        time.sleep(self.trained_s)
+        until(done, f"{self.trained_s:g} s of steps", WORLD_WITHIN_S, every_s=0.1, seen=self._seen)
 
     def _seen(self) -> str:
         shown = [(w.rank, w.world_size, len(w.steps)) for w in steplog.read(self.folder, self._past)]
@@ -114,6 +117,16 @@ class Session:
 
     def run_torchrun(self, processes: Processes) -> None:
         """What torchrun can do of it: grow, and recover."""
+        self._grow_and_crash(processes)
+        four = self.job.agents
+        with self._event("node loss"):
+            lost, since = _node_of(self.job.world[2].pid, four), time.monotonic()
+            lost.kill_tree()
+            four.remove(lost)
+            self._add("node loss back", steplog.first_step_everywhere(self.job.new_world(3, since)) - since)
+
+    def _grow_and_crash(self, processes: Processes) -> None:
+        """Under torchrun."""
         nodes = TorchrunNodes(self.launcher, processes, self.folder, "2:4")
         with self._event("spawn 2"):
             since = time.monotonic()
@@ -125,24 +138,19 @@ class Session:
             old, since = self.job.world, time.monotonic()
             four += [nodes.begin(number) for number in (2, 3)]
             self._add_gap("grow 2->4", old, self.job.new_world(4, since))
-            self.job.train()
+            self._train_after("grow 2->4")
         with self._event("crash"):
             victim, since = self.job.world[2].pid, time.monotonic()
             os.kill(victim, signal.SIGKILL)
             self._add("crash back", steplog.first_step_everywhere(self.job.new_world(4, since)) - since)
-            self.job.train()
-        with self._event("node loss"):
-            lost, since = _node_of(self.job.world[2].pid, four), time.monotonic()
-            lost.kill_tree()
-            four.remove(lost)
-            self._add("node loss back", steplog.first_step_everywhere(self.job.new_world(3, since)) - since)
+            self._train_after("crash", "crash back")
 
     def _planned(self, operator: SmallOperator, name: str, agents: list[Client]) -> None:
         operator.prepare(agents)
         old = self.job.world
         since = operator.resize(agents)
         self._add_gap(name, old, self.job.new_world(len(agents), since))
-        self.job.train()
+        self._train_after(name)
 
     def _crash(self, operator: SmallOperator, nodes: list[Node]) -> None:
         agents = [node.client for node in nodes]
@@ -156,7 +164,7 @@ class Session:
             self._add("crash seen after SIGKILL", 1000 * (loss.seen_at - killed_at))
             self._add_seen_after_exit(1000 * (loss.seen_at - exit_watch.exited_at(1.0)))
             self._add("crash back", steplog.first_step_everywhere(self.job.world) - killed_at)
-            self.job.train()
+            self._train_after("crash", "crash back")
 
     def _add_seen_after_exit(self, seen_ms: float) -> None:
         """Add a time that can be: the thread that takes the moment of the exit may have woken up after all others."""
@@ -187,6 +195,14 @@ class Session:
         for phase in ("began", "imported", "grouped"):  # of the slowest rank, for the file of all runs
             self._add(f"{name}, {phase}", max(getattr(worker, phase) for worker in world) - since)
         self.job.train()
+
+    def _train_after(self, name: str, gap: str = "") -> None:
+        """Train, and add the pause of an event: its gap less a usual step, which no change can do without. gap: its metric."""
+        gap_s = self._samples.values[self.launcher.name, gap or name][-1]
+        self.job.train()
+        step_s = steplog.usual_step(self.job.world)
+        self._add(f"step after {name}", step_s)
+        self._add(f"pause, {name}", gap_s - step_s)
 
     def _add_gap(self, name: str, old: list[Worker], new: list[Worker]) -> None:
         found = steplog.restart([steplog.read_one(self.folder, worker.name) for worker in old], new)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,15 @@ def restart(old: Sequence[Worker], new: Sequence[Worker]) -> Restart:
 def first_step_everywhere(workers: Sequence[Worker]) -> float:
     """Give the moment at which the slowest rank had completed its first step."""
     return max(worker.steps[0].at for worker in workers)
+
+
+def usual_step(world: Iterable[Worker], since: float = 0.0, until: float = float("inf")) -> float:
+    """Give the median time of a step between two moments; the first of a world counts not, it has more to do."""
+    found: list[float] = []
+    for worker in world:
+        steps = worker.steps[1:]
+        found += [after.at - before.at for before, after in pairwise(steps) if before.at >= since and after.at <= until]
+    return median(found) if found else float("nan")
 
 
 def _parse(name: str, text: str) -> Worker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from bench.launchers import steplog, train, train_in_memory
@@ -65,6 +66,16 @@ def test_a_gap_runs_from_the_last_rank_of_the_old_to_the_slowest_of_the_new() ->
 def test_steps_that_are_made_again_are_counted() -> None:
     old = [worker(0, 2, 0.0, (10.0, 47)), worker(1, 2, 0.0, (10.0, 46))]
     assert steplog.restart(old, [worker(0, 1, 11.0, (12.0, 41))]).repeated == 7
+
+
+def test_a_usual_step_is_not_the_first_one_of_a_world() -> None:
+    world = [
+        worker(0, 2, 0.0, (1.0, 1), (9.0, 2), (10.0, 3), (11.0, 4)),
+        worker(1, 2, 0.0, (1.0, 1), (9.0, 2), (12.0, 3)),
+    ]
+    assert steplog.usual_step(world) == 1.0
+    assert steplog.usual_step(world, since=9.5) == 1.0
+    assert math.isnan(steplog.usual_step(world, since=10.5)), "no whole step"
 
 
 def test_both_scripts_train_alike() -> None:
