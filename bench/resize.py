@@ -1,6 +1,6 @@
 """How long a resize, a crash and a hang stop a training in memory: by the size of the state, and beside peers.
 
-python -m bench.resize [--parts compared,sizes,costs] [--sizes 1,10,100,400] [--repeat 5]. Writes .run/bench/resize.json, and every
+python -m bench.resize [--parts compared,sizes,sharded,costs] [--sizes 1,10,100,400] [--repeat 5]. Writes .run/bench/resize.json, and every
 single measurement, those of the phases included, into resize-runs.json. A choice of parts or sizes and fewer than five runs go to
 resize-part.json.
 """
@@ -12,6 +12,7 @@ import math
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import linear_regression
 
@@ -22,7 +23,7 @@ from bench.common.samples import Samples
 from bench.common.surroundings import Surroundings
 from bench.launchers.compared import SIDES, ComparedSession, compared_rows
 from bench.launchers.nodes import launchers, sized
-from bench.launchers.resizing import COST, GROW, SHRINK, CostSession, ResizeSession
+from bench.launchers.resizing import COST, GROW, SHRINK, CostSession, ResizeSession, ShardedSession
 from bench.launchers.rows import TUNED
 from bench.launchers.session import Session
 from tests.peers import peer_python
@@ -30,8 +31,9 @@ from tests.peers import peer_python
 RUN = Path(__file__).resolve().parents[1] / ".run" / "bench"
 SIZES = [1.0, 10.0, 100.0, 400.0]  # MB of weights and moments
 SMALL = 1.0
-COMPARED, BY_SIZE, COSTS = "compared", "sizes", "costs"
-PARTS = (COMPARED, BY_SIZE, COSTS)
+MOVED_MB = 10.0  # of the sharded state
+COMPARED, BY_SIZE, MOVED, COSTS = "compared", "sizes", "sharded", "costs"
+PARTS = (COMPARED, BY_SIZE, MOVED, COSTS)
 SHARDED = {"fsdp2": "FSDP2, without copies", "copies": "FSDP2, a copy in every step"}
 NUM_NEWCOMERS = 2
 REACH_SLOPE, REACH_BYTES, REACH_COST = 0.2, 1.2, 0.01
@@ -70,6 +72,8 @@ def _sessions(options: argparse.Namespace, folder: Path, samples: Samples) -> It
     if BY_SIZE in options.parts:
         for size in options.sizes:
             yield ResizeSession(sized(python, size), folder / f"{size:g}", samples)
+    if MOVED in options.parts:
+        yield ShardedSession(replace(sized(python, MOVED_MB, "fsdp2"), name=MOVED), folder / MOVED, samples)
     if COSTS in options.parts:
         for kind in SHARDED:
             yield CostSession(sized(python, SMALL, kind), folder / kind, samples)
@@ -90,6 +94,8 @@ def _rows(samples: Samples, parts: list[str], sizes: list[float]) -> list[Row]:
         rows += compared_rows(samples)
     if BY_SIZE in parts:
         rows += _rows_by_size(samples, sizes)
+    if MOVED in parts:
+        rows += [_moved_row(samples, name) for name in (GROW, SHRINK)]
     if COSTS in parts:
         rows += [_cost_row(samples, side, what) for side, what in SHARDED.items()]
     return rows
@@ -116,16 +122,11 @@ def _rows_by_size(samples: Samples, sizes: list[float]) -> list[Row]:
                 Row(metric=f"slope, {metric}", unit="", ours=_slopes(samples, sizes, metric), reach=reach, how=how)
             )
     for size in sizes:
-        side, of_grow = f"{size:g} MB", f"{GROW}, sent"
-        sent, missing = samples.values.get((side, of_grow)), samples.missing(side, of_grow)
-        shares = Spread.of([each / (NUM_NEWCOMERS * size * 1e6) for each in sent]) if sent else None
+        side = f"{size:g} MB"
         how = "bytes sent to fill newcomers, over one state for each of them"
-        reach = Reach.worst(REACH_BYTES)
-        rows.append(
-            Row(
-                metric=f"bytes moved in the pause, {side}", unit="x", ours=shares, reach=reach, how=how, missing=missing
-            )
-        )
+        rows.append(_bytes_row(samples, size, "moved in the pause", f"{GROW}, sent", Reach.worst(REACH_BYTES), how))
+        how = "bytes that newcomers get from donors before: the state, and then the gradients of each step; over one state for each of them"
+        rows.append(_bytes_row(samples, size, "moved by following", f"{GROW}, followed", None, how))
         metric = "step while newcomers are prepared, ratio"
         how = "median step of the old world, from /prepare to the end of its work, over that before"
         rows.append(
@@ -143,6 +144,23 @@ def _rows_by_size(samples: Samples, sizes: list[float]) -> list[Row]:
         cost = samples.spread(f"{size:g} MB", "cost of following")
         rows.append(Row(metric=f"cost of following, {size:g} MB", unit="x", ours=cost, how=how))
     return rows
+
+
+def _bytes_row(samples: Samples, size: float, what: str, metric: str, reach: Reach | None, how: str) -> Row:
+    side = f"{size:g} MB"
+    moved = samples.values.get((side, metric))
+    shares = Spread.of([each / (NUM_NEWCOMERS * size * 1e6) for each in moved]) if moved else None
+    missing = samples.missing(side, metric)
+    return Row(metric=f"bytes {what}, {side}", unit="x", ours=shares, reach=reach, how=how, missing=missing)
+
+
+def _moved_row(samples: Samples, name: str) -> Row:
+    how = "bytes of tensors sent in the hand-over and to fill ranks, over those that each rank of the new world lacks of its part"
+    return Row(
+        metric=f"bytes moved, FSDP2, {name}", unit="x", ours=samples.spread(MOVED, f"{name}, moved"),
+        reach=Reach.worst(REACH_BYTES), how=f"{how}; {MOVED_MB:g} MB, without copies",
+        missing=samples.missing(MOVED, f"{name}, moved"),
+    )  # fmt: skip
 
 
 def _cost_row(samples: Samples, side: str, what: str) -> Row:

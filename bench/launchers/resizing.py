@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import median
 
 from bench.common.processes import Failed, Processes
+from bench.common.samples import Samples
 from bench.launchers import steplog
-from bench.launchers.nodes import AgentNodes
-from bench.launchers.session import TRAINED_S, UNPREPARED_S, Session
-from bench.launchers.small_operator import SmallOperator
+from bench.launchers.nodes import AgentNodes, Launcher
+from bench.launchers.session import UNPREPARED_S, Session
+from bench.launchers.small_operator import DRAIN_S, SmallOperator
 from bench.launchers.steplog import Worker
 
 GROW, SHRINK = "grow 2->4", "shrink 4->2"
 COST = "cost of State in a step"
 STEP_S = 0.05  # as in train_sized.py
 FOLLOWED_S = 20e-6  # a call that finds nobody takes less
+Stretches = Mapping[str, Sequence[int]]  # the bytes of each tensor that a process has, as start and end
 PHASES = ("leave", "connect", "offers", "fill", "wrap", "compare")
 
 
@@ -34,8 +38,9 @@ class ResizeSession(Session):
                 for node in four:
                     nodes.until_ready(node)
                 self._start(operator, [node.client for node in four[:2]])
-            for name, size, trained_s in ((GROW, 4, TRAINED_S), (SHRINK, 2, UNPREPARED_S)):
-                self.job.trained_s = trained_s
+            for name, size in ((GROW, 4), (SHRINK, 2)):
+                if name == SHRINK:
+                    self.job.trained_s = UNPREPARED_S
                 with self._event(name):
                     self._change(operator, name, [node.client for node in four[:size]])
         finally:
@@ -78,6 +83,32 @@ class ResizeSession(Session):
         for phase in PHASES:
             self._add(f"{name}, {phase}", max(each.get(phase, 0.0) for each in told))
         self._add(f"{name}, sent", sum(each.get("sent_bytes", 0) for each in told))
+        self._add(f"{name}, followed", sum(each.get("followed_bytes", 0) for each in told))
+
+
+class ShardedSession(ResizeSession):
+    """From 2 to 4 ranks and back with FSDP2: what travels, over what must."""
+
+    def __init__(self, launcher: Launcher, folder: Path, samples: Samples) -> None:
+        super().__init__(launcher, folder, samples)
+        self.job.trained_s = UNPREPARED_S
+
+    def _change(self, operator: SmallOperator, name: str, agents: list[object]) -> None:
+        before, old = self.job.world, [worker.name for worker in self.job.world]
+        operator.prepare(agents)  # type: ignore[arg-type]
+        operator.drain(agents, DRAIN_S)  # type: ignore[arg-type]  # tells who leaves, so that shards are handed over
+        self._add_gap(name, before, self.job.new_world(len(agents), operator.start(agents)))  # type: ignore[arg-type]
+        new = [worker.name for worker in self.job.world]
+        self.job.train()  # its ranks write down what they have and did after their first step
+        staying = {steplog.pid_of(one) for one in new}
+        gone = [one for one in old if steplog.pid_of(one) not in staying]
+        told = [*(f"{one}.phases" for one in new), *(f"{one}.left" for one in gone)]
+        sent = sum(json.loads((self.folder / file).read_text()).get("sent_bytes", 0) for file in told)
+        self._add(f"{name}, sent", sent)
+        self._add(f"{name}, moved", moved(sent, least_bytes(self._stretches(old), self._stretches(new))))
+
+    def _stretches(self, world: Sequence[str]) -> dict[int, Stretches]:
+        return {steplog.pid_of(one): json.loads((self.folder / f"{one}.stretches").read_text()) for one in world}
 
 
 class CostSession(ResizeSession):
@@ -101,3 +132,23 @@ class CostSession(ResizeSession):
                 self._add_costs(self.job.world)
         finally:
             operator.close()
+
+
+def least_bytes(old: Mapping[int, Stretches], new: Mapping[int, Stretches]) -> int:
+    """Give what has to travel: the bytes that each process of the new world has, and had not in the old one. old, new: by pid."""
+    lacking = 0
+    for pid, stretches in new.items():
+        held = old.get(pid, {})
+        for key, (start, stop) in stretches.items():
+            held_from, held_to = held.get(key, (0, 0))
+            lacking += stop - start - max(0, min(stop, held_to) - max(start, held_from))
+    return lacking
+
+
+def moved(sent: int, least: int) -> float:
+    """Give what was sent over what had to be. Raises Failed for less: then the new world has begun with another state."""
+    if sent < least:
+        raise Failed(
+            f"{sent} bytes were sent where {least} were lacking: the new world has not gone on with the old one's state"
+        )
+    return sent / least

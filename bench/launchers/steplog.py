@@ -36,7 +36,7 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        return int(self.name.partition("-")[0])
+        return pid_of(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,11 @@ class Restart:
     @property
     def gap_s(self) -> float:
         return self.first_new - self.last_old
+
+
+def pid_of(name: str) -> int:
+    """Give the process that a log of this name is of."""
+    return int(name.partition("-")[0])
 
 
 def read(folder: Path, but: Collection[str] = ()) -> list[Worker]:

@@ -4,14 +4,16 @@ Kinds are `ddp`, `fsdp2`, and `copies` for FSDP2 with a copy of every step. Each
 each world, with the lines of train.py; `<pid>-<generation>.phases`, a JSON object of seconds and bytes: what this rank did between
 two worlds; and `<pid>-<generation>.costs`, a line for each step: seconds from the end of the script's block in the step before to
 its block in this one, without the optimizer's own step and this script's own notes, and those of following among them, when somebody
-follows.
+follows. With FSDP2 there are also `<pid>-<generation>.left`, the same as `.phases` of a rank that has left the world, and
+`<pid>-<generation>.stretches`: the bytes of each whole tensor that this rank has, as start and end.
 """
 
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from elastipod import Copies, ElasticBatches, State
+from elastipod.in_memory import donor
 from elastipod.in_memory.donor import Donor
 from elastipod.in_memory.memory_state import MemoryState
 from elastipod.in_memory.process_groups import ProcessGroups
@@ -35,6 +39,7 @@ LAYER = 1 << 20  # elements of a parameter: 4 MiB
 COPIES = 3  # of every weight, AdamW's moments included
 
 spent: dict[str, float] = {}
+spent_lock = threading.Lock()  # one thread for each follower sends to it
 
 
 class Sized(nn.Module):
@@ -78,13 +83,50 @@ def time_phases() -> None:
     ]
     for name, owner, method in parts:
         setattr(owner, method, _timed(name, getattr(owner, method)))
-    send = getattr(dist, "isend")  # noqa: B009 as below
+    isend, follow = getattr(dist, "isend"), getattr(donor, "send")  # noqa: B009 as below
 
-    def counted(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
-        spent["sent_bytes"] = spent.get("sent_bytes", 0) + tensor.numel() * tensor.element_size()
-        return send(tensor, *args, **options)
+    def sent(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        _count("sent_bytes", [tensor])
+        return isend(tensor, *args, **options)
 
-    setattr(dist, "isend", counted)  # noqa: B010 a plain assignment is refused by the type of the module
+    def followed(peer: Any, head: Any, tensors: Iterable[torch.Tensor] = ()) -> None:
+        _count("followed_bytes", tensors)
+        follow(peer, head, tensors)
+
+    setattr(dist, "isend", sent)  # noqa: B010 a plain assignment is refused by the type of the module
+    setattr(donor, "send", followed)  # noqa: B010
+
+
+def _count(what: str, tensors: Iterable[torch.Tensor]) -> None:
+    with spent_lock:
+        spent[what] = spent.get(what, 0) + sum(each.nbytes for each in tensors)
+
+
+def note_what_leavers_send(folder: Path) -> None:
+    """Have each rank that leaves a world write down what it has sent: those that leave the job make no step of another one."""
+    leave = WorldLife.leave
+
+    def noted(world: WorldLife, *args: Any, **options: Any) -> None:
+        leave(world, *args, **options)
+        (folder / f"{os.getpid()}-{world.place.generation}.left").write_text(json.dumps(spent))
+
+    setattr(WorldLife, "leave", noted)  # noqa: B010 as above
+
+
+def stretches(state: State) -> dict[str, tuple[int, int]]:
+    """Give the bytes that this rank has of each tensor: all, or its equal share of the rows, as FSDP2 divides them."""
+    tensors = {f"model.{key}": tensor for key, tensor in state.model.state_dict().items()}
+    for index, moments in state.optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{key}": tensor for key, tensor in moments.items()}
+    found: dict[str, tuple[int, int]] = {}
+    for key, tensor in tensors.items():
+        start, own = 0, tensor
+        if isinstance(tensor, DTensor):
+            rows, own = len(tensor), tensor.to_local()
+            share = -(-rows // state.world_size)
+            start = min(rows, state.rank * share) * tensor.nbytes // rows
+        found[key] = (start, start + own.nbytes)
+    return found
 
 
 def _timed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,6 +147,8 @@ def main() -> None:
     plan = ElasticBatches(LAST_STEP * GLOBAL_BATCH, GLOBAL_BATCH)
     kind = sys.argv[2]
     options: dict[str, Any] = {"wrap": DistributedDataParallel} if kind == "ddp" else {"mesh": {"shard": -1}}
+    if kind != "ddp":
+        note_what_leavers_send(folder)
     if kind == "copies":
         options["copies"] = Copies(memory_bytes=4 << 30, every=1)
     state = State(build, **options)
@@ -131,6 +175,8 @@ def main() -> None:
             if is_new:
                 (folder / f"{os.getpid()}-{generation}.phases").write_text(json.dumps(spent))
                 spent.clear()
+                if kind != "ddp":
+                    (folder / f"{os.getpid()}-{generation}.stretches").write_text(json.dumps(stretches(state)))
             spent["note"] = time.monotonic() - done
 
 
