@@ -67,5 +67,6 @@ def test_the_other_version_is_understood(newer: str, previous: Previous) -> None
     found = [Path(path) for path in run(sys.executable, "-c", WHERE, cwd=tests, **env).split()]
     operators, agents = (ROOT, previous.packages) if newer == "operator" else (previous.packages, ROOT)
     assert [operators in found[0].parents, agents in found[1].parents] == [True, True], found
-    played = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", STORY, cwd=tests, **env)
+    pytest_command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--long=variants")
+    played = run(*pytest_command, STORY, cwd=tests, **env)
     assert " passed" in played
