@@ -10,9 +10,8 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from elastipod.local_worker import store_generation
 from elastipod.string_enum import StringEnum
 
 CHAOS_ENV = "ELASTIPOD_CHAOS"
-COLLECTIVE_DELAY_S = 0.002  # from a gradient to the fault "inside the collective", which has begun by then
+FOLLOWER = -1  # the rank of a newcomer that follows: it has none yet
 
 
 class FaultKind(StringEnum):
@@ -41,11 +40,22 @@ class Moment(StringEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     COLLECTIVE = "collective"
-    """While gradients are reduced: a little after the first of them is there, from another thread. For "kill" and "stop" only."""
+    """Gradients are being reduced: the thread that trains has begun the first such collective after the step's first gradient, and does
+    not wait for it yet. It is that of DDP's first bucket, of FSDP2's first shards, or the script's own; the backend goes on with it
+    meanwhile, so the other ranks may see it succeed. A step that reduces nothing, as in a single process, does not pass it."""
     BEFORE_APPLY = "before_apply"
     """The gradients are reduced and clipped, the optimizer has not run."""
     APPLY = "apply"
     """The optimizer has run, the schedule and the averages have not."""
+    COPY = "copy"
+    """Copies of the step's shards travel: this rank has sent or received one of its messages. For sharded state with `Copies`."""
+    HAND_OVER = "hand_over"
+    """In a planned change, shards of those who leave travel to those who stay: this rank has sent or received one of its messages. For
+    sharded state."""
+    FOLLOWING = "following"
+    """A newcomer follows those who train. On a rank that is followed: a step is there that it is about to send to its followers. On a
+    newcomer, in the thread that follows: it has repeated the step, and takes over more of the state. For replicated state; "raise" ends
+    the following, and not the process."""
     CONNECTING = "connecting"
     AGREEING = "agreeing"
     FILLING = "filling"
@@ -58,11 +68,10 @@ class ChaosError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """One fault. step: the step in work, or after a moment between generations, the one that would be next; None: any.
+    """One fault. step: the step in work, or at a moment between generations, the one that would be next; None: any.
 
-    rank: global, None: any. from_generation: the first one in which it may happen. seconds: of "slow". once: a file that is made,
-    with the number of the process, when the fault happens; while it exists, it does not. Raises ValueError for "raise", "hang" and
-    "slow" at "collective": another thread than the training's can only end or stop the process.
+    rank: global, of a newcomer that follows `FOLLOWER`, None: any. from_generation: the first one in which it may happen. seconds: of
+    "slow". once: a file that is made, with the number of the process, when the fault happens; while it exists, it does not.
     """
 
     kind: FaultKind
@@ -73,16 +82,9 @@ class PlannedFault:
     seconds: float = 0.05
     once: str = ""
 
-    def __post_init__(self) -> None:
-        if self.at is Moment.COLLECTIVE and self.kind not in (FaultKind.KILL, FaultKind.STOP):
-            raise ValueError(
-                f"kind is {self.kind}, which does nothing at collective: there a fault comes from another thread than the training's; "
-                "choose kill or stop, or another moment, such as backward"
-            )
-
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> PlannedFault:
-        """Read one. Raises ValueError for a kind or moment that does not exist, or not together, TypeError for an unknown field."""
+        """Read one. Raises ValueError for a kind or moment that does not exist, TypeError for an unknown field."""
         known = {**value, "kind": FaultKind(value["kind"]), "at": Moment(value["at"])}
         return cls(**known)
 
@@ -93,9 +95,12 @@ def plan_faults(faults: Iterable[PlannedFault]) -> None:
     _planned = list(faults)
 
 
-def is_planned(at: Moment) -> bool:
-    """Whether a fault at this moment is still to come, so that a caller can do without hooks otherwise."""
-    return any(fault.at is at for fault in _faults())
+def is_planned(at: Moment, *, rank: int | None = None, step: int | None = None) -> bool:
+    """Whether a fault at this moment is still to come, so that a caller can do without hooks otherwise. rank, step: None for any."""
+    return any(
+        fault.at is at and (rank is None or fault.rank in (None, rank)) and (step is None or fault.step in (None, step))
+        for fault in _faults()
+    )
 
 
 def reached(at: Moment, *, rank: int, step: int) -> None:
@@ -104,11 +109,20 @@ def reached(at: Moment, *, rank: int, step: int) -> None:
         is_here = fault.at is at and fault.rank in (None, rank) and fault.step in (None, step)
         if is_here and store_generation() >= fault.from_generation and _is_first(fault):
             _faults().remove(fault)
-            if at is Moment.COLLECTIVE:
-                threading.Timer(COLLECTIVE_DELAY_S, _happen, (fault, rank, step)).start()
-            else:
-                _happen(fault, rank, step)
+            _happen(fault, rank, step)
             return
+
+
+def passing(at: Moment, progress: Callable[[], None], *, rank: int, step: int) -> Callable[[], None]:
+    """Give ``progress``, which a transfer calls after each message, so that each call passes a moment as well, if a fault is planned."""
+    if not is_planned(at, rank=rank, step=step):
+        return progress
+
+    def progressed() -> None:
+        progress()
+        reached(at, rank=rank, step=step)
+
+    return progressed
 
 
 def _happen(fault: PlannedFault, rank: int, step: int) -> None:

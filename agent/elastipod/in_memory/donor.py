@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from elastipod.chaos import Moment, reached
 from elastipod.in_memory.follow_wire import HANDSHAKE_S, FollowingEnded, send, shake_hands, shut_down
 from elastipod.in_memory.followed_state import FollowedState
 from elastipod.in_memory.members import Members
@@ -27,9 +28,10 @@ TAKES_S = 60.0  # a follower that takes nothing for so long is given up
 class Donor:
     """One rank of a generation, for those who follow it. A thread takes their calls, and one for each of them sends."""
 
-    def __init__(self, members: Members, key: str, host: str) -> None:
+    def __init__(self, members: Members, key: str, host: str, rank: int = 0) -> None:
         """Begin to listen. Raises FollowingEnded where the members cannot be followed, OSError."""
         self.followers: list[Session] = []  # threads only append
+        self._rank = rank
         self._state = FollowedState(members)
         self._key = key
         self._is_closed = False
@@ -51,6 +53,7 @@ class Donor:
         gradients, self._gradients = self._gradients, {}
         for follower in list(self.followers):
             if follower.is_ready and self._options:
+                reached(Moment.FOLLOWING, rank=self._rank, step=step)
                 follower.add_step(self._state, step, self._options, gradients)
 
     def close(self) -> None:

@@ -203,6 +203,7 @@ class State:
     def commit_step(self, step: ElasticStep) -> None:
         """The gradients of a step are there and good: apply them."""
         batch = step.batch
+        self._chaos.end()
         self._optimizers.note_left_out()
         self._world.await_gradients()
         chaos.reached(chaos.Moment.BEFORE_APPLY, rank=self.rank, step=batch.step)
@@ -302,6 +303,7 @@ class State:
             link.announce(self._memory.kind)
 
     def _leave(self, error: BaseException | None) -> None:
+        self._chaos.end()
         if self._notary is not None:
             self._notary.close()
             self._notary = None
@@ -350,6 +352,7 @@ class State:
 
     def _close(self) -> None:
         """End without waiting for anybody."""
+        self._chaos.end()
         if self._log_of_generation is not None:
             self._log_of_generation.close()
             self._log_of_generation = None

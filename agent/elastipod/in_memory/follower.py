@@ -12,6 +12,8 @@ from typing import Any, BinaryIO
 import torch
 
 from elastipod.agent_store import AgentStore, open_store
+from elastipod.chaos import FOLLOWER, Moment, reached
+from elastipod.errors import ElastipodError
 from elastipod.in_memory.follow_wire import HANDSHAKE_S, FollowingEnded, receive, receive_tensor, shake_hands, shut_down
 from elastipod.in_memory.followed_state import FollowedState
 from elastipod.in_memory.members import Members
@@ -56,13 +58,17 @@ class Follower:
     def finish(self) -> int | None:
         """Follow to the end and not beyond a limit; give the step that all of the state is at, None where some is missing.
 
-        Nothing changes the state afterwards.
+        Nothing changes the state afterwards. Raises ElastipodError when that is not sure, because the thread hangs: the process must end.
         """
         self._thread.join(LAST_STEPS_S)
         self._is_over = True
         if self._peer is not None:
             shut_down(self._peer)
-            self._thread.join()
+            self._thread.join(LAST_STEPS_S)
+            if self._thread.is_alive():
+                raise ElastipodError(
+                    "the thread that follows does not end, and may change the state at any time: a new process takes the place of this one"
+                )
         # A thread without a connection may wait for a store whose process hangs. It finds that it is over before it changes anything.
         return self.step if self._is_whole else None
 
@@ -96,6 +102,7 @@ class Follower:
         with torch.no_grad():
             gradients = {slot: receive_tensor(file, torch.empty_like(state.parameters[slot])) for slot in head["of"]}
             state.step(head["options"], gradients)
+            reached(Moment.FOLLOWING, rank=FOLLOWER, step=int(head["step"]))
             for told in head["slots"]:
                 for tensor in state.places(told):
                     receive_tensor(file, tensor)

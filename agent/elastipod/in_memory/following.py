@@ -43,7 +43,7 @@ class Following:
             return
         try:
             host = _own_address(place)
-            self._donor = Donor(self._members, key, host)
+            self._donor = Donor(self._members, key, host, place.rank)
         except (FollowingEnded, OSError, RuntimeError) as error:
             log.info("newcomers cannot follow this rank and will be filled when they join: %s", error)
             return

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from elastipod import chaos
 from elastipod.checkpoint.collective_planning import DOMAIN_ENV
 from elastipod.checkpoint.memory_directory import host_identity
 from elastipod.checkpoint.save_plan import choose_copy_holders
@@ -115,7 +116,8 @@ class ShardCopies:
         own = contiguous_image(part_content(members, part, progress))
         if self._wanted.bytes_per_s is not None:
             self._not_before = began + own.raw.numel() / self._wanted.bytes_per_s
-        taken, wrong = exchange_images(own, self._holders, progress)
+        passing = chaos.passing(chaos.Moment.COPY, progress, rank=place_of(part)[1], step=step)
+        taken, wrong = exchange_images(own, self._holders, passing)
         self._copied_last, self._is_wrong = step, bool(wrong)
         if wrong:
             log.warning(

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from elastipod import chaos
 from elastipod.errors import ElastipodError, StateDiffersError
 from elastipod.in_memory.agent_link import Fate, Kind
 from elastipod.in_memory.contiguous_image import contiguous_image
@@ -124,15 +125,16 @@ class ShardedMemory(MemoryState):
         """Give and take what leavers alone hold, once or twice. Collective. Raises WorldLost, PartsDiffer."""
         size = len(fates)
         staying = [rank for rank, fate in enumerate(fates) if fate is Fate.STAYS]
+        passing = chaos.passing(chaos.Moment.HAND_OVER, self._limit.progress, rank=_rank(), step=self.completed + 1)
         with lost_world("the shards of those who leave could not be handed over"):
-            taken = exchange_parts(self.members, self._part, takers, orphans, self._limit.progress)
+            taken = exchange_parts(self.members, self._part, takers, orphans, passing)
             if Fate.LEAVES in fates:
                 # The new world makes its first copies after a step; a rank that dies before must not take its part with it.
                 holders = [(self._plan.part(rank, size), rank) for rank in staying] + list(takers.items())
                 older = self._image_bytes(before=self.completed)
                 seconds = self._copies.second_holders(holders, staying, self.members, self._part, older)
                 first = {**dict(holders), **orphans}
-                taken += exchange_parts(self.members, self._part, seconds, first, self._limit.progress)
+                taken += exchange_parts(self.members, self._part, seconds, first, passing)
             any_raised(False)
         return taken
 

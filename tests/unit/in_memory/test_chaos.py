@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.agent_client import until
-from tests.patience import PATIENCE_S
 
 from elastipod import chaos
 from elastipod.chaos import ChaosError, FaultKind, Moment, PlannedFault, is_planned, plan_faults, reached
@@ -85,20 +83,21 @@ def test_what_a_fault_does_to_its_process(tmp_path: Path) -> None:
         os.waitpid(pid, 0)
 
 
-def test_a_fault_in_a_collective_comes_from_another_thread_a_little_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    happened: list[tuple[FaultKind, int, int]] = []
-    done = threading.Event()
+def test_a_transfer_passes_its_moment_with_each_message_if_a_fault_is_planned_there() -> None:
+    told: list[str] = []
 
-    def note(fault: PlannedFault, rank: int, step: int) -> None:
-        happened.append((fault.kind, rank, step))
-        assert threading.current_thread() is not threading.main_thread()
-        done.set()
+    def progress() -> None:
+        told.append("progress")
 
-    monkeypatch.setattr(chaos, "_happen", note)
-    plan_faults([PlannedFault(FaultKind.KILL, Moment.COLLECTIVE)])
-    reached(Moment.COLLECTIVE, rank=2, step=5)
-    assert done.wait(PATIENCE_S)
-    assert happened == [(FaultKind.KILL, 2, 5)]
+    plan_faults([PlannedFault(FaultKind.RAISE, Moment.COPY, rank=1, step=6)])
+    for at, rank, step in [(Moment.HAND_OVER, 1, 6), (Moment.COPY, 0, 6), (Moment.COPY, 1, 7)]:
+        assert chaos.passing(at, progress, rank=rank, step=step) is progress
+    passing = chaos.passing(Moment.COPY, progress, rank=1, step=6)
+    assert told == []
+    with pytest.raises(ChaosError, match="at copy of step 6 on rank 1"):
+        passing()
+    passing()
+    assert told == ["progress"] * 2, "the message had come before"
 
 
 def test_the_file_of_a_fault_names_its_process_and_nobody_else_may_read_it(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 from elastipod import chaos
 from elastipod.chaos import (
     CHAOS_ENV,
-    COLLECTIVE_DELAY_S,
     ChaosError,
     FaultKind,
     Moment,
@@ -32,20 +31,12 @@ class Process:
         self.generation = 2
         monkeypatch.setattr("os.kill", lambda pid, number: self.done.append(("kill", pid == os.getpid(), number)))
         monkeypatch.setattr("time.sleep", self._sleep)
-        monkeypatch.setattr("threading.Timer", self._timer)
         monkeypatch.setattr(chaos, "store_generation", lambda: self.generation)
 
     def _sleep(self, seconds: float) -> None:
         self.done.append(("sleep", seconds))
         if len(self.done) == 3:
             raise KeyboardInterrupt
-
-    def _timer(self, *arguments: Any) -> Any:
-        self.done.append(arguments)
-        return self
-
-    def start(self) -> None:
-        self.done.append("start")
 
 
 @pytest.fixture
@@ -109,26 +100,23 @@ def test_a_process_is_killed_or_hangs_for_ever(process: Process) -> None:
     assert process.done[1:] == [("sleep", 3600)] * 2
 
 
-def test_within_a_collective_it_happens_a_little_later_from_another_thread(process: Process) -> None:
-    planned = fault(FaultKind.KILL, Moment.COLLECTIVE)
-    plan_faults([planned])
-    reached(Moment.COLLECTIVE, rank=1, step=5)
-    assert process.done == [(COLLECTIVE_DELAY_S, chaos._happen, (planned, 1, 5)), "start"]
+@pytest.mark.parametrize("kind", FaultKind)
+@pytest.mark.parametrize("at", Moment)
+def test_each_kind_may_be_planned_at_each_moment(at: Moment, kind: FaultKind) -> None:
+    assert PlannedFault.from_json({"kind": str(kind), "at": str(at)}) == PlannedFault(kind, at)
 
 
-@pytest.mark.parametrize("kind", [FaultKind.RAISE, FaultKind.HANG, FaultKind.SLOW])
-def test_within_a_collective_what_another_thread_cannot_do_is_refused(kind: FaultKind) -> None:
-    with pytest.raises(ValueError, match="kind") as refused:
-        PlannedFault.from_json({"kind": str(kind), "at": "collective"})
-    assert str(refused.value) == (
-        f"kind is {kind}, which does nothing at collective: there a fault comes from another thread than the training's; choose "
-        "kill or stop, or another moment, such as backward"
-    )
-
-
-@pytest.mark.parametrize("kind", [FaultKind.KILL, FaultKind.STOP])
-def test_within_a_collective_a_process_may_end_or_stop(kind: FaultKind) -> None:
-    assert PlannedFault.from_json({"kind": str(kind), "at": "collective"}).kind is kind
+@pytest.mark.parametrize(
+    ("where", "is_planned"),
+    [({}, True), ({"rank": 1}, True), ({"rank": 0}, False), ({"step": 5}, True), ({"step": 4}, False)],
+)
+def test_whether_a_fault_is_planned_can_be_asked_for_a_rank_and_a_step(
+    process: Process, where: dict[str, Any], is_planned: bool
+) -> None:
+    plan_faults([fault(**where)])
+    assert chaos.is_planned(Moment.STEP, rank=1, step=5) is is_planned
+    assert chaos.is_planned(Moment.STEP)
+    assert not chaos.is_planned(Moment.APPLY, rank=1, step=5)
 
 
 def test_a_fault_that_happens_once_leaves_a_file_with_the_process(process: Process, tmp_path: Path) -> None:

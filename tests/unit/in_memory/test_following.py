@@ -14,6 +14,7 @@ from tests.patience import PATIENCE_S
 from tests.unit.in_memory.models import build
 from torch import nn
 
+from elastipod.chaos import FOLLOWER, ChaosError, FaultKind, Moment, PlannedFault, plan_faults
 from elastipod.errors import ElastipodError
 from elastipod.in_memory import donor as donor_module
 from elastipod.in_memory import follower as follower_module
@@ -378,3 +379,58 @@ def _until(is_so: Any) -> None:
     while not is_so():
         assert time.monotonic() < limit
         time.sleep(0.005)
+
+
+# -- faults on purpose
+
+
+def test_a_rank_that_is_followed_and_its_follower_pass_a_moment_of_a_step(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody follows, nobody passes it."""
+    passed: list[tuple[str, int, int]] = []
+    for module in (donor_module, follower_module):
+        monkeypatch.setattr(module, "reached", lambda at, *, rank, step: passed.append((at, rank, step)))
+    training.donor._rank = 2
+    training.train()
+    assert passed == []
+    follower = begin(training, Members(build(9)), monkeypatch)
+    training.wait_for_followers(1)
+    training.train(2)
+    training.donor.close()
+    follower.finish()
+    assert sorted(passed) == [(Moment.FOLLOWING, rank, step) for rank in (FOLLOWER, 2) for step in (4, 5)]
+
+
+def test_a_newcomer_whose_thread_fails_has_followed_nobody(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of a step: what it holds is no step's."""
+    failed: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", lambda each: failed.append(each.exc_type))
+    plan_faults([PlannedFault(FaultKind.RAISE, Moment.FOLLOWING, rank=FOLLOWER, step=11)])
+    memory = follows(training, monkeypatch)
+    training.train(12)
+    memory.finish_following()
+    assert failed == [ChaosError]
+    assert (memory.following.step, memory.following.has_changed_state) == (None, True)
+
+
+def test_a_newcomer_whose_thread_hangs_is_not_waited_for_without_a_limit(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may change the state at any time, so this process does not join: a new one takes its place."""
+    goes_on, hangs = threading.Event(), threading.Event()
+
+    def hang(*_: Any, **__: Any) -> None:
+        hangs.set()
+        goes_on.wait(PATIENCE_S)
+
+    monkeypatch.setattr(follower_module, "reached", hang)
+    monkeypatch.setattr(follower_module, "LAST_STEPS_S", 0.05)
+    follower = begin(training, Members(build(9)), monkeypatch)
+    training.wait_for_followers(1)
+    training.train()
+    assert hangs.wait(PATIENCE_S)
+    with pytest.raises(ElastipodError, match="the thread that follows does not end"):
+        follower.finish()
+    goes_on.set()
+    follower._thread.join(PATIENCE_S)

@@ -110,7 +110,9 @@ def test_a_step_is_applied_once_and_committed_in_one_order(
     played.state.commit_step(step)
     applied, compared = ["buffers.redo", "apply_gradients"] * (not has_run), ["memory.compare"] * (is_first and checks)
     commit = ["memory.commit", "buffers.committed", "memory.copy"]
-    assert played.names() == ["world.await_gradients", "reached", "memory.prepare", *applied, *commit, *compared]
+    assert played.names() == [
+        "chaos.end", "world.await_gradients", "reached", "memory.prepare", *applied, *commit, *compared,
+    ]  # fmt: skip
     assert played.parts.reached.mock_calls == [mock.call(chaos.Moment.BEFORE_APPLY, rank=1, step=3)]
     if compared:
         assert played.memory.compare.mock_calls == [mock.call(1, "after step 3, the first of this world,")]
