@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,10 @@ MUTANTS = {
     "a wrong divisor": "the reduced gradient of",
     "a lost random state": "the random state is not that of its step on rank 2",
     "a repeated batch": "the ranks' samples together are not the batch of step",
+    "a batch skipped by one rank": "the ranks' samples together are not the batch of step",
+    "a step skipped by one rank": "the ranks are at different steps",
+    "a step skipped by all ranks": "is trained with the state after step",
+    "a batch skipped by all ranks": "begins after",
     "stale moments": "the state of rank 2 differs from that of rank 0, in optimizer.state.",
     "a group left out": "the state of rank 2 differs from that of rank 0, in",
 }
@@ -55,7 +59,15 @@ def plant(mutant: str, state: elastipod.State) -> None:
     if mutant == "a lost random state":
         _replace(elastic_state, "seed_new_rank", lambda step, rank: torch.manual_seed(99))
     if mutant == "a repeated batch":
-        _repeat_a_batch()
+        _train_another_batch(-1)
+    if mutant == "a batch skipped by one rank":
+        _train_another_batch(1)
+    if mutant == "a step skipped by one rank":
+        _skip_a_step(NEWCOMER)
+    if mutant == "a step skipped by all ranks":
+        _skip_a_step()
+    if mutant == "a batch skipped by all ranks":
+        _skip_a_batch()
     if mutant == "stale moments":
         _forget_moments()
     if mutant == "a group left out":
@@ -93,17 +105,41 @@ def _keep_reducer() -> None:
     setattr(world_life, "detach_reducer", lambda model: None if _former and model is _former[0] else right(model))  # noqa: B010
 
 
-def _repeat_a_batch() -> None:
+def _train_another_batch(distance: int) -> None:
+    """Have the newcomer train the samples of a step before, or after, the one that it should."""
     right = ElasticBatches.iterate_at
 
-    def repeated(self: ElasticBatches, *arguments: Any, **options: Any) -> Iterator[Batch]:
+    def other(self: ElasticBatches, *arguments: Any, **options: Any) -> Iterator[Batch]:
         for batch in right(self, *arguments, **options):
             if _is_now(NEWCOMER):
-                former = replace(self, first_step=0, first_sample=0).batch(batch.step - 1, NEWCOMER, 3)
-                batch = replace(batch, indices=former.indices)
+                found = replace(self, first_step=0, first_sample=0).batch(batch.step + distance, NEWCOMER, 3)
+                batch = replace(batch, indices=found.indices)
             yield batch
 
-    ElasticBatches.iterate_at = repeated  # type: ignore[method-assign]
+    ElasticBatches.iterate_at = other  # type: ignore[method-assign]
+
+
+def _skip_a_step(rank: int | None = None) -> None:
+    """Leave out the first step of the new world: its number and its samples. rank: that does so, None for all."""
+    right = ElasticBatches.iterate_at
+
+    def shorter(self: ElasticBatches, *arguments: Any, **options: Any) -> Iterator[Batch]:
+        batches = right(self, *arguments, **options)
+        if _is_now(rank):
+            next(batches)
+        return batches
+
+    ElasticBatches.iterate_at = shorter  # type: ignore[method-assign]
+
+
+def _skip_a_batch() -> None:
+    """Have all ranks take the position in the data for one that is a batch further on, after the same number of steps."""
+    right = ElasticBatches.resumed
+
+    def further(self: ElasticBatches, state: Mapping[str, Any]) -> ElasticBatches:
+        return right(self, {**state, "samples": state["samples"] + self.global_batch} if _is_now() else state)
+
+    ElasticBatches.resumed = further  # type: ignore[method-assign]
 
 
 def _forget_moments() -> None:

@@ -27,7 +27,7 @@ from elastipod.in_memory.exchange import all_texts
 from elastipod.in_memory.members import NOT_BUILT, Members
 from elastipod.in_memory.memory_state import MemoryState, WorldLost, lost_world
 from elastipod.in_memory.mesh_plan import MeshPlan
-from elastipod.in_memory.notary import Notary
+from elastipod.in_memory.notary import Notary, Trained
 from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.process_groups import ProcessGroups, WorldNotBuilt
 from elastipod.in_memory.shard_copies import Copies
@@ -115,6 +115,7 @@ class State:
         self._optimizers = OptimizerWatch(self._members)
         self._buffers = StepBuffers(self._members)
         self._chaos = ChaosHooks(self._members)
+        self._trained = Trained(0)
         self._started = 0.0
         self._has_finished = False
 
@@ -212,6 +213,7 @@ class State:
         if not self._optimizers.has_run:
             self._run_apply()
         self._memory.commit()
+        self._trained = Trained(batch.step, batch.samples_seen)
         self._buffers.committed()
         self._optimizers.has_run = False
         self._memory.copy()
@@ -240,12 +242,14 @@ class State:
             return
         notary.close()
         assert self._world.plan is not None
-        problems = notary.problems(batch, self._world.plan, self._random_step(batch))
+        trained = self._trained if self._trained.step == self.completed else Trained(self.completed)
+        problems = notary.problems(batch, self._world.plan, self._random_step(batch), trained)
         if not problems:
             return
         if not self._optimizers.has_run:
             self._buffers.restore()
-            self._save(self.completed, waits=True)  # of the last complete step, which new processes resume from
+            # Of the last complete step, which new processes resume from: after the samples that were trained, whatever the plan says.
+            self._save(self.completed, waits=True, samples=notary.samples)
         raise StateDiffersError(
             f"step {batch.step}, the first of generation {self.generation}, does not count: {'; '.join(problems)}"
         )
@@ -342,11 +346,12 @@ class State:
         if self._log_of_generation is not None:
             self._log_of_generation.end(self.completed, why)
 
-    def _save(self, step: int, *, waits: bool) -> None:
+    def _save(self, step: int, *, waits: bool, samples: int | None = None) -> None:
         if self._durable is None:
             return
         assert self._world.plan is not None
-        extra = {"data": self._world.plan.state_dict(step)}
+        data = self._world.plan.state_dict(step)
+        extra = {"data": data if samples is None else {**data, "samples": samples}}
         with self._world.collective_of_library():
             self._durable.save(step, extra, self._log_of_generation, waits=waits)
 

@@ -1,8 +1,8 @@
 """The notary: the first step after every change of the world is checked before it counts.
 
 Compared are, over all ranks: samples of each gradient with a float64 sum of the ranks' own gradients, the samples of data that were
-trained with those that the plan has, the random state with the one that the step and the rank imply, and, after the step, the
-digests of all replicas. Later steps cost nothing.
+trained with those that the plan has, the place of the step with the steps and samples that were trained before, the random state
+with the one that the step and the rank imply, and, after the step, the digests of all replicas. Later steps cost nothing.
 """
 
 from __future__ import annotations
@@ -44,6 +44,14 @@ class _Sampled:
     elements: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What this rank's state has come to. step: that it holds. samples: of the job up to it; None on a rank that has not trained it."""
+
+    step: int
+    samples: int | None = None
+
+
 class Notary:
     """Watches one step on one rank. Begun before the passes of the step; `problems` is asked before its gradients are applied."""
 
@@ -55,6 +63,7 @@ class Notary:
         self._stop_watching: Callable[[], object] = lambda: None
         self._own = [torch.zeros(len(each.elements), dtype=torch.float64) for each in self._sampled]
         self._reduced: list[torch.Tensor] | None = None
+        self.samples: int | None = None  # of the job before this step, as a rank knows that has trained up to it
         self._divisor = 0.0
         self._is_queued = False
         self._random = _digest(torch.get_rng_state())
@@ -85,14 +94,16 @@ class Notary:
         ]
         self._stop_watching = lambda: [handle.remove() for handle in handles]
 
-    def problems(self, batch: Batch, plan: ElasticBatches, random_step: int) -> list[str]:
+    def problems(self, batch: Batch, plan: ElasticBatches, random_step: int, trained: Trained) -> list[str]:
         """Give what is wrong, the same on every rank; nothing when all is well. Collective. Raises WorldLost.
 
-        random_step: the step that random states are derived from.
+        random_step: the step that random states are derived from. trained: before this step, by this rank. Sets `samples`.
         """
         with lost_world("the first step after the change could not be checked"):
             facts = {
                 "step": batch.step,
+                "after": trained.step,
+                "samples": trained.samples,
                 "count": len(batch.indices),
                 "sum": _sum(batch.indices) if batch.global_size <= MAX_COUNTED else 0,
                 "random": self._random,
@@ -100,7 +111,8 @@ class Notary:
                 "wrong": self._wrong_gradient(),
             }
             told = [json.loads(text) for text in all_texts(json.dumps(facts))]
-        found = [*_wrong_data(told, batch, plan), *_wrong_random(told, random_step)]
+        self.samples = next((each["samples"] for each in told if each["samples"] is not None), None)
+        found = [*_wrong_data(told, batch, plan), *_wrong_place(told, batch), *_wrong_random(told, random_step)]
         reduced = [bool(each["reduced"]) for each in told]
         if not all(reduced):  # a script that reduces by itself and does not announce it, unless only some ranks do
             return [*found, *(["gradients were reduced on some ranks only"] if any(reduced) else [])]
@@ -195,6 +207,20 @@ def _wrong_data(told: list[dict[str, Any]], batch: Batch, plan: ElasticBatches) 
     if is_same and batch.global_size <= MAX_COUNTED:
         is_same = sum(each["sum"] for each in told) % _MODULUS == _sum(whole)
     return [] if is_same else [f"the ranks' samples together are not the batch of step {batch.step}"]
+
+
+def _wrong_place(told: list[dict[str, Any]], batch: Batch) -> list[str]:
+    """Compare the place of the step in the job with what the ranks remember: the plan would not tell a batch that all of them skip."""
+    if len({each["step"] for each in told}) > 1:
+        return []
+    states = {int(each["after"]) for each in told}
+    if states != {batch.step - 1}:
+        return [f"step {batch.step} is trained with the state after step {', '.join(map(str, sorted(states)))}"]
+    before = batch.samples_seen - batch.global_size
+    known = {int(each["samples"]) for each in told if each["samples"] is not None}
+    if known <= {before}:
+        return []
+    return [f"step {batch.step} begins after {before} samples, and {', '.join(map(str, sorted(known)))} were trained"]
 
 
 def _wrong_random(told: list[dict[str, Any]], random_step: int) -> list[str]:

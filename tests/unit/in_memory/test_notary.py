@@ -21,9 +21,10 @@ from elastipod.checkpoint.rng import rank_seed, seed_new_rank
 from elastipod.data import Batch, ElasticBatches
 from elastipod.gradients import announce_reduced_gradients
 from elastipod.in_memory import notary as module
-from elastipod.in_memory.notary import Notary, _sample, _sum, _wrong_data, _wrong_random
+from elastipod.in_memory.notary import Notary, Trained, _sample, _sum, _wrong_data, _wrong_place, _wrong_random
 
 PLAN = ElasticBatches(40, 8, seed=1)
+BEFORE = Trained(2, 16)  # step 3
 
 
 def problems(
@@ -32,6 +33,7 @@ def problems(
     change: Callable[[nn.Module], object] = lambda model: None,
     seeds: bool = True,
     batch: Batch | None = None,
+    trained: Trained = BEFORE,
 ) -> list[str]:
     """Let a single rank train step 3 with two passes, and give what the notary says. change: is made after the passes."""
     torch.manual_seed(0)
@@ -48,7 +50,7 @@ def problems(
         announce_reduced_gradients(divisor)
     notary.close()
     announce_reduced_gradients(99.0)  # nobody listens any more
-    return notary.problems(batch or PLAN.batch(3, 0, 1), PLAN, 3)
+    return notary.problems(batch or PLAN.batch(3, 0, 1), PLAN, 3, trained)
 
 
 def test_a_right_step_has_no_problem() -> None:
@@ -146,6 +148,42 @@ def test_the_samples_of_all_ranks_are_those_of_the_plan(told: list[dict[str, Any
     assert _wrong_data(told, BATCH, PLAN) == said
 
 
+def place(after: int = 2, samples: int | None = None, step: int = 3) -> dict[str, Any]:
+    return {"step": step, "after": after, "samples": samples}
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ([place(), place()], []),
+        ([place(samples=16), place()], []),
+        ([place(samples=16), place(samples=16)], []),
+        ([place(), place(samples=8)], ["step 3 begins after 16 samples, and 8 were trained"]),
+        ([place(samples=16), place(samples=24)], ["step 3 begins after 16 samples, and 16, 24 were trained"]),
+        ([place(after=1, samples=8)] * 2, ["step 3 is trained with the state after step 1"]),
+        ([place(), place(step=4)], []),  # which is told already
+        ([place(), place(after=1)], ["step 3 is trained with the state after step 1, 2"]),
+    ],
+)
+def test_a_step_follows_the_state_and_the_samples_that_ranks_remember(
+    told: list[dict[str, Any]], said: list[str]
+) -> None:
+    """Also where all ranks skip a batch, or repeat one: the plan knows no better than they do then."""
+    assert _wrong_place(told, BATCH) == said
+
+
+@pytest.mark.parametrize(
+    ("trained", "said"),
+    [
+        (Trained(2), []),
+        (Trained(1), ["step 3 is trained with the state after step 1"]),
+        (Trained(2, 24), ["step 3 begins after 16 samples, and 24 were trained"]),
+    ],
+)
+def test_what_a_rank_has_trained_before_is_compared(trained: Trained, said: list[str]) -> None:
+    assert problems(trained=trained) == said
+
+
 def test_a_sum_of_samples_knows_no_order_and_is_the_same_number_on_every_rank() -> None:
     assert _sum([]) == 0
     assert _sum([0]) == 0x9E3779B97F4A7C15 % (1 << 61)
@@ -177,13 +215,35 @@ def test_what_a_rank_tells_the_others_of_its_step(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(module, "all_texts", alone)
     assert problems() == []
-    told_once = {"step": 3, "count": 8, "sum": sum_, "random": random_state(3, 0), "reduced": True, "wrong": ""}
+    told_once = {
+        "step": 3,
+        "after": 2,
+        "samples": 16,
+        "count": 8,
+        "sum": sum_,
+        "random": random_state(3, 0),
+        "reduced": True,
+        "wrong": "",
+    }
     assert [json.loads(each) for each in told] == [told_once]
 
 
 def test_where_only_some_ranks_reduced_that_is_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def with_another(text: str) -> list[str]:
-        return [text, json.dumps({"step": 3, "count": 0, "sum": 0, "random": random_state(3, 1), "reduced": False})]
+        return [
+            text,
+            json.dumps(
+                {
+                    "step": 3,
+                    "after": 2,
+                    "samples": None,
+                    "count": 0,
+                    "sum": 0,
+                    "random": random_state(3, 1),
+                    "reduced": False,
+                }
+            ),
+        ]
 
     monkeypatch.setattr(module, "all_texts", with_another)
     assert problems() == ["gradients were reduced on some ranks only"]
@@ -290,7 +350,7 @@ def test_a_rank_whose_gradient_is_not_the_mean_of_all_is_named() -> None:
                 announce_reduced_gradients(3.0)
                 notary.close()
                 seed_new_rank(3, rank)
-                found.append(notary.problems(PLAN.batch(3, rank, 3), PLAN, 3))
+                found.append(notary.problems(PLAN.batch(3, rank, 3), PLAN, 3, Trained(2)))
             return found
 
     wrong = ["the reduced gradient of weight is not the mean over all ranks' samples on rank 2"]

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from elastipod.checkpoint.rng import seed_new_rank
 from elastipod.data import ElasticBatches
 from elastipod.gradients import gradient_sync
-from elastipod.in_memory.notary import Notary
+from elastipod.in_memory.notary import Notary, Trained
 from elastipod.in_memory.sharded_gradients import watch_own_gradients
 from elastipod.torch_compat import drop_sharding_caches
 
@@ -52,7 +52,7 @@ def problems(
             model(torch.randn(4, 2)).square().sum().backward()
         then()
     notary.close()
-    return notary.problems(PLAN.batch(3, 0, 1), PLAN, 3)
+    return notary.problems(PLAN.batch(3, 0, 1), PLAN, 3, Trained(2))
 
 
 def test_a_right_step_has_no_problem_also_when_gradients_are_clipped_after_it(mesh: Any) -> None:

@@ -19,6 +19,7 @@ from elastipod.in_memory.agent_link import Fate
 from elastipod.in_memory.elastic_state import State
 from elastipod.in_memory.elastic_step import ElasticStep
 from elastipod.in_memory.memory_state import WorldLost
+from elastipod.in_memory.notary import Trained
 from elastipod.rank_in_world import RankInWorld
 
 PLAN = ElasticBatches(dataset_size=12, global_batch=4, seed=1)  # three steps
@@ -45,6 +46,7 @@ class Played:
             "_members": parts.members, "_world": self.world, "_memory": self.memory, "_durable": self.durable, "_limit": parts.limit,
             "_optimizers": mock.Mock(has_run=False), "_chaos": parts.chaos, "_apply": None, "_checkpoint_every": 0,
             "_sample_log": "folder", "_log_of_generation": self.log, "_seed": 7, "_checks_changes": True, "_is_first_step": False,
+            "_trained": Trained(0),
             "_log_before": self.log_before, "_notary": None, "_buffers": parts.buffers, "_started": 0.0, "_has_finished": False, **settings,
         }  # fmt: skip
         self.state: Any = object.__new__(State)
@@ -144,7 +146,7 @@ def test_the_scripts_own_apply_gets_the_state(monkeypatch: pytest.MonkeyPatch) -
 def test_a_first_step_with_problems_does_not_count_and_the_last_one_is_saved(
     monkeypatch: pytest.MonkeyPatch, has_run: bool, problems: list[str]
 ) -> None:
-    notary = mock.Mock()
+    notary = mock.Mock(samples=None)
     notary.problems.return_value = problems
     played, batch = Played(monkeypatch, _notary=notary), batch_of()
     played.state._optimizers.has_run = has_run
@@ -154,13 +156,29 @@ def test_a_first_step_with_problems_does_not_count_and_the_last_one_is_saved(
             played.state._check_gradients(batch)
     else:
         played.state._check_gradients(batch)
-    assert notary.mock_calls == [mock.call.close(), mock.call.problems(batch, PLAN, 3 + (7 << 40))]
+    assert notary.mock_calls == [mock.call.close(), mock.call.problems(batch, PLAN, 3 + (7 << 40), Trained(2))]
     is_saved = bool(problems) and not has_run
     saves = [mock.call(2, {"data": PLAN.state_dict(2)}, played.log, waits=True)] * is_saved
     assert played.durable.save.mock_calls == saves
     assert played.names() == ["buffers.restore", "durable.save"] * is_saved
     played.state._check_gradients(batch)
     assert notary.close.call_count == 1, "the next step has no notary"
+
+
+@pytest.mark.parametrize(("step", "samples"), [(2, 40), (3, None)], ids=["it has trained it", "another step"])
+def test_a_rank_remembers_the_samples_of_the_step_that_its_state_holds(
+    monkeypatch: pytest.MonkeyPatch, step: int, samples: int | None
+) -> None:
+    notary = mock.Mock(samples=samples)
+    notary.problems.return_value = ["a batch was skipped"]
+    played = Played(monkeypatch)
+    played.state.commit_step(mock.Mock(batch=batch_of(step), loss=None))
+    played.state._notary = notary
+    with pytest.raises(StateDiffersError, match="a batch was skipped"):
+        played.state._check_gradients(batch_of())
+    assert notary.problems.call_args.args[-1] == Trained(2, samples)
+    data = PLAN.state_dict(2)
+    assert played.durable.save.call_args.args[1] == {"data": {**data, "samples": samples or data["samples"]}}
 
 
 # ---- between steps

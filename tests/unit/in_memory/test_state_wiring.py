@@ -13,6 +13,7 @@ from torch import nn
 from elastipod import Copies, State
 from elastipod.in_memory import elastic_state
 from elastipod.in_memory.mesh_plan import MeshPlan
+from elastipod.in_memory.notary import Trained
 
 PARTS = ("Members", "DurableTier", "PhaseLimit", "MemoryState", "ShardedMemory", "ProcessGroups", "WorldLife")
 WATCHES = ("OptimizerWatch", "StepBuffers", "ChaosHooks")
@@ -49,7 +50,8 @@ def test_a_state_of_defaults_keeps_nothing_on_storage_and_checks_changes(parts: 
         "_members": members, "_apply": None, "_limit": limit, "_memory": memory, "_world": parts.WorldLife.return_value,
         "_durable": None, "_checkpoint_every": 0, "_sample_log": None, "_log_of_generation": None, "_log_before": None, "_seed": 0,
         "_checks_changes": True, "_is_first_step": False, "_notary": None, "_optimizers": parts.OptimizerWatch.return_value,
-        "_buffers": parts.StepBuffers.return_value, "_chaos": parts.ChaosHooks.return_value, "_started": 0.0, "_has_finished": False,
+        "_buffers": parts.StepBuffers.return_value, "_chaos": parts.ChaosHooks.return_value, "_trained": Trained(0),
+        "_started": 0.0, "_has_finished": False,
     }  # fmt: skip
     assert vars(state) == settings
 
