@@ -11,13 +11,17 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import TensorDataset
 
 import elastipod
+from elastipod.data.loader import ElasticLoader
 from elastipod.in_memory.members import digest_of
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -31,7 +35,7 @@ SAMPLES, FEATURES = 96, 8
 class Options:
     """What one run trains. is_exact: in a fixed order of sums, so that worlds of all sizes give the same bits.
     mutant: a mistake of `inmemory_mutants` that is in force in generation 2. first_step_s: in the place of step_s in
-    generation 1, where steps must be left when all have agreed on an event.
+    generation 1, where steps must be left when all have agreed on an event. loads: the data comes from an `ElasticLoader`.
     """
 
     folder: str
@@ -43,6 +47,13 @@ class Options:
     is_exact: bool = True
     mutant: str = ""
     backend: str | None = None
+    loads: bool = False
+
+
+def build_with_loader(plan: elastipod.ElasticBatches) -> dict[str, object]:
+    """The same, and a loader of the data with a worker process."""
+    loader = ElasticLoader[Any](TensorDataset(*data()), plan, micro_batch=1, num_workers=1)
+    return {**build(), "loader": loader}
 
 
 def build() -> dict[str, object]:
@@ -73,7 +84,7 @@ def train(options: Options) -> None:
         SAMPLES, options.global_batch, epochs=options.steps * options.global_batch // SAMPLES
     )
     state = elastipod.State(
-        build,
+        partial(build_with_loader, plan) if options.loads else build,
         wrap=inmemory_mutants.wrap,
         checkpoints=folder / "checkpoints" if options.checkpoint_every else None,
         checkpoint_every=options.checkpoint_every,
@@ -95,15 +106,17 @@ def train(options: Options) -> None:
                 if options.is_exact
                 else elastipod.accumulate(state.model, batch, 4)
             )
+            loaded = state.loader.passes(batch) if options.loads else iter(())
             for part in passes:
                 indices = list(part.indices)
-                loss = nn.functional.cross_entropy(state.model(inputs[indices]), targets[indices])
+                own_inputs, own_targets = next(loaded)[1] if options.loads else (inputs[indices], targets[indices])
+                loss = nn.functional.cross_entropy(state.model(own_inputs), own_targets)
                 (loss * part.weight).backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(state.model.parameters(), 1.0)
         first_step_s = options.step_s if options.first_step_s is None else options.first_step_s
         time.sleep(first_step_s if state.generation == 1 else options.step_s)
         hold_after(batch.step, folder)
-    final = {key: digest for key, digest in state._members.digests().items()}
+    final = {key: digest for key, digest in state._members.digests().items() if key != "loader"}
     (folder / f"final-{os.environ.get('ELASTIPOD_LOCAL_RANK', 'single')}").write_text(digest_of(final))
     say(f"finished after step {state.completed}")
 

@@ -85,6 +85,16 @@ def test_planned_changes_keep_processes_and_repeat_no_step(play: Any, undisturbe
     assert (job.finals, job.report.exact) == ({undisturbed}, True), job.told()
 
 
+def test_a_loader_is_a_member_whose_position_follows_the_steps_that_count(play: Any, undisturbed: str) -> None:
+    """Its worker processes have read ahead, in the step that is torn too."""
+    kill = PlannedFault(FaultKind.KILL, Moment.BEFORE_APPLY, rank=1, step=15)
+    torn = PlannedFault(FaultKind.KILL, Moment.BACKWARD, rank=1, step=18)
+    job = play(size=2, resizes=[Resize(5, 4), Resize(12, 2)], faults=[kill, torn], options={"loads": True})
+    assert [len(job.joined(generation)) for generation in (1, 2, 3)] == [2, 4, 2], job.told()
+    assert job.ended.faults == 2, job.told()
+    assert (job.finals, job.report.exact) == ({undisturbed}, True), job.told()
+
+
 @pytest.mark.slow
 def test_when_no_copy_is_left_the_job_goes_on_from_its_newest_checkpoint(play: Any, undisturbed: str) -> None:
     """Both ranks are in the one rack, with which they die."""

@@ -20,6 +20,7 @@ from elastipod.data.elastic_batches import Batch, ElasticBatches, MicroBatch
 from elastipod.data.tokens import TokenWindows
 from elastipod.errors import DataError
 from elastipod.mesh import place_of
+from elastipod.rank_in_world import RankInWorld
 from elastipod.shuffle import splitmix64
 
 if TYPE_CHECKING:
@@ -115,6 +116,9 @@ class ElasticLoader(Generic[T]):
     ``for batch, passes in loader: for micro_batch, data in passes: ...`` The data of a pass is what `collate_fn` makes of its
     samples. A batch counts as trained once its last pass was taken, so the loop may save a checkpoint in that pass. Each rank
     creates its own loader, for one generation.
+
+    As a member of `elastipod.State`, it is made without a rank, which State tells it in each generation, and gives the data of
+    the loop's batches: ``for micro_batch, data in state.loader.passes(batch): ...``
     """
 
     def __init__(
@@ -132,9 +136,9 @@ class ElasticLoader(Generic[T]):
     ) -> None:
         """dataset: gives samples by index. options: of torch's DataLoader (num_workers, collate_fn, prefetch_factor, ...).
 
-        The other arguments are those of `ElasticBatchSampler`. Raises DataError for a dataset without access by index or with
-        fewer samples than the plan needs, for options that the plan decides, and for in_order=False, which would give passes
-        the data of other passes.
+        The other arguments are those of `ElasticBatchSampler`; without rank, world_size and dp_mesh, `set_world` tells the place.
+        Raises DataError for a dataset without access by index or with fewer samples than the plan needs, for options that the plan
+        decides, and for in_order=False, which would give passes the data of other passes.
         """
         _check_dataset(dataset, plan)
         if planned := [name for name in _SET_BY_THE_PLAN if name in options]:
@@ -142,12 +146,18 @@ class ElasticLoader(Generic[T]):
         if not options.get("in_order", True):
             raise DataError("in_order=False gives passes the data of other passes; leave it out")
         self._dataset, self._plan, self._options = dataset, plan, options
-        self._place = place_of(rank, world_size, dp_mesh, local_sizes)
+        self._place = None
+        if (rank, world_size, dp_mesh) != (None, None, None):
+            self._place = place_of(rank, world_size, dp_mesh, local_sizes)
+        self._local_sizes = tuple(local_sizes)
+        self._follows_worlds = False
         self._micro_batch = micro_batch
         self._step = start_step or plan.first_step
         self._handed_out: PassIterator | None = None
         self._taken_samples = 0
         self._running: Generator[tuple[Batch, Iterator[tuple[MicroBatch, T]]], None, None] | None = None
+
+    _place: RankInWorld | None
 
     @property
     def step(self) -> int:
@@ -169,7 +179,12 @@ class ElasticLoader(Generic[T]):
         return self._plan.state_dict(self._step)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue at a position that any rank of any world saved. Raises DataError for other data, or after iteration began."""
+        """Continue at a position that any rank of any world saved.
+
+        Raises DataError for other data, or after iteration began, unless `set_world` has been called.
+        """
+        if self._follows_worlds:
+            self.close()
         if self._running is not None:
             raise DataError("a data position can be loaded before the first batch only; make a new loader")
         self._plan = self._plan.resumed(state_dict)
@@ -180,6 +195,32 @@ class ElasticLoader(Generic[T]):
         self.close()
         self._running = self._run()
         return self._running
+
+    def set_world(self, rank: int, world_size: int) -> None:
+        """Give the batches of this rank from now on; `State` calls it in each generation. Prefetched data is dropped."""
+        self.close()
+        self._place, self._follows_worlds = RankInWorld(rank, world_size, self._local_sizes), True
+
+    def passes(self, batch: Batch) -> Iterator[tuple[MicroBatch, T]]:
+        """Give the passes of a batch of a loop that has its batches from elsewhere, as that of `State.steps`, with their data.
+
+        The data of the batches that follow in the plan is prefetched meanwhile; where a loop goes elsewhere, prefetching starts again.
+        The batch counts as trained at once: where its step is broken off, `State` puts the position back. Raises DataError when
+        the loader's plan has another batch at this step, and TypeError before `set_world`.
+        """
+        if self._running is None or batch.step != self._step + 1:
+            self.close()
+            self._step = batch.step - 1
+            self._running = self._run()
+        own, parts = next(self._running, (None, iter(())))
+        if own is None or own.indices != batch.indices:
+            self.close()
+            raise DataError(
+                f"the loader's plan has other samples at step {batch.step} than the loop's; give State.steps and the loader the same "
+                "plan and the same local_sizes, and no grain"
+            )
+        self._step = batch.step
+        return parts
 
     def close(self) -> None:
         """End the worker processes. Prefetched data is dropped and will be fetched again."""
@@ -196,6 +237,10 @@ class ElasticLoader(Generic[T]):
         self.close()
 
     def _run(self) -> Generator[tuple[Batch, Iterator[tuple[MicroBatch, T]]], None, None]:
+        if self._place is None:
+            raise TypeError(
+                "the loader has no rank yet; give it rank and world_size, or dp_mesh, or make it a member of State"
+            )
         sampler = ElasticBatchSampler(
             self._plan,
             rank=self._place.rank,

@@ -171,6 +171,7 @@ class State:
             while True:
                 try:
                     world.join(plan, self._open_log)
+                    self._buffers.positions.enter(self.rank, self.world_size)
                     self._is_first_step = True
                     assert world.plan is not None
                     place = RankInWorld(self.rank, self.world_size, tuple(local_sizes))
@@ -220,6 +221,7 @@ class State:
         if self._is_first_step:
             if self._checks_changes:
                 self._memory.compare(self._world.donor, f"after step {batch.step}, the first of this world,")
+                self._buffers.positions.compare_others(self.rank)
             self._is_first_step = False
         if self._log_of_generation is not None:
             self._log_of_generation.done(batch.step, step.loss)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -23,6 +24,17 @@ MODEL = "model"
 _LATER = object()
 _STATE_KEYS = {"state", "param_groups"}  # of torch's optimizers; those around others may have states of their own kind
 NOT_BUILT = "a sharded state is built when its first world begins; use it inside of the loop over its steps"
+
+
+@runtime_checkable
+class FollowsWorld(Protocol):
+    """A member that reads data, such as a loader: it is told its place in each world, and its state is a position of all ranks.
+
+    `State` calls `set_world` in each generation, once the member has the state of the step that the generation begins at. The state
+    says the same on every rank after every step. `load_state_dict` may come at any time, and the next data follows from it.
+    """
+
+    def set_world(self, rank: int, world_size: int) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +199,8 @@ class Members:
         """Give a checksum of every tensor and of all values that replicas have in common, by key.
 
         known: of tensors that need not be read again.
-        Buffers are left out: DDP lets them differ between replicas. So are members of other kinds than those of torch, since
-        a loader's state may be its rank's own.
+        Buffers are left out: DDP lets them differ between replicas. So are members of other kinds than those of torch that do not
+        follow the world, since their state may be its rank's own (`own_digests`).
         """
         shared: dict[str, Stateful] = {name: member for name, member in self._by_name.items() if _is_replicated(member)}
         tensors: dict[str, torch.Tensor] = {}
@@ -201,6 +213,19 @@ class Members:
             if isinstance(member, nn.Module):
                 tensors |= {f"{name}.{key}": value.detach() for key, value in member.named_parameters()}
         return found | digests_by_key(tensors, known or {})
+
+    def own_digests(self) -> dict[str, str]:
+        """Give a checksum of the plain values of each member whose state may be its rank's own, by name.
+
+        It is empty for values that cannot be sent to another rank; `content` names them.
+        """
+        found: dict[str, str] = {}
+        for name, member in self._by_name.items():
+            if not _is_replicated(member):
+                found[name] = ""
+                with suppress(ValueError):
+                    found[name] = _digest_of_values(encode_value(split_tensors(member.state_dict(), name, {}), name))
+        return found
 
 
 def digest_of(digests: Mapping[str, str]) -> str:
@@ -264,7 +289,7 @@ def _by_name(built: object) -> dict[str, Any]:
 
 def _is_replicated(member: Stateful) -> bool:
     torch_kinds = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-    return isinstance(member, torch_kinds)
+    return isinstance(member, (*torch_kinds, FollowsWorld))
 
 
 def _name(dtype: torch.dtype) -> str:

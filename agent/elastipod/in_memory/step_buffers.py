@@ -1,4 +1,4 @@
-"""Buffers that a step changes before it counts, such as the statistics of a BatchNorm: an interrupted step leaves nothing in them."""
+"""What a step changes before it counts, such as the statistics of a BatchNorm: an interrupted step leaves nothing in it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from typing import Any
 import torch
 from torch import nn
 
+from elastipod.in_memory.data_positions import DataPositions
 from elastipod.in_memory.members import Members
 from elastipod.in_memory.parts import local_of
 from elastipod.torch_compat import DTensor, copy_together
 
 
 class StepBuffers:
-    """Holds what the buffers were before the present step.
+    """Holds what the buffers, and the positions in data, were before the present step.
 
     All are copied before the first step of a world, and from then on those that it has changed: a large mask is not copied at each
     step. One that a later step is the first to change is therefore not put back.
+
+    positions: of the members that read data.
     """
 
     def __init__(self, members: Members) -> None:
+        self.positions = DataPositions(members)
         self._members = members
         self._copies: list[_Copy] = []
         self._groups: list[_Group] = []  # the same, as they are copied
@@ -30,6 +34,7 @@ class StepBuffers:
     def begin(self) -> None:
         """A step begins."""
         self._is_in_step, self._is_put_back = True, False
+        self.positions.begin()
         if self._is_known:
             self._copy_again()
         else:
@@ -57,10 +62,12 @@ class StepBuffers:
         """The world has ended: the next one may have other members."""
         self._copies, self._groups = [], []
         self._is_known = self._is_in_step = self._is_put_back = False
+        self.positions.forget()
 
     def _swap(self) -> None:
         for each in self._copies:
             each.swap()
+        self.positions.swap()
         self._is_put_back = not self._is_put_back
 
     def _copy_again(self) -> None:

@@ -110,7 +110,14 @@ def test_a_step_is_applied_once_and_committed_in_one_order(
     played.state._optimizers.has_run = has_run
     played.state._started = 98.0
     played.state.commit_step(step)
-    applied, compared = ["buffers.redo", "apply_gradients"] * (not has_run), ["memory.compare"] * (is_first and checks)
+    applied, compared = (
+        ["buffers.redo", "apply_gradients"] * (not has_run),
+        [
+            "memory.compare",
+            "buffers.positions.compare_others",
+        ]
+        * (is_first and checks),
+    )
     commit = ["memory.commit", "buffers.committed", "memory.copy"]
     assert played.names() == [
         "chaos.end", "world.await_gradients", "reached", "memory.prepare", *applied, *commit, *compared,
@@ -118,6 +125,7 @@ def test_a_step_is_applied_once_and_committed_in_one_order(
     assert played.parts.reached.mock_calls == [mock.call(chaos.Moment.BEFORE_APPLY, rank=1, step=3)]
     if compared:
         assert played.memory.compare.mock_calls == [mock.call(1, "after step 3, the first of this world,")]
+        assert played.parts.buffers.positions.compare_others.mock_calls == [mock.call(1)]
     assert played.log.mock_calls == [mock.call.done(3, 0.5)]
     assert played.reports == [(3, 40, 0.5, 4.0, 3)]
     assert (played.state._is_first_step, played.state._optimizers.has_run) == (False, False)

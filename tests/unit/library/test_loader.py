@@ -346,3 +346,73 @@ def test_workers_read_shards() -> None:
             for _, passes in loader:
                 found += [index for part, data in passes if part.weight for index in data.tolist()]
     assert sorted(found) == list(range(len(SHARDS)))
+
+
+# -- as a member of State ------------------------------------------------------------------------------------------
+
+
+def read(
+    loader: ElasticLoader[torch.Tensor], step: int, rank: int, world_size: int, plan: ElasticBatches = PLAN
+) -> int:
+    """Take the passes of one batch of the loop; give how many samples there were."""
+    batch = plan.batch(step, rank, world_size)
+    data = [index for part, loaded in loader.passes(batch) if part.weight for index in loaded.tolist()]
+    assert data == list(batch.indices)
+    return len(data)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_without_a_rank_it_follows_the_worlds_and_the_steps_of_a_loop(num_workers: int) -> None:
+    loader = ElasticLoader[torch.Tensor](Rows(), PLAN, micro_batch=2, num_workers=num_workers)
+    with pytest.raises(
+        TypeError, match=r"^the loader has no rank yet; give it rank and world_size, or dp_mesh, or make"
+    ):
+        loader.passes(PLAN.batch(1, 0, 1))
+    loader.set_world(0, 1)
+    assert [read(loader, step, 0, 1) for step in (1, 2)] == [9, 9]
+    assert loader.step == 2
+    loader.set_world(1, 3)
+    assert [read(loader, step, 1, 3) for step in (3, 4)] == [3, 3]
+    saved = loader.state_dict()
+    assert saved["step"] == 4
+    assert read(loader, 4, 1, 3) == 3, "a loop that goes back is followed"
+    assert read(loader, 5, 1, 3) == 3
+    loader.load_state_dict(saved)  # the step was broken off
+    assert loader.step == 4
+    assert [read(loader, step, 1, 3) for step in range(5, 11)] == [3, 3, 3, 3, 3, 1], (
+        "the last batch of an epoch has two samples"
+    )
+    loader.close()
+
+
+def test_a_batch_that_a_rank_has_left_early_counts_all_the_same() -> None:
+    with ElasticLoader[torch.Tensor](Rows(), PLAN, micro_batch=2) as loader:
+        loader.set_world(0, 2)
+        next(loader.passes(PLAN.batch(1, 0, 2)))
+        assert loader.step == 1
+        assert read(loader, 2, 0, 2) == 4
+        loader.passes(PLAN.batch(3, 0, 2))
+        assert loader.step == 3
+        assert read(loader, 4, 0, 2) == 4
+
+
+OTHER_SAMPLES = (
+    "the loader's plan has other samples at step 1 than the loop's; give State.steps and the loader the same plan"
+)
+
+
+@pytest.mark.parametrize("plan", [ElasticBatches(83, 9, seed=5), ElasticBatches(83, 8, seed=4)])
+def test_a_loop_with_another_plan_is_told(plan: ElasticBatches) -> None:
+    with ElasticLoader[torch.Tensor](Rows(), PLAN, micro_batch=2) as loader:
+        loader.set_world(0, 1)
+        with pytest.raises(DataError, match=f"^{OTHER_SAMPLES}"):
+            loader.passes(plan.batch(1, 0, 1))
+        assert read(loader, 1, 0, 1) == 9, "it goes on with the right one"
+
+
+def test_a_loop_that_is_longer_than_the_loaders_plan_is_told() -> None:
+    with ElasticLoader[torch.Tensor](Rows(), ElasticBatches(83, 9, seed=4), micro_batch=2) as loader:
+        loader.set_world(0, 1)
+        read(loader, 10, 0, 1)
+        with pytest.raises(DataError, match=r"^the loader's plan has other samples at step 11 than"):
+            loader.passes(PLAN.batch(11, 0, 1))
