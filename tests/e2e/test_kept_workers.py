@@ -62,8 +62,8 @@ class Pods:
         self._nproc = nproc
         self.agents: list[AgentProcess] = []
 
-    def add(self, number: int = 1) -> list[AgentProcess]:
-        added = [self._run_one(SCRIPT, f"--nproc-per-node={self._nproc}") for _ in range(number)]
+    def add(self, number: int = 1, *options: str) -> list[AgentProcess]:
+        added = [self._run_one(SCRIPT, f"--nproc-per-node={self._nproc}", *options) for _ in range(number)]
         self.agents += added
         return added
 
@@ -136,6 +136,27 @@ def test_a_local_rank_that_dies_is_replaced_and_the_other_keeps_its_process(pods
     assert (after[0]["pid"] == before[0]["pid"], after[1]["pid"] == before[1]["pid"]) == (True, False)
     assert (after[1]["held"], after[1]["first"]) == (0, after[0]["held"])
     assert after[0]["held"] > 0
+
+
+def test_a_rank_that_hangs_is_killed_though_another_pod_has_seen_the_hang_first(pods: Any) -> None:
+    """The stop that follows reaches its agent before that has found it: its peer waits in a collective that nothing else ends."""
+    job = pods()
+    (hangs,) = job.add(1, "--hang-timeout=5")
+    (waits,) = job.add(1, "--hang-timeout=4.5")
+    before = job.start(1, [hangs, waits])
+    announced([hangs, waits])
+    stopped = psutil.Process(before[0]["pid"])
+    stopped.suspend()
+    seen = waits.until("faulted")
+    assert seen["reason"] == "WorkerUnhealthy"
+    seen = stop([hangs, waits], 1, restart_mode=KEEP)
+    hangs.until_printed("workers that hang are killed")
+    until_gone([stopped])
+    assert seen[1]["in_memory"]["kept"] == 1
+    assert "did not reach the barrier" not in hangs.printed() + waits.printed(), "nobody was awaited in vain"
+    after = job.start(2, [hangs, waits])
+    assert after[1]["pid"] == before[1]["pid"]
+    assert (after[0]["held"], after[0]["first"]) == (0, after[1]["held"])
 
 
 @pytest.mark.slow

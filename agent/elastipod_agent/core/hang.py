@@ -17,7 +17,7 @@ CHECKPOINT_S = 9000.0  # of silence within one checkpoint call; the library itse
 _SHARE = 0.5  # of the limit: workers that have been silent that long are named too
 _MIN_REPORTS = 5  # the first steps compile, load and warm up; they do not show the usual time
 _WINDOW = 64
-_LONGEST_POLL_S = 5.0
+_LONGEST_POLL_S = 0.5  # a hang is to be known within a second after the limit, however long that is
 _SHORTEST_POLL_S = 0.05
 _POLLS_PER_LIMIT = 10.0
 
@@ -87,10 +87,13 @@ class HangDetector:
         limit_s = FLOOR_S if self._timeout_s is None else self._timeout_s
         return min(_LONGEST_POLL_S, max(_SHORTEST_POLL_S, limit_s / _POLLS_PER_LIMIT))
 
-    def observe(self, now: float, samples: Iterable[Sample], *, is_ending: bool = False) -> Hang | None:
+    def observe(
+        self, now: float, samples: Iterable[Sample], *, is_ending: bool = False, early_s: float = 0.0
+    ) -> Hang | None:
         """Observe the living workers at this time (monotonic seconds); give the hang, if there is one.
 
         ``samples`` leaves out workers without a report. is_ending: a drain or a stop is under way, so no new steps are expected.
+        early_s: what silence may lack of the limit.
         """
         passed_s = 0.0 if self._observed_at is None else min(now - self._observed_at, 2 * self.poll_interval_s)
         self._observed_at = now
@@ -101,7 +104,7 @@ class HangDetector:
         if is_ending:
             return None
         limits = {rank: limit_s for rank, pace in self._paces.items() if (limit_s := self._limit_s(pace)) is not None}
-        passed = [limit_s for rank, limit_s in limits.items() if self._paces[rank].silent_s >= limit_s]
+        passed = [limit_s for rank, limit_s in limits.items() if self._paces[rank].silent_s >= limit_s - early_s]
         passed += [CHECKPOINT_S for rank in limits if self._paces[rank].in_checkpoint_s >= CHECKPOINT_S]
         return self._verdict(limits, min(passed)) if passed else None
 

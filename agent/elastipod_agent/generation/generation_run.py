@@ -73,6 +73,7 @@ class GenerationRun:
         self._is_saving = False
         self._last_progress: Progress | None = None
         self._monitors = Monitors(self._on_finding)
+        self._hang_monitor: HangMonitor | None = None
         self._log_monitor = monitor_logs(
             start,
             runtime.settings.job,
@@ -216,10 +217,18 @@ class GenerationRun:
         settings, wanted = self._runtime.settings, list[Monitor]()
         if settings.hang_timeout_s != 0:
             print_line = self._runtime.pump.print_line
-            wanted.append(HangMonitor(settings, group, print_line, lambda: self.is_ending, self.reports_before))
+            is_ending = lambda: self.is_ending  # noqa: E731
+            self._hang_monitor = HangMonitor(settings, group, print_line, is_ending, self.reports_before)
+            wanted.append(self._hang_monitor)
         if self._log_monitor is not None:
             wanted.append(self._log_monitor)
         self._monitors.begin(wanted)
+
+    async def hang_culprits(self) -> frozenset[int]:
+        """Give the local ranks that hang when a stop gives no more time, whichever pod has seen it; call it before `end_monitors`."""
+        if self._hang_monitor is None or not (self.stop_mode is StopMode.HARD or self.is_late()):
+            return frozenset()
+        return await self._hang_monitor.culprits()
 
     async def end_monitors(self) -> None:
         """Stop monitoring. Raises what a monitor failed with, which is an error of the agent."""

@@ -95,6 +95,8 @@ class PooledWorkers:
     async def finish(self) -> GenerationEnd:
         """Bring the ranks back as the stop asks, and name the end of the run."""
         run, pool = self._run, self._pool
+        if not pool.is_closing and run.fault is None:
+            await pool.end_culprits(await run.hang_culprits())
         await run.end_monitors()
         pool.tap.target = None
         outcome = self.outcome()

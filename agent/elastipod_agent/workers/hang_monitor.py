@@ -40,16 +40,40 @@ class HangMonitor:
         self._is_ending = is_ending
         self._before = before or {}
         self._last: dict[int, Progress] = {}
+        self._detector = HangDetector(settings.hang_timeout_s)
+        self._explanation: asyncio.Task[Finding] | None = None
 
     async def run(self) -> Finding:
         """Return once workers hang: WorkerUnhealthy, with the steps at which they stopped and their stacks."""
-        detector = HangDetector(self._settings.hang_timeout_s)
         loop = asyncio.get_running_loop()
         while True:
-            hang = detector.observe(loop.time(), self._samples(), is_ending=self._is_over())
+            hang = self._detector.observe(loop.time(), self._samples(), is_ending=self._is_over())
             if hang is not None:
-                return await self._explain(hang)
-            await asyncio.sleep(detector.poll_interval_s)
+                return await self._explained(hang)
+            await asyncio.sleep(self._detector.poll_interval_s)
+
+    async def culprits(self) -> frozenset[int]:
+        """Give, when a stop comes from elsewhere, the local ranks that hang by themselves.
+
+        Another pod may have seen the hang a little sooner, or only the ranks that wait for one here: what it takes two observations to
+        see is a hang then.
+        """
+        if self._explanation is None:
+            early_s = 2 * self._detector.poll_interval_s
+            hang = self._detector.observe(asyncio.get_running_loop().time(), self._samples(), early_s=early_s)
+            if hang is None:
+                return frozenset()
+            return (await self._explained(hang)).culprits
+        return (await asyncio.shield(self._explanation)).culprits
+
+    async def _explained(self, hang: Hang) -> Finding:
+        """Explain a hang, once."""
+        self._explanation = asyncio.ensure_future(self._explain(hang))
+        try:
+            return await asyncio.shield(self._explanation)
+        except asyncio.CancelledError:
+            self._explanation.cancel()
+            raise
 
     def _is_over(self) -> bool:
         """True if no more steps are expected; a drain may also have come through another pod."""

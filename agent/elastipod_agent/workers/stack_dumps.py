@@ -51,7 +51,8 @@ async def request_stacks(
 ) -> dict[int, StackDump]:
     """Request the stacks of all workers at once; gives them by local rank. pids: of the living workers, by local rank."""
     ours = {process.pid for process in descendants(snapshot(), os.getpid())}
-    requests = {rank: found for rank in pids if (found := _send_request(page, rank, ours)) is not None}
+    stopped = {rank for rank, pid in pids.items() if is_stopped(pid)}  # which write nothing
+    requests = {rank: found for rank in pids.keys() - stopped if (found := _send_request(page, rank, ours)) is not None}
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience_s
     waiting = dict(requests)
@@ -65,7 +66,8 @@ async def request_stacks(
             answers[rank] = StackDump(stacks=stacks)
         else:
             why = f"did not write its stacks within {patience_s:g} s" if rank in requests else "offers no stacks"
-            is_unresponsive = rank in requests or is_stopped(pid)
+            why = "is stopped" if rank in stopped else why
+            is_unresponsive = rank in requests or rank in stopped
             answers[rank] = StackDump(facts=f"{why}; {kernel_facts(pid)}", is_unresponsive=is_unresponsive)
     return answers
 

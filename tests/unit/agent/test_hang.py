@@ -163,7 +163,7 @@ def test_a_worker_that_ended_is_not_judged() -> None:
     assert run.go(2000) is None
 
 
-@pytest.mark.parametrize(("timeout_s", "poll_interval_s"), [(None, 5.0), (1.0, 0.1), (0.2, 0.05), (1000.0, 5.0)])
+@pytest.mark.parametrize(("timeout_s", "poll_interval_s"), [(None, 0.5), (1.0, 0.1), (0.2, 0.05), (1000.0, 0.5)])
 def test_looks_are_seldom_but_often_enough(timeout_s: float | None, poll_interval_s: float) -> None:
     assert HangDetector(timeout_s).poll_interval_s == poll_interval_s
 
@@ -175,6 +175,18 @@ def test_a_stated_time_is_taken_as_it_is_and_from_the_first_report_on() -> None:
     found = run.go(1.0, stuck=(0, 1))
     assert found is not None
     assert found.limit_s == 2.0
+
+
+def test_silence_may_lack_what_the_caller_allows() -> None:
+    run = Run(2.0, step_s=0.5)
+    run.go(0.6)
+    assert run.go(1.5, stuck=(0, 1)) is None
+    samples = [Sample(rank, run.reports[rank], run.steps[rank], run.stands_at[rank]) for rank in (0, 1)]
+    assert run.detector.observe(run.now, samples) is None
+    assert run.detector.observe(run.now, samples, early_s=0.4) is None
+    found = run.detector.observe(run.now, samples, early_s=0.8)
+    assert found is not None
+    assert [each.local_rank for each in found.silent] == [0, 1]
 
 
 @given(

@@ -28,6 +28,14 @@ def lost_in_thought():
     time.sleep(600)
 lost_in_thought()
 """
+TAKES_THE_SIGNAL_ONLY = OFFERS.replace(
+    "def lost",
+    "import faulthandler, signal\n"
+    "number = WorkerFile.open(sys.argv[1]).stacks_signal(int(sys.argv[2]))\n"
+    "faulthandler.unregister(number)\n"
+    "signal.signal(number, lambda *_: None)\n"
+    "def lost",
+)
 OFFERS_NOTHING = "import time\nprint('ready', flush=True)\ntime.sleep(600)"
 
 
@@ -92,18 +100,25 @@ def test_workers_that_offer_stacks_are_asked_and_others_are_described(workers: W
     assert again[0].stacks.count("lost_in_thought") == 1, "those of the first request are not repeated"
 
 
-def test_a_worker_that_is_stopped_is_waited_for_no_longer_than_allowed_and_is_unresponsive(
-    workers: Workers,
-) -> None:
+def test_a_worker_that_is_stopped_is_not_asked_and_is_unresponsive(workers: Workers) -> None:
     for local_rank, script in ((0, OFFERS), (1, OFFERS_NOTHING)):
         workers.start(local_rank, script)
     workers.stop(0)
     workers.stop(1)
-    answers = stacks_of(workers.page, workers.pids, 0.5)
+    answers = stacks_of(workers.page, workers.pids, float("inf"))
     state = "is in state T (stopped) with 1 threads"
-    assert answers[0].facts.startswith(f"did not write its stacks within 0.5 s; process {workers.pids[0]} {state}")
-    assert answers[1].facts.startswith(f"offers no stacks; process {workers.pids[1]} {state}")
-    assert [answers[rank].is_unresponsive for rank in range(2)] == [True, True]
+    for rank in range(2):
+        assert answers[rank].facts.startswith(f"is stopped; process {workers.pids[rank]} {state}")
+        assert answers[rank].is_unresponsive
+
+
+def test_a_worker_that_does_not_answer_is_waited_for_no_longer_than_allowed(workers: Workers) -> None:
+    workers.start(0, TAKES_THE_SIGNAL_ONLY)
+    answers = stacks_of(workers.page, workers.pids, 0.5)
+    assert answers[0].facts.startswith(
+        f"did not write its stacks within 0.5 s; process {workers.pids[0]} is in state S"
+    )
+    assert answers[0].is_unresponsive
 
 
 def test_nobody_is_signalled_who_does_not_expect_it(workers: Workers) -> None:
