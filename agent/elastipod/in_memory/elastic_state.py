@@ -111,7 +111,8 @@ class State:
         self._durable, self._checkpoint_every = durable, checkpoint_every
         self._sample_log, self._log_of_generation, self._log_before = sample_log, None, None
         self._seed = seed
-        self._checks_changes, self._is_first_step, self._notary = checks_changes, False, None
+        self._checks_changes, self._notary = checks_changes, None
+        self._is_first_step = self._is_second_step = False  # of this world
         self._optimizers = OptimizerWatch(self._members)
         self._buffers = StepBuffers(self._members)
         self._chaos = ChaosHooks(self._members)
@@ -172,7 +173,7 @@ class State:
                 try:
                     world.join(plan, self._open_log)
                     self._buffers.positions.enter(self.rank, self.world_size)
-                    self._is_first_step = True
+                    self._is_first_step, self._is_second_step = True, False
                     assert world.plan is not None
                     place = RankInWorld(self.rank, self.world_size, tuple(local_sizes))
                     self._has_finished = yield from self._train(world.plan, place, grain)
@@ -221,8 +222,11 @@ class State:
         if self._is_first_step:
             if self._checks_changes:
                 self._memory.compare(self._world.donor, f"after step {batch.step}, the first of this world,")
+            self._is_first_step, self._is_second_step = False, True
+        elif self._is_second_step:
+            self._is_second_step = False
+            if self._checks_changes:  # not in the first step, whose end is awaited as the end of the change
                 self._buffers.positions.compare_others(self.rank)
-            self._is_first_step = False
         if self._log_of_generation is not None:
             self._log_of_generation.done(batch.step, step.loss)
         samples_per_s = batch.global_size / max(1e-9, time.monotonic() - self._started)

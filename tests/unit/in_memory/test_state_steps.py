@@ -46,7 +46,7 @@ class Played:
             "_members": parts.members, "_world": self.world, "_memory": self.memory, "_durable": self.durable, "_limit": parts.limit,
             "_optimizers": mock.Mock(has_run=False), "_chaos": parts.chaos, "_apply": None, "_checkpoint_every": 0,
             "_sample_log": "folder", "_log_of_generation": self.log, "_seed": 7, "_checks_changes": True, "_is_first_step": False,
-            "_trained": Trained(0),
+            "_is_second_step": False, "_trained": Trained(0),
             "_log_before": self.log_before, "_notary": None, "_buffers": parts.buffers, "_started": 0.0, "_has_finished": False, **settings,
         }  # fmt: skip
         self.state: Any = object.__new__(State)
@@ -110,14 +110,7 @@ def test_a_step_is_applied_once_and_committed_in_one_order(
     played.state._optimizers.has_run = has_run
     played.state._started = 98.0
     played.state.commit_step(step)
-    applied, compared = (
-        ["buffers.redo", "apply_gradients"] * (not has_run),
-        [
-            "memory.compare",
-            "buffers.positions.compare_others",
-        ]
-        * (is_first and checks),
-    )
+    applied, compared = ["buffers.redo", "apply_gradients"] * (not has_run), ["memory.compare"] * (is_first and checks)
     commit = ["memory.commit", "buffers.committed", "memory.copy"]
     assert played.names() == [
         "chaos.end", "world.await_gradients", "reached", "memory.prepare", *applied, *commit, *compared,
@@ -125,13 +118,27 @@ def test_a_step_is_applied_once_and_committed_in_one_order(
     assert played.parts.reached.mock_calls == [mock.call(chaos.Moment.BEFORE_APPLY, rank=1, step=3)]
     if compared:
         assert played.memory.compare.mock_calls == [mock.call(1, "after step 3, the first of this world,")]
-        assert played.parts.buffers.positions.compare_others.mock_calls == [mock.call(1)]
     assert played.log.mock_calls == [mock.call.done(3, 0.5)]
     assert played.reports == [(3, 40, 0.5, 4.0, 3)]
     assert (played.state._is_first_step, played.state._optimizers.has_run) == (False, False)
     ((apply,), _) = played.memory.prepare.call_args
     apply()
     assert played.parts.apply_gradients.call_count == 1 + (not has_run)
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_members_that_may_differ_are_compared_in_the_second_step_of_a_world(
+    monkeypatch: pytest.MonkeyPatch, checks: bool
+) -> None:
+    """Nobody waits for its end as for that of the first one."""
+    played = Played(monkeypatch, _is_first_step=True, _checks_changes=checks)
+    compare = played.parts.buffers.positions.compare_others
+    called = []
+    for _ in range(3):
+        played.state.commit_step(mock.Mock(batch=batch_of(), loss=0.5))
+        called.append(compare.call_count)
+    assert called == [0, int(checks), int(checks)]
+    assert compare.mock_calls == [mock.call(1)] * checks
 
 
 def test_a_step_without_any_time_has_a_speed_and_one_without_a_log_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
