@@ -49,7 +49,8 @@ def test_a_state_of_defaults_keeps_nothing_on_storage_and_checks_changes(parts: 
     settings: dict[str, Any] = {
         "_members": members, "_apply": None, "_limit": limit, "_memory": memory, "_world": parts.WorldLife.return_value,
         "_durable": None, "_checkpoint_every": 0, "_sample_log": None, "_log_of_generation": None, "_log_before": None, "_seed": 0,
-        "_checks_changes": True, "_is_first_step": False, "_is_second_step": False, "_notary": None, "_optimizers": parts.OptimizerWatch.return_value,
+        "_checks_changes": True, "_is_first_step": False, "_is_second_step": False,
+        "_notary": None, "_optimizers": parts.OptimizerWatch.return_value,
         "_buffers": parts.StepBuffers.return_value, "_chaos": parts.ChaosHooks.return_value, "_trained": Trained(0),
         "_started": 0.0, "_has_finished": False,
     }  # fmt: skip
