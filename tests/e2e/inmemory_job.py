@@ -24,11 +24,12 @@ from tests.free_ports import free_port
 from tests.patience import PATIENCE_S
 
 from elastipod.chaos import CHAOS_ENV, FaultKind, PlannedFault
-from elastipod.ipc.protocol import SOCKET_ENV
+from elastipod.ipc.protocol import FOLLOWED_STORE_ENV, SOCKET_ENV, WORKER_KEY_ENV
 from elastipod.worker_file import WORKER_FILE_ENV, EventLevel, WorkerFile
 
 WORKER = Path(__file__).with_name("inmemory_worker.py")
 MAX_SLOTS = 8
+FOLLOWED_FROM = 2  # the step after which newcomers that follow are begun
 POLL_S = 0.005
 RETURN_S = 60.0  # for a process that was in a generation; one that has just begun imports for as long as it takes
 
@@ -45,7 +46,8 @@ class InMemoryJob:
     """One job; `run` plays it to its end. hang_s: for how long a member of a running generation may report nothing.
 
     command: another script than the tests' worker, with its arguments. racks: how many failure domains the slots are spread over in
-    turn; the death of one kills all of its rack. 0: each slot is by itself.
+    turn; the death of one kills all of its rack. 0: each slot is by itself. newcomers_follow: those of the first growth come while the
+    others train, and follow them.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class InMemoryJob:
         command: Sequence[str] = (),
         worker: Path = WORKER,
         racks: int = 0,
+        newcomers_follow: bool = False,
     ) -> None:
         self.folder = folder
         self._racks = racks
@@ -70,6 +73,12 @@ class InMemoryJob:
         self._resizes = list(resizes)
         # The ranks wait for each planned change after its step, unless a fault comes in between: no job is through before it.
         self._holds = [hold(folder, each.after_step) for each in resizes]
+        # After a step that leaves enough for the newcomers, the ranks wait for them to come.
+        self._newcomers_hold = hold(folder, FOLLOWED_FROM) if newcomers_follow else None
+        self._newcomers: range | None = None
+        self._key = {WORKER_KEY_ENV: "0f" * 32} if newcomers_follow else {}
+        self._newcomers_until = 0.0
+        self._port = 0
         # Each happens once in the life of the job, not once in that of every process that takes the rank.
         self._faults = [replace(fault, once=str(folder / f"fault-{at}")) for at, fault in enumerate(faults)]
         self._command = list(command) or [str(worker), json.dumps({"folder": str(folder), **(options or {})})]
@@ -148,7 +157,11 @@ class InMemoryJob:
                 self._since = time.monotonic()
                 self._changed.notify_all()
                 self._end_holds(len(self._holds))
-            elif self._resizes and self._step(members) >= self._resizes[0].after_step:
+                self._end_newcomers_hold()
+                self._note_leavers_lost()
+            elif self._are_newcomers_due(members):
+                self._begin_newcomers()
+            elif self._resizes and not self._awaits_newcomers() and self._step(members) >= self._resizes[0].after_step:
                 self._drain(members)
             elif self._is_draining and all(slot.is_at_barrier for slot in members):
                 self._is_running = False
@@ -166,6 +179,45 @@ class InMemoryJob:
         for slot in members:
             slot.file.set_event(EventLevel.DRAIN, time.time() + PATIENCE_S, leaves=slot.number not in staying)
         self._end_holds(1)
+
+    def _note_leavers_lost(self) -> None:
+        """What those who leave have not handed over is lost to those who stay: the operator goes on without them after a fault."""
+        if self._is_draining:
+            leaving = {self._slots[number].process.pid for number in self._members if number >= self._size}
+            self._dead |= leaving & self._trained
+            self._most_dead = max(self._most_dead, len(self._dead))
+
+    # -- newcomers that follow -----------------------------------------------------------------------------------
+
+    def _are_newcomers_due(self, members: Sequence[Slot]) -> bool:
+        is_hold_due = self._newcomers_hold is not None and self._newcomers is None
+        return is_hold_due and self._step(members) >= FOLLOWED_FROM
+
+    def _begin_newcomers(self) -> None:
+        self._newcomers = range(self._size, self._resizes[0].size)
+        self._newcomers_until = time.monotonic() + RETURN_S / 3
+        followed = {FOLLOWED_STORE_ENV: f"127.0.0.1:{self._port}", "ELASTIPOD_GENERATION": str(self._run)}
+        for number in self._newcomers:
+            self._add_slot(number, followed)
+        self._note(f"slots {list(self._newcomers)} are to follow")
+
+    def _awaits_newcomers(self) -> bool:
+        """Whether newcomers may still come to the barrier before the change. Lets the others go on once they have come to life."""
+        if self._newcomers is None:
+            return False
+        slots = [self._slots[number] for number in self._newcomers]
+        for slot in slots:
+            if is_stopped(slot.process):
+                kill(slot)
+        coming = [slot for slot in slots if slot.process.poll() is None]
+        if all(slot.has_called for slot in coming):
+            self._end_newcomers_hold()
+        return any(not slot.is_at_barrier for slot in coming) and time.monotonic() < self._newcomers_until
+
+    def _end_newcomers_hold(self) -> None:
+        if self._newcomers_hold is not None:
+            self._newcomers_hold.unlink()
+            self._newcomers_hold = None
 
     def _end_holds(self, count: int) -> None:
         for file in self._holds[:count]:
@@ -199,7 +251,7 @@ class InMemoryJob:
         self._members, self._is_running, self._is_draining = wanted, True, False
         self._is_disturbed = False
         self._since = time.monotonic()
-        port = free_port()
+        self._port = port = free_port()
         for rank, number in enumerate(wanted):
             slot = self._slots[number]
             slot.file.set_event(EventLevel.NONE)
@@ -245,14 +297,17 @@ class InMemoryJob:
     def _add_slots(self) -> None:
         for number in range(self._size):
             if number not in self._slots:
-                path = self.folder / f"worker-file-{number}"
-                file = WorkerFile.create(path, MAX_SLOTS)
-                slot = Slot(number, self._spawn(number), file, self._run)
-                with self._changed:
-                    self._slots[number] = slot
-                    self._changed.notify_all()  # its process may be asking already
+                self._add_slot(number)
             elif self._slots[number].process.poll() is not None:
                 self._replace(self._slots[number])
+
+    def _add_slot(self, number: int, environment: Mapping[str, str] | None = None) -> None:
+        path = self.folder / f"worker-file-{number}"
+        file = WorkerFile.create(path, MAX_SLOTS)
+        slot = Slot(number, self._spawn(number, more=environment), file, self._run)
+        with self._changed:
+            self._slots[number] = slot
+            self._changed.notify_all()  # its process may be asking already
 
     def _replace(self, slot: Slot) -> None:
         slot.num_processes += 1
@@ -264,7 +319,7 @@ class InMemoryJob:
         slot.process = self._spawn(slot.number, slot.num_processes)
         self._note(f"slot {slot.number} has a new process")
 
-    def _spawn(self, number: int, attempt: int = 1) -> ForkedTestWorker:
+    def _spawn(self, number: int, attempt: int = 1, more: Mapping[str, str] | None = None) -> ForkedTestWorker:
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(self.folder),
@@ -279,6 +334,8 @@ class InMemoryJob:
             "ELASTIPOD_JOB": "tests/inmemory",
             "ELASTIPOD_FAILURE_DOMAIN": f"domain-{number % self._racks if self._racks else number}",
             CHAOS_ENV: json.dumps([asdict(fault) for fault in self._faults]),
+            **self._key,
+            **(more or {}),
         }
         output = self.folder / f"output-{number}-{attempt}"
         return self._servers.start(self._command, environment, output)
@@ -303,6 +360,7 @@ class InMemoryJob:
         slot = self._slots_when_known(int(call["local_rank"]))
         name = call["call"]
         if name == "hello":
+            slot.has_called = True
             return {"run": slot.run, "now": self._run}
         if name == "barrier":
             return self._wait_for_start(slot, int(call["after"]), float(call["wait_s"]))

@@ -12,19 +12,15 @@ from tests.e2e.inmemory_slots import Ended, Resize
 
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import AuditReport, audit
-from elastipod.chaos import FaultKind, Moment, PlannedFault
+from elastipod.chaos import FOLLOWER, FaultKind, Moment, PlannedFault
 
 STEPS = 24
 MAX_SIZE = 6
 JOINED = re.compile(r"pid (\d+) generation (\d+) rank (\d+) of (\d+) after step (\d+)")
 HAPPENED = re.compile(r"chaos: (\w+) at (\w+), rank")
-# A fault inside a collective comes from another thread, which can neither raise into the script nor hold it up.
-KINDS_AT = [
-    (at, kind)
-    for at in Moment
-    for kind in FaultKind
-    if not (at is Moment.COLLECTIVE and kind in (FaultKind.RAISE, FaultKind.HANG, FaultKind.SLOW))
-]
+KINDS_AT = [(at, kind) for at in Moment for kind in FaultKind]
+# What travels of one kind of state only.
+ONLY_STATE = {Moment.COPY: "sharded", Moment.HAND_OVER: "sharded", Moment.FOLLOWING: "replicated"}
 BETWEEN_GENERATIONS = (Moment.CONNECTING, Moment.AGREEING, Moment.FILLING, Moment.VERIFYING)
 
 
@@ -36,29 +32,56 @@ class Schedule:
     resizes: tuple[Resize, ...]
     faults: tuple[PlannedFault, ...]
 
+    @property
+    def newcomers_follow(self) -> bool:
+        """Whether those that come in a planned change follow the others before it."""
+        return any(fault.at is Moment.FOLLOWING for fault in self.faults)
+
+
+def steps_between_copies(seed: int) -> int:
+    """Give how often shards are copied in a schedule of sharded state."""
+    return 1 + seed % 3
+
 
 def place_of(seed: int) -> int:
     """Give the place in KINDS_AT of the fault that a seed's schedule is for."""
     return seed % len(KINDS_AT)
 
 
-def draw(seed: int) -> Schedule:
-    """Draw a schedule. Seeds in a row go through all moments and kinds; the rest is left to chance."""
+def draw(seed: int, state: str = "replicated") -> Schedule:
+    """Draw a schedule for a state that the seed's fault is possible in. Seeds in a row go through all moments and kinds; the rest is left
+    to chance.
+    """
     rng = random.Random(seed)
     sizes = [rng.choices(range(2, MAX_SIZE + 1), weights=(8, 6, 4, 1, 1))[0] for _ in range(3)]
     changes = sorted(rng.sample(range(3, STEPS - 3), rng.randint(0, 2)))
     resizes = [Resize(at, size) for at, size in zip(changes, sizes[1:], strict=False)]
     at, kind = KINDS_AT[place_of(seed)]
-    faults = [_fault(rng, at, kind)]
+    if at is Moment.HAND_OVER:
+        sizes[0] = rng.randint(3, MAX_SIZE)
+        resizes = [Resize(rng.randint(3, STEPS - 4), rng.randint(-(-sizes[0] // 2), sizes[0] - 1))]
+    if at is Moment.FOLLOWING:
+        sizes[0] = rng.randint(2, 3)
+        resizes = [Resize(rng.randint(14, STEPS - 4), sizes[0] + rng.randint(1, 2))]
+    faults = [_fault(rng, seed, at, kind, sizes[0])]
     if at in BETWEEN_GENERATIONS and not resizes:
-        faults.append(_fault(rng, Moment.BACKWARD, FaultKind.KILL))  # there is another generation then
+        faults.append(_fault(rng, seed, Moment.BACKWARD, FaultKind.KILL, sizes[0]))  # there is another generation then
     elif rng.random() < 0.3:
-        faults.append(_fault(rng, *rng.choice(KINDS_AT)))
+        possible = [(at, kind) for at, kind in KINDS_AT if ONLY_STATE.get(at, state) == state]
+        faults.append(_fault(rng, seed, *rng.choice(possible), sizes[0]))
     return Schedule(sizes[0], tuple(resizes), tuple(faults))
 
 
-def _fault(rng: random.Random, at: Moment, kind: FaultKind) -> PlannedFault:
+def _fault(rng: random.Random, seed: int, at: Moment, kind: FaultKind, size: int) -> PlannedFault:
+    """Draw rank and step. size: of the first world."""
     rank = rng.randrange(2)
+    if at is Moment.HAND_OVER:
+        return PlannedFault(kind, at, rng.randrange(size))
+    if at is Moment.COPY:  # not the first one: nothing would be there to go back to
+        every = steps_between_copies(seed)
+        return PlannedFault(kind, at, rank, step=every * rng.randint(2, STEPS // every))
+    if at is Moment.FOLLOWING:  # the first newcomer follows rank 0
+        return PlannedFault(kind, at, rng.choice((0, FOLLOWER)), step=rng.randint(8, 14))
     if at in BETWEEN_GENERATIONS:
         return PlannedFault(kind, at, rank, from_generation=2)
     return PlannedFault(kind, at, rank, step=rng.randint(2, STEPS))

@@ -21,7 +21,8 @@ class Resize:
 
 @dataclass(slots=True)
 class Slot:
-    """One pod: its process, and what its agent knows of it. run: the last one that the process was released into.
+    """One pod: its process, and what its agent knows of it. run: the last one that the process was released into. has_called: it has
+    called its agent.
 
     reported_at: how many steps its workers have reported, and when. reports_before: how many they had when the generation began.
     """
@@ -34,6 +35,7 @@ class Slot:
     num_processes: int = 1
     reported_at: tuple[int, float] = (0, 0.0)
     reports_before: int = 0
+    has_called: bool = False
 
 
 @dataclass(slots=True)
@@ -42,7 +44,8 @@ class Ended:
 
     lost_copies: generations that began when no process was left that had trained. planned: the generations that nothing but a planned
     change led to. most_dead: how many processes that had trained died before a generation had made two steps (by then whoever is
-    to hold a copy does), the most there ever were.
+    to hold a copy does), the most there ever were; those that a fault kept from handing over what they hold, and that the next generation
+    is without, count as well.
     """
 
     generations: int

@@ -206,8 +206,16 @@ def play_schedule(seed: int, folder: Path, fork_server: TorchForkServer, limit_s
     """Play what a seed says. Fails when the job does not end."""
     folder.mkdir()
     schedule = draw(seed)
+    follows = schedule.newcomers_follow
     job = InMemoryJob(
-        folder, fork_server, size=schedule.size, resizes=schedule.resizes, faults=schedule.faults, hang_s=2.0
+        folder,
+        fork_server,
+        size=schedule.size,
+        resizes=schedule.resizes,
+        faults=schedule.faults,
+        options={"first_step_s": 0.1} if follows else {},
+        hang_s=2.0,
+        newcomers_follow=follows,
     )
     return Played(folder, job.run(limit_s), f"seed {seed}: {schedule}")
 

@@ -1,8 +1,8 @@
 """Hundreds of schedules in memory, of replicated and of sharded state: `make test-long NAME=inmemory`.
 
-Environment: SCHEDULES, how many (500; each fourth of sharded state). RUN_SECONDS: no further one begins after so
-long. RESUME=1: go on with what an earlier run left in .run/long/inmemory-schedules.jsonl, and play again what failed there.
-AT_A_TIME: how many are played at a time (2).
+Environment: SCHEDULES, how many at least (500; each fourth of sharded state, where both states have its fault). RUN_SECONDS: no
+further one begins after so long. RESUME=1: go on with what an earlier run left in .run/long/inmemory-schedules.jsonl, and play again
+what failed there. AT_A_TIME: how many are played at a time (2).
 """
 
 from __future__ import annotations

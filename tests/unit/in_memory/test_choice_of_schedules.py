@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from tests.e2e.inmemory_schedules import KINDS_AT, place_of
+import pytest
+from tests.e2e.inmemory_schedules import KINDS_AT, ONLY_STATE, draw, place_of, steps_between_copies
 from tests.e2e.inmemory_verdicts import LEAST_OF_EACH, Schedule, Verdict, Verdicts
+from tests.nonempty import some
+
+from elastipod.chaos import FOLLOWER, Moment, PlannedFault
 
 NEVER = 5  # a place in KINDS_AT
 FIRST = 20240611
@@ -29,20 +35,70 @@ def play(verdicts: Verdicts, total: int, *, share: float, never: int | None = No
     return given
 
 
-def test_each_fault_comes_ten_times_in_five_hundred_schedules_though_some_do_not_happen(tmp_path: Path) -> None:
+def test_each_fault_comes_ten_times_in_seven_hundred_schedules_though_some_do_not_happen(tmp_path: Path) -> None:
     verdicts = Verdicts(tmp_path / "verdicts.jsonl", goes_on=False)
-    given = play(verdicts, 500, share=0.95)
-    assert len(set(given)) == 500
+    given = play(verdicts, 700, share=0.95)
+    assert len(set(given)) == 700
     assert min(seed for _, seed in given) >= FIRST
-    assert Counter(state for state, _ in given) == {"replicated": 375, "sharded": 125}
+    of_moment = {(KINDS_AT[place_of(seed)][0], state) for state, seed in given}
+    for moment in Moment:
+        states = {state for at, state in of_moment if at is moment}
+        assert states == ({ONLY_STATE[moment]} if moment in ONLY_STATE else {"replicated", "sharded"})
+    either = Counter(state for state, seed in given if KINDS_AT[place_of(seed)][0] not in ONLY_STATE)
+    assert 3 * either["sharded"] == pytest.approx(either["replicated"], rel=0.2)
     assert not verdicts.rare(), verdicts.table()
 
 
 def test_a_fault_that_never_happens_does_not_take_the_place_of_the_others(tmp_path: Path) -> None:
     verdicts = Verdicts(tmp_path / "verdicts.jsonl", goes_on=False)
-    given = play(verdicts, 560, share=0.95, never=NEVER)
+    given = play(verdicts, 780, share=0.95, never=NEVER)
     assert verdicts.rare() == [NEVER], verdicts.table()
     assert sum(place_of(seed) == NEVER for _, seed in given) <= 3 * (LEAST_OF_EACH + 2)
+
+
+def faults_of(at: Moment, state: str) -> Iterator[tuple[Any, PlannedFault]]:
+    for seed in range(10 * len(KINDS_AT)):
+        if KINDS_AT[place_of(seed)][0] is at:
+            schedule = draw(seed, state)
+            yield (seed, schedule), schedule.faults[0]
+
+
+def test_a_fault_in_a_hand_over_is_drawn_with_ranks_that_leave() -> None:
+    ranks = set()
+    for (_, schedule), fault in some(faults_of(Moment.HAND_OVER, "sharded")):
+        (shrink,) = schedule.resizes
+        assert schedule.size > shrink.size >= schedule.size / 2
+        assert fault.rank is not None
+        assert fault.rank < schedule.size
+        ranks.add(fault.rank < shrink.size)
+    assert ranks == {True, False}, "it comes to those who stay and to those who leave"
+
+
+def test_a_fault_in_a_copy_is_drawn_for_a_step_that_is_copied_and_not_the_first() -> None:
+    for (seed, _), fault in some(faults_of(Moment.COPY, "sharded")):
+        every = steps_between_copies(seed)
+        assert fault.step is not None
+        assert fault.step % every == 0
+        assert fault.step > every
+
+
+def test_a_fault_in_following_is_drawn_with_newcomers_and_comes_before_they_join() -> None:
+    ranks = set()
+    for (_, schedule), fault in some(faults_of(Moment.FOLLOWING, "replicated")):
+        (growth,) = schedule.resizes
+        assert growth.size > schedule.size
+        assert schedule.newcomers_follow
+        assert fault.step is not None
+        assert fault.step <= growth.after_step
+        ranks.add(fault.rank)
+    assert ranks == {FOLLOWER, 0}
+
+
+@pytest.mark.parametrize("state", ["replicated", "sharded"])
+def test_what_else_happens_is_possible_in_the_state(state: str) -> None:
+    more = [fault.at for seed in range(200) for fault in draw(seed, state).faults[1:]]
+    assert {ONLY_STATE.get(at, state) for at in more} == {state}
+    assert {at for at in more if at in ONLY_STATE} == {at for at, only in ONLY_STATE.items() if only == state}
 
 
 def test_a_run_goes_on_where_an_earlier_one_ended(tmp_path: Path) -> None:
