@@ -148,14 +148,21 @@ def number_groups_anew() -> None:
     dist.distributed_c10d._world.group_count = 0
 
 
+def can_abort_groups() -> bool:
+    """Whether torch can abort a process group (torch 2.6): only that ends collectives that an accelerator runs for a lost peer."""
+    return hasattr(dist.ProcessGroup, "abort")
+
+
 def abort_groups() -> None:
-    """Abort the collectives of all process groups together, from any thread. Does nothing before torch 2.6, and little with gloo.
+    """Abort the collectives of all process groups together, from any thread. Does little with gloo.
+
+    Does nothing where `can_abort_groups` is False; `State` then keeps no process whose groups would need it.
 
     torch still knows the groups afterwards, so later collectives fail as well. Its own abort forgets them: a rank that is on its way to
     a collective would then look like a single process, and would go on without the others.
     """
     default = dist.group.WORLD
-    if default is None or not hasattr(default, "abort"):
+    if default is None or not can_abort_groups():
         return
     names = dict(dist.distributed_c10d._world.pg_names)
     with _aborted_together(default):

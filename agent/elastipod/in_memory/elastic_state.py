@@ -308,8 +308,14 @@ class State:
         return False
 
     def _announce(self) -> None:
-        link = self._world.link
-        if link is not None and not link.is_kept:
+        link, reason = self._world.link, self._world.reason_to_end
+        if link is None or link.is_kept:
+            return
+        if reason:
+            log.warning(
+                "every resize and recovery restarts this script: %s; with gloo alone, processes are kept", reason
+            )
+        else:
             link.announce(self._memory.kind)
 
     def _leave(self, error: BaseException | None) -> None:

@@ -32,6 +32,7 @@ from elastipod.store_wire import Greeting
 from elastipod.torch_compat import (
     abort_and_forget_groups,
     abort_groups,
+    can_abort_groups,
     ends_groups_without_lock,
     gloo_backends,
     number_groups_anew,
@@ -73,6 +74,14 @@ class ProcessGroups:
         self._served: StoreConnection | None = None
         self._connections: PeerConnections | None = None
         self._hooks: tuple[Any, Any] = (None, None)  # sys.excepthook before and after torch has built a group
+
+    @property
+    def reason_to_end(self) -> str:
+        """Say why a process cannot live on with groups of this backend once a peer is lost; empty where it can."""
+        kinds = {each.split(":")[-1] for each in self._backend.lower().split(",")}
+        if kinds == {"gloo"} or can_abort_groups():
+            return ""
+        return f"torch {torch.__version__} cannot abort process groups of {self._backend}, as torch 2.6 and newer can"
 
     def connect(
         self,

@@ -73,6 +73,11 @@ class WorldLife:
         """Whether this process may wait for another generation when this one ends."""
         return self.link is not None and self.link.is_kept
 
+    @property
+    def reason_to_end(self) -> str:
+        """As `ProcessGroups.reason_to_end`."""
+        return self._groups.reason_to_end
+
     def join(self, plan: ElasticBatches, before_verifying: Callable[[], None]) -> None:
         """Be in a world that is ready to train: this rank holds the agreed step, as all others do.
 

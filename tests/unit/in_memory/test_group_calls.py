@@ -285,6 +285,19 @@ def test_an_abort_and_a_leave_end_what_the_backend_has(torch_: Torch, backend: s
     assert torch_.log == [], "nothing is left"
 
 
+@pytest.mark.parametrize("can_abort", [True, False], ids=["torch 2.6", "torch 2.4"])
+@pytest.mark.parametrize(
+    ("backend", "needs_abort"), [("gloo", False), ("cpu:gloo", False), ("nccl", True), ("cpu:gloo,cuda:nccl", True)]
+)
+def test_groups_that_only_an_abort_ends_need_a_torch_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, backend: str, needs_abort: bool, can_abort: bool
+) -> None:
+    monkeypatch.setattr(process_groups, "can_abort_groups", lambda: can_abort)
+    monkeypatch.setattr(process_groups, "with_host", lambda backend: backend)
+    said = f"torch {torch.__version__} cannot abort process groups of {backend}, as torch 2.6 and newer can"
+    assert ProcessGroups(backend, AN_HOUR).reason_to_end == (said if needs_abort and not can_abort else "")
+
+
 def test_connections_that_a_mesh_opens_are_shut_down_too(torch_: Torch) -> None:
     groups = ProcessGroups("gloo", AN_HOUR)
     with groups.opening():  # of a single process, which has no peers

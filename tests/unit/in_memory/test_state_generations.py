@@ -83,6 +83,20 @@ def test_an_agent_that_keeps_this_process_already_is_not_asked_again(monkeypatch
     played.state._announce()
 
 
+def test_a_process_that_could_not_outlive_a_lost_peer_says_so_and_announces_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So the operator restarts the processes of the job, as those of a script without `State`."""
+    played = Played(monkeypatch)
+    played.world.reason_to_end = "torch is too old"
+    played.state._announce()
+    assert played.link.announce.mock_calls == []
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "every resize and recovery restarts this script: torch is too old; with gloo alone, processes are kept"
+    )
+
+
 @pytest.mark.parametrize(
     ("has_link", "has_durable", "generation"), [(True, True, 5), (False, True, 9), (False, False, 5)]
 )

@@ -37,6 +37,7 @@ class Played:
         self.world, self.memory, self.durable, self.link = parts.world, parts.memory, parts.durable, parts.world.link
         self.world.place = mock.Mock(rank=1, world_size=2, generation=5)
         self.world.plan, self.world.donor, self.world.is_loaded = PLAN, 1, False
+        self.world.reason_to_end = ""
         self.world.outlives_generation, self.link.is_over, self.link.is_kept = True, False, False
         self.memory.rank.completed, self.memory.origin, self.memory.kind = 2, 4, "replicated"
         self.world.collective_of_library = self._collective
