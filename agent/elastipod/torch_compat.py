@@ -6,9 +6,9 @@ Public names that moved between torch 2.4 and today, and the few private ones th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
-from functools import cache
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -146,6 +146,27 @@ def number_groups_anew() -> None:
     would go on counting, and would never meet a rank that had got as far as to destroy one.
     """
     dist.distributed_c10d._world.group_count = 0
+
+
+def watch_new_groups(around: Callable[[], AbstractContextManager[None]]) -> Callable[[], None]:
+    """Enter ``around`` while a process group is built, by any code; give a function that ends this.
+
+    torch has no public hook for it, and all of its functions that build a group call this one.
+    """
+    c10d: Any = dist.distributed_c10d
+    build = c10d._new_process_group_helper
+
+    @wraps(build)
+    def watched(*arguments: Any, **options: Any) -> Any:
+        with around():
+            return build(*arguments, **options)
+
+    def end() -> None:
+        if c10d._new_process_group_helper is watched:
+            c10d._new_process_group_helper = build
+
+    c10d._new_process_group_helper = watched
+    return end
 
 
 def can_abort_groups() -> bool:

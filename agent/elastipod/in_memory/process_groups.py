@@ -37,6 +37,7 @@ from elastipod.torch_compat import (
     gloo_backends,
     number_groups_anew,
     set_group_timeout,
+    watch_new_groups,
     with_host,
 )
 
@@ -73,6 +74,7 @@ class ProcessGroups:
         self._former_store: Any = None
         self._served: StoreConnection | None = None
         self._connections: PeerConnections | None = None
+        self._stop_watching: Callable[[], object] = lambda: None
         self._hooks: tuple[Any, Any] = (None, None)  # sys.excepthook before and after torch has built a group
 
     @property
@@ -153,7 +155,7 @@ class ProcessGroups:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Let `abort` shut down what is connected inside as well: the groups of a mesh of this world."""
+        """Let `abort` shut down what is connected inside as well: further groups of this world."""
         sockets = open_sockets()
         yield
         if self._connections is not None:
@@ -162,8 +164,8 @@ class ProcessGroups:
     def abort(self) -> None:
         """Free a rank of this process that waits in a collective for a peer that is gone; from any thread.
 
-        An abort of torch does not free those of gloo, which fail when a connection closes; so they are shut down. Those of
-        groups that the script makes are not among them.
+        An abort of torch does not free those of gloo, which fail when a connection closes; so they are shut down, those of groups
+        that the script has made too.
         """
         connections, self._connections = self._connections, None
         if connections is not None:
@@ -183,6 +185,7 @@ class ProcessGroups:
     def leave(self) -> None:
         """Take all groups down. Peers that are still inside a collective with this rank see it fail."""
         self._connections = None  # a peer may still be reading what this rank has sent last
+        self._stop_watching()
         if dist.is_initialized():
             _destroy_groups()
         if self._served is not None:
@@ -235,6 +238,8 @@ class ProcessGroups:
             store.compare_set("verdict", "", own)
         if _verdict(store, wait) == _OK:
             self._connections = PeerConnections(sockets, place.port)
+            self._stop_watching()
+            self._stop_watching = watch_new_groups(self.opening)
             return True
         if dist.is_initialized():  # half a group
             _destroy_groups()

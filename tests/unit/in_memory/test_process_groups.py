@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -479,3 +481,42 @@ def test_a_rank_that_waits_too_long_for_a_verdict_gives_it(
     assert store.written == written
     if written:
         assert 104.0 <= clock.now <= 104.2, "twice the time of a try"
+
+
+# -- groups that a script makes ------------------------------------------------------------------------------------
+
+
+def test_a_rank_in_a_group_of_the_script_is_freed_from_a_peer_that_stands_still(tmp_path: Path) -> None:
+    """As one of the generation's own groups. What else the process has connected meanwhile stays open."""
+    port, pid = free_port(), tmp_path / "pid"
+    limit = timedelta(seconds=60)
+
+    def body(rank: int) -> Any:
+        groups = kept(ProcessGroups(None, limit))
+        groups.connect(place(rank, 2, port), never)
+        groups.begin_training()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            own: Any = dist.new_group(timeout=limit)
+            dist.all_reduce(torch.ones(1), group=own)
+            if rank == 1:
+                pid.with_suffix(".new").write_text(str(os.getpid()))
+                pid.with_suffix(".new").rename(pid)
+                os.kill(os.getpid(), signal.SIGSTOP)
+                return []
+            until(pid.exists, "the other rank")
+            peer = psutil.Process(int(pid.read_text()))
+            until(lambda: peer.status() == psutil.STATUS_STOPPED, "the other rank to stand still")
+            work: Any = dist.all_reduce(torch.ones(1), group=own, async_op=True)
+            with socket.create_connection(listener.getsockname()) as foreign, listener.accept()[0] as far:
+                groups.abort()  # as when the agent ends the generation
+                raised = raised_by(work.wait)
+                foreign.sendall(b"x")
+                peer.resume()
+                groups.leave()
+                again = dist.distributed_c10d._new_process_group_helper
+                return [raised, far.recv(1).decode(), again.__module__, hasattr(again, "__wrapped__")]
+
+    (((kind, text), foreign, module, is_watched), _) = run_ranks(2, body)
+    assert kind in ("RuntimeError", "DistNetworkError"), text
+    assert "Timed out" not in text
+    assert (foreign, module, is_watched) == ("x", "torch.distributed.distributed_c10d", False)
