@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from elastipod_client.picture import draw
-from elastipod_local.demo.report import FORCED_CAUSE, Json, Run, build_report, shortcomings
+from elastipod_local.demo.report import FORCED_CAUSE, PAUSE_TARGET_S, Json, Run, build_report, shortcomings
 from elastipod_local.demo.timeline import timeline_of
 from elastipod_local.demo.urgent_job import UrgentRun, queue_report, queue_shortcomings
 from elastipod_local.errors import LocalClusterError
+from elastipod_operator.core.depth_reasons import DepthReason
 
 AUDIT_DEADLINE_S = 60
 MODEL_PARAMETERS = 2_700_000  # of examples/lm with its defaults
@@ -103,9 +104,15 @@ def title(report: Mapping[str, Any]) -> str:
     return f"{sizes} replicas{crashes}{visit}"
 
 
+TABLE_HEADS = (
+    "generation", "replicas", "cause", "depth", "detected after", "training gap", "pause", "target", "steps repeated",
+    "reason for the depth",
+)  # fmt: skip
+
+
 def table(report: Mapping[str, Any]) -> str:
     """Give the changes of a run as a text table, one line each, in order."""
-    rows = [("generation", "replicas", "cause", "depth", "detected after", "training gap", "pause", "steps repeated")]
+    rows = [TABLE_HEADS]
     found = sorted([*report["resizes"], *report["recoveries"]], key=lambda change: change["generation"])
     rows += [
         (
@@ -116,7 +123,9 @@ def table(report: Mapping[str, Any]) -> str:
             _seconds(change.get("detection_s")),
             _seconds(change["gap_s"]),
             _seconds(change["pause_s"]),
+            _target(change),
             str(change["steps_repeated"]),
+            DepthReason(change.get("depth_code", "")).told(change.get("depth_reason", "")),
         )
         for change in found
     ]
@@ -135,6 +144,10 @@ def depth_lines(report: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"{len(in_memory)} changes in memory: pauses of {min(in_memory):.2f} to {max(in_memory):.2f} s; no worker that stayed "
             "was restarted"
+        )
+        targets = [c["pause_target_met"] for c in found if "pause_target_met" in c]
+        lines.append(
+            f"the target of {PAUSE_TARGET_S:g} s for a pause in memory was met by {sum(targets)} of {len(targets)}"
         )
     lines += [
         f"{change['from']} -> {change['to']} with new processes, for comparison: a pause of {change['pause_s']:.2f} s "
@@ -156,6 +169,12 @@ def queue_lines(report: Mapping[str, Any]) -> list[str]:
         f"{waited_s:.1f} s; while it made {urgent['steps']} steps, the elastic job made {report['meanwhile']['steps']}",
         f"Kueue's reason: {shrink['kueue_said']}",
     ]
+
+
+def _target(change: Mapping[str, Any]) -> str:
+    if "pause_target_s" not in change:
+        return "-"
+    return f"{change['pause_target_s']:g} s, {'met' if change['pause_target_met'] else 'missed'}"
 
 
 def _seconds(value: float | None) -> str:

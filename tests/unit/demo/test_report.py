@@ -151,11 +151,11 @@ def test_the_report_holds_what_is_promised(story: Run) -> None:
     assert report["resizes"] == [
         {
             **{"generation": 2, "from": 2, "to": 4, "cause": "CapacityAvailable", "depth": "memory"},
-            **{"gap_s": 1.8, "pause_s": 0.0, "steps_repeated": 0},
+            **{"gap_s": 1.8, "pause_s": 0.0, "pause_target_s": 0.3, "pause_target_met": True, "steps_repeated": 0},
         },
         {
             **{"generation": 3, "from": 4, "to": 2, "cause": "NodeDrained", "depth": "memory"},
-            **{"gap_s": 1.25, "pause_s": 0.0, "steps_repeated": 0},
+            **{"gap_s": 1.25, "pause_s": 0.0, "pause_target_s": 0.3, "pause_target_met": True, "steps_repeated": 0},
         },
     ]
     [recovery] = report["recoveries"]
@@ -168,6 +168,22 @@ def test_the_report_holds_what_is_promised(story: Run) -> None:
 
 def test_the_loss_of_a_step_is_the_mean_over_its_ranks(story: Run) -> None:
     assert story.generations[0].steps[0].loss == 4.0
+
+
+@pytest.mark.parametrize(
+    ("depth", "pause_s", "met"),
+    [("memory", 0.3, True), ("memory", 0.31, False), ("process", 0.1, None), ("memory", None, None)],
+)
+def test_a_change_in_memory_has_a_target(depth: str, pause_s: float | None, met: bool | None) -> None:
+    [told] = parse_history([entry(2, 2, 4, "resize", "CapacityAvailable", 10.0, depth=depth)])
+    found = resize_json(Change(told, gap_s=1.0, steps_repeated=0, pause_s=pause_s))
+    assert (found.get("pause_target_s"), found.get("pause_target_met")) == (None if met is None else 0.3, met)
+
+
+def test_a_pause_that_missed_its_target_is_no_shortcoming() -> None:
+    late = {**build_report(elastic_run(), AUDIT)}
+    late["resizes"] = [{**one, "pause_s": 9.0, "pause_target_met": False} for one in late["resizes"]]
+    assert shortcomings(late, state="Completed", audit_exit=0) == []
 
 
 def test_a_run_that_showed_everything_has_no_shortcomings() -> None:
@@ -225,7 +241,9 @@ def test_the_report_says_how_deep_each_change_went_and_why() -> None:
     told = [
         entry(1, 0, 2, "start", "JobCreated", 0.0),
         entry(2, 2, 4, "resize", "CapacityAvailable", 10.0, depth="memory"),
-        entry(3, 4, 4, "recovery", "WorkerCrash", 20.0, depth="process", depth_reason="why"),
+        entry(
+            3, 4, 4, "recovery", "WorkerCrash", 20.0, depth="process", depth_reason="why", depth_code="ProcessRequested"
+        ),
         entry(4, 4, 2, "resize", "NodeDrained", 30.0, depth=None),
     ]
     history = parse_history(told)
@@ -238,3 +256,5 @@ def test_the_report_says_how_deep_each_change_went_and_why() -> None:
     grown, shrunk = (Change(history[at], gap_s=1.0, steps_repeated=0) for at in (1, 3))
     assert resize_json(grown)["depth"] == "memory"
     assert "depth" not in resize_json(shrunk)
+    crashed = resize_json(Change(history[2], gap_s=1.0, steps_repeated=0))
+    assert (crashed["depth_reason"], crashed["depth_code"]) == ("why", "ProcessRequested")

@@ -46,18 +46,32 @@ def without_picture(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_table_has_a_line_for_each_change() -> None:
+    heads = "depth   detected after  training gap  pause    target      steps repeated  reason for the depth"
     assert table(build_report(STORY, AUDIT)).splitlines() == [
-        "generation  replicas  cause              depth   detected after  training gap  pause    steps repeated",
-        "2           2 -> 4    CapacityAvailable  memory  -               1.800 s       0.000 s  0",
-        "3           4 -> 2    NodeDrained        memory  -               1.250 s       0.000 s  0",
-        "4           2 -> 2    WorkerCrash        memory  -               1.000 s       0.000 s  1",
+        f"generation  replicas  cause              {heads}",
+        "2           2 -> 4    CapacityAvailable  memory  -               1.800 s       0.000 s  0.3 s, met  0",
+        "3           4 -> 2    NodeDrained        memory  -               1.250 s       0.000 s  0.3 s, met  0",
+        "4           2 -> 2    WorkerCrash        memory  -               1.000 s       0.000 s  0.3 s, met  1",
     ]
+
+
+def test_the_table_says_whether_pauses_in_memory_met_their_target_and_why_others_went_deeper() -> None:
+    report = build_report(elastic_run(), AUDIT)
+    report["resizes"][0].update(pause_s=0.301, pause_target_met=False, depth_code="WorkersKept")
+    lines = table(report).splitlines()
+    assert lines[1].endswith(
+        "0.301 s  0.3 s, missed  0               those who stay keep their processes and their state"
+    )
+    assert lines[2].endswith("0.000 s  0.3 s, met     0")
+    assert lines[-1].endswith(f"6.000 s  -              0               {FORCED}")
+    assert "the target of 0.3 s for a pause in memory was met by 5 of 6" in depth_lines(report)
 
 
 def test_the_summary_compares_changes_in_memory_with_the_forced_restart() -> None:
     assert depth_lines(build_report(elastic_run(), AUDIT)) == [
         "pause: the gap between two steps beyond what a step usually takes",
         "6 changes in memory: pauses of 0.00 to 0.00 s; no worker that stayed was restarted",
+        "the target of 0.3 s for a pause in memory was met by 6 of 6",
         f"4 -> 2 with new processes, for comparison: a pause of 6.00 s ({FORCED})",
     ]
     assert depth_lines(build_report(elastic_run([], []), AUDIT)) == [

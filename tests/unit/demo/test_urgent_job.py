@@ -40,13 +40,13 @@ def test_the_report_tells_who_came_what_was_given_up_and_what_came_back() -> Non
     }  # fmt: skip
     assert report["given_up"] == {
         "generation": 6, "from": 4, "to": 2, "cause": "Preempted", "depth": "memory",
-        "gap_s": 1.1, "pause_s": 0.0, "steps_repeated": 0, "asked_s": 60.1,
+        "gap_s": 1.1, "pause_s": 0.0, "pause_target_s": 0.3, "pause_target_met": True, "steps_repeated": 0, "asked_s": 60.1,
         "last_step_s": 60.4, "kueue_said": WORDS, "quoted": True,
     }  # fmt: skip
     assert report["meanwhile"] == {"steps": 3, "sizes": [2], "longest_pause_s": 5.7, "recoveries": 0}
     assert report["grown_back"] == {
         "generation": 7, "from": 2, "to": 4, "cause": "CapacityAvailable", "depth": "memory",
-        "pause_s": 0.0, "gap_s": 1.8, "steps_repeated": 0, "after_s": 4.0,
+        "pause_s": 0.0, "pause_target_s": 0.3, "pause_target_met": True, "gap_s": 1.8, "steps_repeated": 0, "after_s": 4.0,
     }  # fmt: skip
 
 
