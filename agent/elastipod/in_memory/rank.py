@@ -95,7 +95,10 @@ class RankState:
         begun = replace(self, phase=move(self.phase, Phase.FILLING), resume=resume, is_prepared=False)
         is_replaced = resume.preparations[rank] is Preparation.REPLACE
         whole_at = self.completed if is_replaced else resume.step
-        if (is_replaced or parts != self.parts) and whole_at is not None and whole_at <= resume.step:
+        # Images of the agreed step, such as those that a hand-over leaves, let the new world go back to it until it has copied a later
+        # one. They are of no use without the parts whose holders keep them as tensors and overwrite them with the next step.
+        is_imaged = not self.parts >= all_parts and any(resume.step in offer.images for offer in offers)
+        if (is_replaced or parts != self.parts or is_imaged) and whole_at is not None and whole_at <= resume.step:
             # What is overwritten stays as an image until the new world trains. Others may need it, and if the only donor of
             # the agreed step dies now, it is the newest state that is left.
             images[whole_at] = images.get(whole_at, frozenset()) | self.parts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elastipod.in_memory.offers import Offer
@@ -85,6 +87,25 @@ def test_a_rank_that_is_behind_is_filled_and_keeps_its_state_until_the_world_tra
     assert rank.completed is None
     assert rank.images == {3: P, 4: P}
     assert rank.filled(P).completed == 5
+
+
+def test_a_part_that_stays_is_kept_as_an_image_where_the_others_may_go_back_to_its_step() -> None:
+    """Rank 1 has been handed an image of this part, and this rank one of rank 1's. Both overwrite their tensors with the next step."""
+    other = frozenset({1})
+    own = RankState(Phase.TRAINING, 3, P, 5, False, {5: other}).stopped().detached().assigned(4).connected()
+    for mine in (own, replace(own, images={})):
+        rank = mine.agreed((mine.offer(), Offer(other, 5, False, {5: P})), 0, P, P | other)
+        assert rank is not None
+        assert rank.images == {5: P | mine.images.get(5, frozenset())}
+    nobody = replace(own, images={}).agreed((replace(own, images={}).offer(), Offer(other, 5)), 0, P, P | other)
+    assert nobody is not None
+    assert nobody.images == {}, "nobody can go back to this step once a rank has made the next one"
+
+
+def test_a_rank_that_holds_all_of_the_state_needs_no_image_of_it() -> None:
+    rank = agree(TRAINING, Offer(P, 5, False, {5: P}))
+    assert rank is not None
+    assert rank.images == {4: P}
 
 
 def test_memory_without_any_whole_step_leaves_it_to_storage() -> None:

@@ -56,6 +56,15 @@ def test_two_of_three_agree_on_the_step_that_all_parts_are_there_of(monkeypatch:
     assert part.memory._held is None, "the members hold it now"
 
 
+def test_a_part_that_stays_is_kept_beside_the_images_that_others_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = parked(monkeypatch)
+    parts = [frozenset({part_of(3, index)}) for index in range(3)]
+    others = (Offer(parts[1], 5), Offer(parts[2], 5, False, {5: parts[0]}))
+    assert part.memory.begin_filling(offers_of(Offer(parts[0], 5), *others), 0) is not None
+    assert part.memory._part == part.own
+    assert part.numbers() == {5: {part.own: 5.0}}
+
+
 @pytest.mark.parametrize("offers", [[Offer()], [Offer(frozenset({part_of(3, 0)}), 5), Offer()]])
 def test_without_all_parts_of_any_step_nothing_is_resumed(monkeypatch: pytest.MonkeyPatch, offers: list[Offer]) -> None:
     part = parked(monkeypatch)
