@@ -207,6 +207,12 @@ class ShardedMemory(MemoryState):
         _check_optimizers(self.members)
 
     def begin_anew(self, step: int, rank: int, world_size: int, *, loaded_by: Collection[int] | None) -> list[Offer]:
+        if loaded_by is None and self.rank.completed is not None:
+            log.warning(
+                "the ranks of this world hold no step whole, this one its part of step %d, and there is no checkpoint: the training starts "
+                "from the beginning; State(checkpoints=...) keeps it",
+                self.rank.completed,
+            )
         holders = range(self._plan.num_shards(world_size)) if loaded_by is None else loaded_by
         parts = [self._plan.part(each, world_size) for each in range(world_size)]
         if rank in holders:

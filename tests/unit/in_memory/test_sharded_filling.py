@@ -94,6 +94,23 @@ def test_a_new_start_offers_what_was_loaded_or_what_the_first_group_has_built(
         assert (part.memory.rank.parts, held) == (frozenset(), None)
 
 
+@pytest.mark.parametrize(("completed", "loaded_by", "is_said"), [(5, None, 1), (5, range(2), 0), (None, None, 0)])
+def test_a_rank_whose_training_is_lost_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    completed: int | None,
+    loaded_by: range | None,
+    is_said: int,
+) -> None:
+    part = Part(monkeypatch, phase=Phase.AGREEING)
+    part.memory.rank = RankState(Phase.AGREEING, 1, completed=completed)
+    part.memory.begin_anew(0, 0, 2, loaded_by=loaded_by)
+    assert (
+        caplog.text.count("this one its part of step 5, and there is no checkpoint: the training starts from")
+        == is_said
+    )
+
+
 def test_what_each_rank_needs_and_has(monkeypatch: pytest.MonkeyPatch) -> None:
     part = Part(monkeypatch)
     donors = {part_of(3, 0): (0, 1), part_of(3, 1): (1,), part_of(3, 2): (2,)}
