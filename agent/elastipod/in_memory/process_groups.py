@@ -154,8 +154,8 @@ class ProcessGroups:
                 self._store.set(key, value)
 
     @contextmanager
-    def opening(self) -> Iterator[None]:
-        """Let `abort` shut down what is connected inside as well: further groups of this world."""
+    def _opening(self) -> Iterator[None]:
+        """Let `abort` shut down what is connected inside as well: further groups of this world, the script's and those of a mesh."""
         sockets = open_sockets()
         yield
         if self._connections is not None:
@@ -239,7 +239,7 @@ class ProcessGroups:
         if _verdict(store, wait) == _OK:
             self._connections = PeerConnections(sockets, place.port)
             self._stop_watching()
-            self._stop_watching = watch_new_groups(self.opening)
+            self._stop_watching = watch_new_groups(self._opening)
             return True
         if dist.is_initialized():  # half a group
             _destroy_groups()

@@ -247,8 +247,7 @@ class WorldLife:
                 self._groups.begin_training()
             else:
                 self._groups.allow_for(self.memory.members.num_bytes)
-        with self._groups.opening():
-            self.memory.build_mesh(world_size)
+        self.memory.build_mesh(world_size)
         self.memory.build()
 
     def _agree_on_position(self, plan: ElasticBatches, step: int, donor: int) -> None:

@@ -300,10 +300,10 @@ def test_groups_that_only_an_abort_ends_need_a_torch_that_has_it(
 
 def test_connections_that_a_mesh_opens_are_shut_down_too(torch_: Torch) -> None:
     groups = ProcessGroups("gloo", AN_HOUR)
-    with groups.opening():  # of a single process, which has no peers
+    with groups._opening():  # of a single process, which has no peers
         pass
     groups.connect(PLACE, lambda: False)
-    with groups.opening():
+    with groups._opening():
         torch_.log.append("opened")
     assert torch_.connections.return_value.mock_calls == [mock.call.add_opened_since({4})]
     groups.leave()

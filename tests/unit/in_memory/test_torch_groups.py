@@ -50,14 +50,13 @@ def hanging_peer(torch_processes: TorchProcesses, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_default", [True, False], ids=["the default group", "a group of a mesh"])
+@pytest.mark.parametrize("is_default", [True, False], ids=["the default group", "a group that was made later"])
 def test_a_rank_that_waits_for_a_peer_that_hangs_is_freed_by_an_abort(hanging_peer: int, is_default: bool) -> None:
     """As after the loss of a node's power or network: no connection closes. A kill of the peer would free it; nobody kills it here."""
     groups = ProcessGroups("gloo", timedelta(seconds=90))
     groups.connect(WorldPlace(1, 0, 2, "127.0.0.1", hanging_peer), lambda: False)
     groups.begin_training()
-    with groups.opening():
-        other: Any = dist.new_group([0, 1])
+    other: Any = dist.new_group([0, 1])
     abort = threading.Timer(0.5, groups.abort)
     abort.start()
     with pytest.raises(RuntimeError, match="Connection closed") as raised:

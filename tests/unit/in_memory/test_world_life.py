@@ -97,7 +97,7 @@ def test_a_rank_joins_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [
         "memory.following.begin", "link.park", "memory.finish_following", "memory.rank.assigned", "memory.move", "link.watch",
         "limit.paused", "groups.connect", "memory.rank.connected", "memory.move", "memory.exchange_offers", "memory.begin_filling",
-        "groups.allow_for", "groups.opening", "memory.build_mesh", "memory.build", "memory.fill", "memory.donor_of",
+        "groups.allow_for", "memory.build_mesh", "memory.build", "memory.fill", "memory.donor_of",
         "memory.finish_filling", "before", "groups.await_former", "memory.verify", "memory.rank.verified", "memory.move",
         "groups.begin_training", "memory.following.listen",
     ]  # fmt: skip
