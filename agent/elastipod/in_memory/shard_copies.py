@@ -21,7 +21,7 @@ from elastipod.in_memory.members import Members
 from elastipod.in_memory.parts import PartContent, ShardedShape, part_content, part_of, place_of
 from elastipod.in_memory.rank import RankState
 from elastipod.in_memory.shard_exchange import exchange_images
-from elastipod.in_memory.shard_plan import second_holders
+from elastipod.in_memory.shard_plan import newest_copied, second_holders
 from elastipod.in_memory.shard_transfer import Progress
 from elastipod.rank_ranges import format_ranks
 
@@ -82,14 +82,11 @@ class ShardCopies:
         return wrong
 
     def newest(self, rank: RankState) -> int | None:
-        """Give the step whose images must stay until a newer one is copied; None: those of the last step are enough.
-
-        That a rank commits a step says that all ranks have ended the copies of the one before.
-        """
+        """Give the step whose images must stay until a newer one is copied; None: those of the last step are enough."""
         if self._wanted is None or self._holders == {} or not rank.images:
             return None
         self._complete &= rank.images.keys()
-        return max((step for step in rank.images if step in self._complete), default=min(rank.images))
+        return newest_copied(rank.images, self._complete)
 
     def is_complete(self, step: int) -> bool:
         """Whether this rank has ended the copies of a step, and has heard of none that is wrong."""

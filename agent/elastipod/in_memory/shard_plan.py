@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from elastipod.in_memory.offers import Offer, newest_resume
@@ -123,6 +123,15 @@ def newest_layout(offers: Sequence[Offer], prefer: int) -> int | None:
     found = {layout: newest_resume(tuple(offers), parts_of(layout)) for layout in layouts}
     whole = {layout: resume.step for layout, resume in found.items() if resume is not None}
     return max(whole, key=lambda layout: (whole[layout], layout == prefer, layout), default=None)
+
+
+def newest_copied(images: Collection[int], complete: Collection[int]) -> int:
+    """Give the step whose images must stay until a newer one is copied: the newest that is copied, or the oldest where none is.
+
+    images: steps of which the rank has images, at least one. complete: those of which it has ended the copies. That a rank commits a
+    step says that all ranks have ended the copies of the one before.
+    """
+    return max((step for step in images if step in complete), default=min(images))
 
 
 def receivers_of_parts(leaving: Mapping[int, int], staying: Sequence[int], num_shards: int) -> dict[int, int]:

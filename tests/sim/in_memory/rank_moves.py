@@ -1,13 +1,16 @@
-"""What ranks do: they train, are copied to each other, and leave their generation, as planned or because others fail."""
+"""What ranks do: they train, are copied to each other, and leave their generation because others fail."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tests.sim.in_memory.copies import copying_moves, is_due, keep_from
 from tests.sim.in_memory.joining import joining_moves
+from tests.sim.in_memory.planned_stop import leaving_moves
+from tests.sim.in_memory.rules import Optimizer
 from tests.sim.in_memory.world import (
-    Life,
+    InStep,
     Mark,
     Move,
     Place,
@@ -16,185 +19,151 @@ from tests.sim.in_memory.world import (
     World,
     all_entered,
     completed_tensors,
+    has_failed,
     has_left,
-    parts_of,
-    with_image_of,
+    images_of,
+    parts_held,
+    place_in_step,
     with_images,
+    with_offered,
 )
 
 from elastipod.in_memory.phases import Phase
 
 
-def rank_moves(world: World, number: int, process: Process) -> Iterator[Move]:
+def rank_moves(world: World, rank: int, process: Process) -> Iterator[Move]:
     match process.state.phase:
-        case Phase.TRAINING | Phase.PREPARED:
-            yield from _training_moves(world, number, process)
-        case Phase.QUIESCED:
-            if not lacks_images(world, number, process):
-                parked = replace(process, state=process.state.detached())
-                yield Move(f"{number} parks", world.with_process(number, parked))
+        case Phase.TRAINING:
+            yield from _training_moves(world, rank, process)
+        case Phase.PREPARED:
+            yield from _committing_moves(world, rank, process)
         case Phase.PARKED:
-            if number in world.members and process.state.generation < world.generation and not world.is_stopping:
+            if process.state.generation < world.generation and not world.is_stopping:
                 state = process.state.assigned(world.generation)
-                started = replace(process, state=state, mark=Mark(world.generation, Place.CONNECT))
-                yield Move(f"{number} is started", world.with_process(number, started))
+                started = replace(process, state=state, mark=world.mark(Place.CONNECT))
+                yield Move(f"{rank} is started", world.with_process(rank, started))
         case Phase.CONNECTING | Phase.AGREEING | Phase.FILLING | Phase.VERIFYING:
-            yield from joining_moves(world, number, process)
-    yield from image_moves(world, number, process)
+            yield from joining_moves(world, rank, process)
     if _may_fail(world, process):
-        yield from stops_of(world, number, process, "sees its peers fail")
+        yield from stops_of(world, rank, process, "sees its peers fail")
 
 
-def stops_of(world: World, number: int, process: Process, why: str) -> Iterator[Move]:
+def stops_of(world: World, rank: int, process: Process, why: str) -> Iterator[Move]:
     """Stop a rank. Nothing can come between the end of its groups and the barrier that matters to anybody else.
 
     A prepared rank of sharded state completes its step without a world, and keeps the state before; or its optimizer needs its peers
     and fails, so that only the state before is left.
     """
-    state = process.state if process.state.phase is Phase.QUIESCED else process.state.stopped()
+    state = process.state.stopped()
     if not (world.rules.is_sharded and state.is_prepared):
-        yield Move(f"{number} {why}", world.with_process(number, replace(process, state=state.detached())))
+        yield Move(f"{rank} {why}", world.with_process(rank, replace(process, state=state.detached())))
         return
-    undone = replace(process, state=replace(state, is_prepared=False).detached())
-    yield Move(f"{number} {why} and cannot complete its step alone", world.with_process(number, undone))
-    images = {step: dict(held) for step, held in process.images}
+    if world.rules.optimizer is not Optimizer.ALONE:
+        undone = replace(process, state=replace(state, is_prepared=False).detached())
+        yield Move(f"{rank} {why} and cannot complete its step alone", world.with_process(rank, undone))
+    if world.rules.optimizer is Optimizer.NEEDS_PEERS:
+        return
+    images = images_of(process)
     assert state.completed is not None
-    images.setdefault(state.completed, {}).update(process.tensors)
-    alone = replace(process, state=state.completed_alone().detached(), tensors=completed_tensors(number, process))
-    done = with_images(alone, images)
-    if done.state.images != alone.state.images:
-        raise Violation(f"rank {number} offers images that it does not hold, or holds some that it does not offer")
+    assert process.tensors is not None
+    part, history = process.tensors
+    images.setdefault(state.completed, {})[part] = history
+    completed = replace(process, tensors=completed_tensors(rank, process))
+    done = with_offered(completed, images, state.completed_alone().detached())
     # It is not the newest step yet: that it is only when all agree on it, as on a prepared one.
-    yield Move(f"{number} {why} and completes its step alone", world.with_process(number, done))
+    yield Move(f"{rank} {why} and completes its step alone", world.with_process(rank, done))
 
 
 def _may_fail(world: World, process: Process) -> bool:
-    """Whether what the rank waits for, or does next, may fail."""
-    state = process.state
-    if state.phase in (Phase.QUIESCED, Phase.PARKED):
+    """Whether what the rank waits for may fail. One that computes sees it at its next collective."""
+    phase = process.state.phase
+    if phase is Phase.PARKED or (phase is Phase.TRAINING and not is_in_collective(process)):
         return False
-    if state.generation < world.generation:
-        return True  # left behind: its peers have gone on without it
-    if state.phase is Phase.TRAINING and not is_in_reduce(process):
-        return False
-    return any(has_left(world, m) for m in world.members)
+    if process.mark.place in (Place.ARRIVE, Place.HAND_OVER):
+        # Who has left as planned has given all that it had to.
+        return any(has_failed(world, each) for each in world.processes)
+    return any(has_left(world, each) for each in world.processes)
 
 
-def _place_of_reduce(step: int) -> int:
-    return Place.FIRST_STEP + 2 * step
-
-
-def is_in_reduce(process: Process) -> bool:
+def is_in_collective(process: Process) -> bool:
+    """Whether a rank that trains waits for others, where another one computes."""
+    if process.mark.place >= Place.ARRIVE:
+        return True
     completed = process.state.completed
-    return completed is not None and process.mark.place == _place_of_reduce(completed)
-
-
-def _training_moves(world: World, number: int, process: Process) -> Iterator[Move]:
-    rules, state = world.rules, process.state
-    completed = state.completed
     assert completed is not None
-    if state.phase is Phase.TRAINING and not is_in_reduce(process):
-        if world.stop_step is not None and completed >= world.stop_step:
-            yield from _leaving_moves(world, number, process)
-        elif completed < rules.last_step:
-            entered = replace(process, mark=Mark(state.generation, _place_of_reduce(completed)))
-            _require_one_history(world, number)
-            yield Move(f"{number} reduces step {completed + 1}", world.with_process(number, entered))
+    return process.mark.place in (place_in_step(completed, InStep.COPY), place_in_step(completed + 1, InStep.REDUCE))
+
+
+def _training_moves(world: World, rank: int, process: Process) -> Iterator[Move]:
+    """Go on in the order of a step: copies of the last one, the stop of a planned change, or the next gradients."""
+    completed, place = process.state.completed, process.mark.place
+    assert completed is not None
+    copy = place_in_step(completed, InStep.COPY)
+    if place >= Place.ARRIVE:
+        yield from leaving_moves(world, rank, process)
+    elif place == copy:
+        yield from copying_moves(world, rank, process)
+    elif place == place_in_step(completed + 1, InStep.REDUCE):
+        yield from _preparing_moves(world, rank, process)
+    elif place < copy and is_due(world, completed) and completed > world.resumed:
+        yield Move(f"{rank} copies step {completed}", _entered(world, rank, process, copy))
+    elif world.stop_step is not None and completed >= world.stop_step:
+        yield Move(f"{rank} arrives at the stop step", _entered(world, rank, process, Place.ARRIVE))
+    elif completed < world.rules.last_step:
+        _require_one_history(world, rank)
+        entered = _entered(world, rank, process, place_in_step(completed + 1, InStep.REDUCE))
+        yield Move(f"{rank} reduces step {completed + 1}", entered)
+
+
+def _entered(world: World, rank: int, process: Process, place: int) -> World:
+    return world.with_process(rank, replace(process, mark=world.mark(place)))
+
+
+def _preparing_moves(world: World, rank: int, process: Process) -> Iterator[Move]:
+    is_whole = all_entered(world, process.mark)
+    if is_whole or ("trust aborted collectives" in world.rules.breaks and _may_fail(world, process)):
+        assert process.state.completed is not None
+        mark = Mark(world.generation, place_in_step(process.state.completed + 1, InStep.FLAG))
+        gradients = world.generation if is_whole else -1
+        prepared = replace(process, state=process.state.reduced(), mark=mark, gradients=gradients)
+        yield Move(f"{rank} is prepared", world.with_process(rank, prepared))
+
+
+def _committing_moves(world: World, rank: int, process: Process) -> Iterator[Move]:
+    rules = world.rules
+    completed = process.state.completed
+    assert completed is not None
+    if rules.is_sharded and not all_entered(world, process.mark) and "commit alone" not in rules.breaks:
         return
-    if state.phase is Phase.TRAINING:
-        is_whole = all_entered(world, process) or (
-            "trust aborted collectives" in rules.breaks and _may_fail(world, process)
-        )
-        if is_whole and not lacks_images(world, number, process):
-            mark = Mark(state.generation, process.mark.place + 1)
-            prepared = replace(
-                process, state=state.reduced(), mark=mark, gradients=_source_of_gradients(world, process)
-            )
-            yield Move(f"{number} is prepared", world.with_process(number, prepared))
-        return
-    if not rules.is_sharded or all_entered(world, process) or "commit alone" in rules.breaks:
-        yield Move(f"{number} commits step {completed + 1}", _committed(world, number, process))
+    apply = place_in_step(completed + 1, InStep.APPLY)
+    if rules.optimizer is Optimizer.NEEDS_PEERS and process.mark.place < apply:
+        yield Move(f"{rank} runs its optimizer", _entered(world, rank, process, apply))
+    else:
+        yield _commit(world, rank, process)
 
 
-def _leaving_moves(world: World, number: int, process: Process) -> Iterator[Move]:
-    """Leave a generation as planned: together, because who leaves alone breaks the last collective of the others."""
-    arrived = Mark(process.state.generation, _place_of_reduce(world.rules.last_step) + 1)
-    if process.mark < arrived and "leave alone" not in world.rules.breaks:
-        yield Move(f"{number} arrives at the stop step", world.with_process(number, replace(process, mark=arrived)))
-    elif all_entered(world, process) or "leave alone" in world.rules.breaks:
-        yield Move(
-            f"{number} stops as planned", world.with_process(number, replace(process, state=process.state.stopped()))
-        )
-
-
-def _source_of_gradients(world: World, process: Process) -> int:
-    """Give the generation that reduced the gradients; -1 when some rank's were missing."""
-    return process.state.generation if all_entered(world, process) else -1
-
-
-def _committed(world: World, number: int, process: Process) -> World:
-    state = process.state.committed()
+def _commit(world: World, rank: int, process: Process) -> Move:
+    rules = world.rules
+    state = process.state.committed(keep_from(world, process) if rules.is_sharded else None)
     assert state.completed is not None
-    tensors = completed_tensors(number, process)
-    keep = state.completed if "drop images early" in world.rules.breaks else state.completed - 1
-    images = tuple((step, held) for step, held in process.images if step >= keep)
-    done = replace(process, state=replace(state, images=parts_of(images)), tensors=tensors, images=images)
-    if world.rules.is_sharded:
-        done = with_image_of(done, done)
-    return replace(world.with_process(number, done), newest=max(world.newest, state.completed))
+    images = {step: held for step, held in images_of(process).items() if step in state.images}
+    if not rules.is_sharded:
+        images = {}  # all others are at the step before, or filled from this one
+    if "keep no image of the last step" in rules.breaks:
+        images = {step: held for step, held in images.items() if step >= state.completed}
+    done = replace(process, state=replace(state, images=parts_held(images)), tensors=completed_tensors(rank, process))
+    committed = world.with_process(rank, with_images(done, images))
+    newest = max(world.newest, state.completed)
+    return Move(f"{rank} commits step {state.completed}", replace(committed, newest=newest))
 
 
-def _require_one_history(world: World, number: int) -> None:
+def _require_one_history(world: World, rank: int) -> None:
     """Whoever computes one step together must have computed all steps before it together."""
-    mine = world.processes[number]
-    for other in world.members:
-        process = world.processes[other]
-        if (
-            process.is_up
-            and process.state.generation == mine.state.generation
-            and process.state.phase is Phase.TRAINING
-        ):
-            histories = {h for _, h in (*mine.tensors, *process.tensors) if len(h) == mine.state.completed}
-            if process.state.completed == mine.state.completed and len(histories) > 1:
-                raise Violation(f"ranks {number} and {other} train step {mine.state.completed} of different histories")
-
-
-# -- memory images: of each step, an own one and one in the memory of the next rank
-
-
-def _partner(world: World, number: int) -> int:
-    return world.members[(world.members.index(number) + 1) % len(world.members)]
-
-
-def lacks_images(world: World, number: int, process: Process) -> bool:
-    """Whether a rank must still be copied before it may go on to the next step, or leave as planned."""
-    state = process.state
-    if (
-        not world.rules.is_sharded
-        or state.completed is None
-        or not world.is_member(number)
-        or "no copies" in world.rules.breaks
-    ):
-        return False
-    partner = world.processes[_partner(world, number)]
-    if partner.life is Life.DEAD:
-        return False  # that will be seen
-    return not _holds(partner, state.completed, state.parts)
-
-
-def _holds(process: Process, step: int, parts: frozenset[int]) -> bool:
-    return parts <= frozenset(part for part, _ in dict(process.images).get(step, ()))
-
-
-def image_moves(world: World, number: int, process: Process) -> Iterator[Move]:
-    """Copy a rank to its partner. Its own image is made with the step: nothing else sees when."""
-    state = process.state
-    if not lacks_images(world, number, process) or state.phase not in (Phase.TRAINING, Phase.QUIESCED):
-        return
-    partner = _partner(world, number)
-    if world.processes[partner].is_up and world.is_member(partner) and "no copies" not in world.rules.breaks:
-        yield Move(f"{number} is copied to {partner}", _imaged(world, partner, process))
-
-
-def _imaged(world: World, at: int, source: Process) -> World:
-    return world.with_process(at, with_image_of(world.processes[at], source))
+    mine = world.processes[rank]
+    for other, process in enumerate(world.processes):
+        if not process.is_up or not world.is_in(process) or process.state.phase is not Phase.TRAINING:
+            continue
+        assert mine.tensors is not None
+        assert process.tensors is not None
+        if process.state.completed == mine.state.completed and process.tensors[1] != mine.tensors[1]:
+            raise Violation(f"ranks {rank} and {other} train step {mine.state.completed} of different histories")
