@@ -113,10 +113,11 @@ class JobRun:
 
     def apply_again(self) -> str:
         """Apply the same manifest; gives kubectl's line."""
+        labels = {"labels": self.labels} if self.labels else {}  # the server drops empty ones, and the next apply would differ
         manifest = {
             "apiVersion": "sagemaker.amazonaws.com/v1",
             "kind": "HyperPodPyTorchJob",
-            "metadata": {"name": self.name, "namespace": "default", "labels": self.labels},
+            "metadata": {"name": self.name, "namespace": "default", **labels},
             "spec": self.spec,
         }
         return self.cluster.kubectl("apply", "-f", "-", input=json.dumps(manifest))
