@@ -20,6 +20,9 @@ COLD_START_VARIABLES = (
 )
 FILE, MODULE, CODE = "file", "module", "code"
 MAX_LOSSES = 3
+# Older losses are forgotten: a server that dies once a week is worth replacing. Three servers that die while they import, for up to
+# ten minutes each, are well within it.
+LOSS_WINDOW_S = 3600.0
 FIRST_PAUSE_S = 1.0
 QUIET_LIMIT_S = 30.0
 LOAD_LIMIT_S = 120.0
@@ -57,10 +60,15 @@ def cold_start_reason(environ: Mapping[str, str]) -> str | None:
     return f"{named[0]} is set" if named else None
 
 
+def recent_losses(lost_at: Sequence[float], now: float) -> list[float]:
+    """Give the times of those losses that still count, in order. lost_at, now: seconds of one monotonic clock."""
+    return [at for at in lost_at if now - at < LOSS_WINDOW_S]
+
+
 def replacement_delay_s(losses: int) -> float | None:
     """Give the seconds until a lost server is replaced; None if it was lost too often in a row.
 
-    losses: servers lost since the last fork of workers, at least 1.
+    losses: recent ones since the last fork of workers, at least 1.
     """
     return None if losses >= MAX_LOSSES else FIRST_PAUSE_S * 4 ** (losses - 1)
 

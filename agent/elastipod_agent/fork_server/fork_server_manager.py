@@ -10,6 +10,7 @@ from elastipod_agent.core.warm_start import (
     Program,
     cold_start_reason,
     read_program,
+    recent_losses,
     remaining_wait_s,
     replacement_delay_s,
 )
@@ -50,7 +51,7 @@ class ForkServerManager:
         self._server: ForkServerClient | None = None
         self._starting: asyncio.Task[None] | None = None
         self._unavailable_reason = ""
-        self._losses = 0
+        self._lost_at: list[float] = []  # recent losses since the last fork of workers, by the loop's clock
         self._preforked: list[ForkedWorker] = []
         self._prefork_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -77,7 +78,7 @@ class ForkServerManager:
             if not cancelled.is_set():
                 self._log.info("workers start cold", why=error)
             return None
-        self._losses = 0
+        self._lost_at = []
         self._schedule_prefork(PREFORK_DELAY_S)
         return forked
 
@@ -206,8 +207,9 @@ class ForkServerManager:
         self._server = None
         self._on_settled()
         self._discard_preforked()
-        self._losses += 1
-        pause_s = None if is_unusable else replacement_delay_s(self._losses)
+        now = asyncio.get_running_loop().time()
+        self._lost_at = [*recent_losses(self._lost_at, now), now]
+        pause_s = None if is_unusable else replacement_delay_s(len(self._lost_at))
         self._unavailable_reason = f"there is no fork server: {why}"
         if pause_s is None:
             self._cold_start_reason = self._unavailable_reason

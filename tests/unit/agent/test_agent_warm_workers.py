@@ -178,6 +178,26 @@ def test_a_server_that_is_lost_again_and_again_is_given_up(warm: WarmAgent, monk
     warm.run(scenario)
 
 
+@pytest.mark.slow
+def test_servers_that_are_lost_far_apart_are_replaced_each_time(
+    warm: WarmAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastipod_agent.core.warm_start.LOSS_WINDOW_S", 0.0)  # any two losses are far apart
+
+    def scenario() -> None:
+        for times in (1, 2, 3):
+            warm.until_warm(times)
+            warm.server().kill()
+        warm.until_warm(4)
+        assert [line.rpartition("next_in_s=")[2] for line in warm.events("fork server is lost")] == ["1.0"] * 3
+        assert not warm.events("no more warm workers")
+        before = warm.starts()
+        assert warm.generation(1)["status"] == "completed"
+        assert warm.starts() == (before[0] + 1, before[1])
+
+    warm.run(scenario)
+
+
 def test_a_stopped_server_is_not_waited_for(warm: WarmAgent) -> None:
     def scenario() -> None:
         warm.until_warm(1)
