@@ -20,6 +20,7 @@ from elastipod.agent_store import AgentStore, meeting_place
 from elastipod.agreement import Agreement
 from elastipod.errors import ElasticAgreementError
 from elastipod.local_worker import local_worker, store_generation
+from elastipod.process_restarts import tell_of_process_restarts
 from elastipod.stores import Store, TorchStore
 from elastipod.uncaught import uncaught_exception
 from elastipod.worker_file import EventLevel
@@ -43,6 +44,7 @@ def elastic_event_detected() -> bool:
     """
     global _detector
     if _detector is None:
+        tell_of_process_restarts()
         _detector = _Detector()
     return _detector.call()
 

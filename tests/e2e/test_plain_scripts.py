@@ -15,6 +15,7 @@ from tests.slow import all_but_first
 
 STEPS, CHECKPOINT_EVERY = 50, 10  # two epochs
 LOSS_TOLERANCE = 1e-4
+TOLD = "each resize and recovery restarts the processes of this job"
 
 
 class PlainRun:
@@ -75,9 +76,13 @@ def test_a_script_with_its_own_checkpoint_goes_on_at_other_sizes(
         resized.run.finish()
         assert f"done: {STEPS} steps" in resized.run.output(0)
         made = [sorted(resized.steps(generation)) for generation in (1, 2, 3)]
+        told = [resized.run.output(*place).count(TOLD) for place in ((0, 1), (0, 2), (1, 2), (0, 3))]
         (step, weights), (same_step, same_weights) = undisturbed.state(), resized.state()
     finally:
         resized.run.close()
+    assert told == ([0, 0, 0, 0] if example == "plain" else [0, 1, 0, 0]), (
+        "who asks for the event, once: rank 0, generation 2"
+    )
     for before, after in itertools.pairwise(made):
         if example == "plain":
             assert after[0] % CHECKPOINT_EVERY == 1, "it resumes after its newest checkpoint"

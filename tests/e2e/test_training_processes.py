@@ -79,6 +79,9 @@ def test_resizes_and_a_crash_leave_no_trace_in_the_training(
     run.finish()
     assert f"done: {STEPS} steps, {STEPS * 14} samples" in run.output(0)
 
+    told = [run.output(0, generation).count("restarts the processes of this job") for generation in (1, 2, 3, 4)]
+    assert told == ([0, 0, 0, 0] if script[0] == WITH_STATE else [0, 1, 0, 0]), "who does not use State, once"
+
     report = audit(read_logs(run.logs))
     assert report.exact, report.sentence
     assert report.completed

@@ -16,6 +16,7 @@ import torch
 from elastipod.checkpoint import CheckpointManager, Resume
 from elastipod.checkpoint.training_state import Scheduler
 from elastipod.errors import CheckpointError
+from elastipod.process_restarts import need_not_tell
 
 _managers: dict[tuple[str, str], CheckpointManager] = {}
 
@@ -89,6 +90,7 @@ def load_checkpoint(
 
 def _manager(path: str | os.PathLike[str] | None, directory: str | os.PathLike[str] | None) -> CheckpointManager:
     """Return the manager of a directory; one per generation, because in-process restarts span several."""
+    need_not_tell()
     named = path if path is not None else directory
     if named is None:
         raise TypeError("name the directory of checkpoints: checkpoint_path or checkpoint_dir")

@@ -37,6 +37,7 @@ from elastipod.checkpoint.saver import Save, await_previous
 from elastipod.checkpoint.training_state import TrainingState
 from elastipod.errors import CheckpointError, FencedError
 from elastipod.local_worker import run_id_from_env
+from elastipod.process_restarts import tell_of_process_restarts
 from elastipod.rank_in_world import RankInWorld
 
 if TYPE_CHECKING:
@@ -378,6 +379,7 @@ class CheckpointManager:
         is_durable: bool,
     ) -> Save:
         """Start a save, which writes to durable storage once `go_on` is called."""
+        tell_of_process_restarts()
         run = self._run()
         self._wait_for_previous()
         if self._save is None and not self._has_tried_to_load:

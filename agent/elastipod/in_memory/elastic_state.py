@@ -34,6 +34,7 @@ from elastipod.in_memory.shard_copies import Copies
 from elastipod.in_memory.sharded_memory import ShardedMemory
 from elastipod.in_memory.step_buffers import StepBuffers
 from elastipod.in_memory.world_life import WorldLife, Wrap
+from elastipod.process_restarts import need_not_tell
 from elastipod.progress import report
 from elastipod.rank_in_world import RankInWorld
 
@@ -91,6 +92,7 @@ class State:
         backend that carries an accelerator's tensors alone.
         Raises TypeError when ``build`` gives something else, ValueError for a mesh that is none.
         """
+        need_not_tell()
         if mesh is None:
             self._members = Members(build())
         elif wrap is None:

@@ -25,6 +25,7 @@ from elastipod.fsdp1 import refuse_fsdp1
 from elastipod.gradients import gradient_sync
 from elastipod.integrations.loaders import check_loader
 from elastipod.integrations.packages import require
+from elastipod.process_restarts import need_not_tell
 from elastipod.progress import report
 from elastipod.rank_in_world import RankInWorld
 
@@ -153,6 +154,7 @@ class _Job:
         model: torch.nn.Module,
         scaler: torch.amp.GradScaler | None,
     ) -> None:
+        need_not_tell()
         self.plan, self.place = plan, RankInWorld.current()
         self._scaler = scaler
         self._objects: dict[str, Any] = {

@@ -25,6 +25,7 @@ from elastipod.checkpoint.save_arguments import open_store
 from elastipod.collectives import all_gather_json
 from elastipod.errors import CheckpointError, FrameworkError
 from elastipod.local_worker import generation_from_env, job_from_env, run_id_from_env
+from elastipod.process_restarts import need_not_tell
 from elastipod.rank_in_world import RankInWorld
 from elastipod.synced_files import create_synced, sync_directory
 
@@ -69,6 +70,7 @@ class MarkedCheckpoints:
                 f"{os.fspath(directory)} is an address in an object store, where a framework's checkpoint cannot be marked as "
                 "complete; name a directory that all ranks share"
             )
+        need_not_tell()
         self.directory = Path(directory)
         self._name = name
         self._store = open_store(self.directory / CLAIMS, {})

@@ -16,6 +16,7 @@ from typing import Any
 
 from elastipod.ipc.connections import AnswerIsLate, Connections, HyperPodIPCException
 from elastipod.ipc.protocol import MAX_WAIT_S, STORE_ENV, CheckpointType, RestartMode
+from elastipod.process_restarts import need_not_tell
 
 _OUR_VARIABLES = ("ELASTIPOD_GENERATION", "ELASTIPOD_PROGRESS", STORE_ENV)
 
@@ -54,6 +55,7 @@ class InProcessRestartSocketClient:
         self._fault = 0  # the last run whose fault was reported to the caller
         self._rank_info = 0
         self._created_in_run = 0  # the run in which this client was created
+        need_not_tell()
         self.connect()
 
     def connect(self) -> None:

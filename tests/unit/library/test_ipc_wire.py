@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 from tests.nonempty import every
 
+from elastipod import process_restarts
 from elastipod.ipc.clients import (
     CheckpointDiscoverySocketClient,
     InProcessRestartSocketClient,
@@ -121,6 +122,14 @@ def test_a_rank_names_the_run_that_each_call_belongs_to(agent: RecordingAgent) -
     client.connect()  # an agent that was started anew counts from the beginning; what this rank has seen stays
     client.hyperpod_past_rcb_barrier()
     assert agent.said()[-1] == ("past_barrier", {"run": 7})
+
+
+def test_a_rank_that_waits_at_the_barrier_is_not_told_of_process_restarts(
+    agent: RecordingAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_restarts, "_is_settled", False)
+    agent.closes(InProcessRestartSocketClient())
+    assert process_restarts._is_settled
 
 
 def test_a_rank_that_enters_its_run_at_once_says_so_with_one_call(agent: RecordingAgent) -> None:
