@@ -113,7 +113,8 @@ class JobRun:
 
     def apply_again(self) -> str:
         """Apply the same manifest; gives kubectl's line."""
-        labels = {"labels": self.labels} if self.labels else {}  # the server drops empty ones, and the next apply would differ
+        # The server drops empty labels, and the next apply would differ.
+        labels = {"labels": self.labels} if self.labels else {}
         manifest = {
             "apiVersion": "sagemaker.amazonaws.com/v1",
             "kind": "HyperPodPyTorchJob",
