@@ -158,10 +158,10 @@ class InMemoryJob:
                 self._changed.notify_all()
                 self._end_holds(len(self._holds))
                 self._end_newcomers_hold()
-                self._note_leavers_lost()
+                self._undo_resize()
             elif self._are_newcomers_due(members):
                 self._begin_newcomers()
-            elif self._resizes and not self._awaits_newcomers() and self._step(members) >= self._resizes[0].after_step:
+            elif self._resizes and not self._awaits_newcomers() and self._is_resize_due(members):
                 self._drain(members)
             elif self._is_draining and all(slot.is_at_barrier for slot in members):
                 self._is_running = False
@@ -170,6 +170,11 @@ class InMemoryJob:
         return False
 
     _is_draining = False
+    _holds_shards = False
+
+    def _is_resize_due(self, members: Sequence[Slot]) -> bool:
+        have_begun = all(slot.reported_at[0] > slot.reports_before for slot in members)
+        return have_begun and self._step(members) >= self._resizes[0].after_step
 
     def _drain(self, members: Sequence[Slot]) -> None:
         self._size = self._resizes.pop(0).size
@@ -180,12 +185,13 @@ class InMemoryJob:
             slot.file.set_event(EventLevel.DRAIN, time.time() + PATIENCE_S, leaves=slot.number not in staying)
         self._end_holds(1)
 
-    def _note_leavers_lost(self) -> None:
-        """What those who leave have not handed over is lost to those who stay: the operator goes on without them after a fault."""
-        if self._is_draining:
-            leaving = {self._slots[number].process.pid for number in self._members if number >= self._size}
-            self._dead |= leaving & self._trained
-            self._most_dead = max(self._most_dead, len(self._dead))
+    def _undo_resize(self) -> None:
+        """A fault in a shrink of sharded state makes members of those who were to leave; they leave once all have made a step."""
+        if self._is_draining and self._holds_shards and self._size < len(self._members):
+            self._note("those who were to leave are members again")
+            self._resizes.insert(0, Resize(0, self._size))
+            self._size = len(self._members)
+            self._is_draining = False
 
     # -- newcomers that follow -----------------------------------------------------------------------------------
 
@@ -362,6 +368,8 @@ class InMemoryJob:
         if name == "hello":
             slot.has_called = True
             return {"run": slot.run, "now": self._run}
+        if name == "keep":
+            self._holds_shards |= call["kind"] == "sharded"
         if name == "barrier":
             return self._wait_for_start(slot, int(call["after"]), float(call["wait_s"]))
         if name == "fault":

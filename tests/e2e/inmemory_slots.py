@@ -44,8 +44,7 @@ class Ended:
 
     lost_copies: generations that began when no process was left that had trained. planned: the generations that nothing but a planned
     change led to. most_dead: how many processes that had trained died before a generation had made two steps (by then whoever is
-    to hold a copy does), the most there ever were; those that a fault kept from handing over what they hold, and that the next generation
-    is without, count as well.
+    to hold a copy does), the most there ever were.
     """
 
     generations: int

@@ -48,7 +48,8 @@ class Verdict:
                 **told,
                 "is_ended": True,
                 "is_in_memory": played.is_in_memory,
-                "has_lost_all": bool(played.ended.lost_copies) or self._may_have_lost_a_part(played),
+                "has_lost_all": bool(played.ended.lost_copies)
+                or (self.state == "sharded" and may_have_lost_a_part(played)),
                 "faults": played.ended.faults,
                 "planned": len(planned),
                 "repeated_when_planned": sum(steps for at, steps in repeated.items() if at in planned),
@@ -57,8 +58,10 @@ class Verdict:
             }
         )
 
-    def _may_have_lost_a_part(self, played: Played) -> bool:
-        return self.state == "sharded" and not played.is_in_memory and played.ended.most_dead > 1
+
+def may_have_lost_a_part(played: Played) -> bool:
+    """Whether a job of sharded state did not go on in memory after two of its processes had died before others had copies."""
+    return not played.is_in_memory and played.ended.most_dead > 1
 
 
 def too_many_repeated(played: Played, *, most_after_a_crash: int = 1) -> str:

@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.inmemory_job import InMemoryJob, train_alone
 from tests.e2e.inmemory_schedules import KINDS_AT, Played, Schedule, draw, place_of, steps_between_copies
 from tests.e2e.inmemory_slots import Resize
-from tests.e2e.inmemory_verdicts import too_many_repeated
+from tests.e2e.inmemory_verdicts import may_have_lost_a_part, too_many_repeated
 from tests.e2e.torch_fork_server import TorchForkServer
 from tests.nonempty import some
 from tests.patience import PATIENCE_S
@@ -154,6 +154,22 @@ def test_a_rank_that_dies_while_a_shrink_is_under_way_takes_no_part_with_it(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rank", [pytest.param(1, id="one that stays"), pytest.param(3, id="one that leaves")])
+def test_a_fault_in_a_hand_over_makes_members_of_those_who_were_to_leave(
+    play: Any, undisturbed: dict[str, str], rank: int
+) -> None:
+    """They hold what they have not given away yet; they leave again once all have trained."""
+    fault = PlannedFault(FaultKind.KILL, Moment.HAND_OVER, rank=rank)
+    job = play(size=4, resizes=[Resize(8, 2)], faults=[fault], options={"copies": {"memory_bytes": 1 << 20}})
+    first, second, third = (job.joined(generation) for generation in (1, 2, 3))
+    assert [second[each][0] == first[each][0] for each in range(4)] == [each != rank for each in range(4)], job.told()
+    assert len(third) == 2, job.told()
+    assert job.report.steps_repeated.get(2, 0) <= 1, job.told()
+    assert not job.report.steps_repeated.get(3, 0), job.told()
+    assert_as_if_nothing_happened(job, undisturbed)
+
+
+@pytest.mark.slow
 def test_images_of_a_former_world_make_room_for_copies_within_the_budget(
     play: Any, undisturbed: dict[str, str]
 ) -> None:
@@ -217,6 +233,9 @@ def check_played(seed: int, played: Played, expected: dict[str, str]) -> None:
     """Check that a job has ended as if nothing had happened."""
     assert played.report.exact, f"{played.report.sentence}\n{played.told()}"
     assert whole_state(played.folder) == expected, f"another state\n{played.told()}"
+    at, _ = KINDS_AT[place_of(seed)]
+    if at is Moment.HAND_OVER:  # those who were to leave have what they did not give away
+        assert played.is_in_memory or may_have_lost_a_part(played), f"one fault took a part along\n{played.told()}"
     if played.is_in_memory:
         too_many = too_many_repeated(played, most_after_a_crash=steps_between_copies(seed))
         assert not too_many, f"{too_many}\n{played.told()}"
