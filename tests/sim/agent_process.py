@@ -100,6 +100,12 @@ class AgentProcess:
         if self.alive and self.state is S.INIT:
             self._enter(S.READY)
 
+    def takes_start(self) -> bool:
+        """Whether its workers are at the barrier, its pod is not being deleted, and the operator can know both."""
+        is_there = self.alive and self._is_awake() and self.pod.answers() and self.pod.deleted_at is None
+        is_delayed = self._kernel.now < max(self.lags_until, self.lies_until)
+        return is_there and not is_delayed and self.state is S.READY and not self.terminating
+
     def has_told_its_end(self) -> bool:
         """Whether the operator must know by now that the workers here have finished."""
         is_heard = self.alive and self.pod.answers() and self.pod.deleted_at is None

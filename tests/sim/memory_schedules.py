@@ -47,6 +47,19 @@ IN_SHARDS: tuple[tuple[str, tuple[Event, ...], dict[str, Any]], ...] = (
     ("a node loses power", (Event(100, "kill_node", 1),), {}),
     ("a worker crashes", (Event(100, "crash_worker", 0),), {}),
     ("a worker crashes in a drain", (Event(100, "scale", 1), Event(100.4, "crash_worker", 0)), {}),
+    ("one that is to leave crashes in a drain", (Event(100, "scale", 1), Event(100.4, "crash_worker", 3)), {}),
+    *(
+        (f"a worker crashes in a drain, because {why}", (doom, Event(100.4, "crash_worker", 0)), {})
+        for why, doom in {
+            "a node is drained": Event(100, "drain_node", 3),
+            "a node is tainted": Event(100, "taint_node", 3),
+            "a machine of Spot is taken back": Event(100, "spot_notice", 3, 30),
+        }.items()
+    ),
+    (
+        "a worker crashes in a drain, and the operator dies",
+        (Event(100, "scale", 1), Event(100.4, "crash_worker", 0), Event(100.6, "operator_dies", 0, 3)), {},
+    ),
     ("the operator dies in a drain", (Event(100, "scale", 1), Event(100.3, "operator_dies", 0, 3)), {}),
     ("two operators act at once", (Event(60, "second_operator", 0, 200), Event(100, "scale", 1)), {}),
     ("calls get lost", (Event(95, "lossy_calls", 0, 60), Event(100, "scale", 1)), {}),

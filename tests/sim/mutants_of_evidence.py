@@ -13,6 +13,7 @@ from elastipod_operator.core import (
     ending,
     faults,
     health,
+    leavers,
     planned_change,
     pod_removal,
     preparation,
@@ -21,8 +22,8 @@ from elastipod_operator.core import (
     transition,
 )
 from elastipod_operator.core.actions import DeletePod
-from elastipod_operator.core.record import Record
-from elastipod_operator.core.replica import Replica
+from elastipod_operator.core.record import Record, TransitionKind
+from elastipod_operator.core.replica import Replica, Replicas
 from elastipod_operator.kube import first_seen, job_annotations, observed_job, store
 
 
@@ -110,6 +111,17 @@ def choose_who_leaves_when_all_have_stopped(patch: pytest.MonkeyPatch) -> None:
 
 def forget_who_was_told_to_stay(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(transition, "next_members", lambda record, context, ready, size: ready[:size])
+
+
+def leave_out_after_a_fault_who_was_to_leave(patch: pytest.MonkeyPatch) -> None:
+    real = leavers.members_with_shards
+
+    def members_with_shards(record: Record, replicas: Replicas) -> list[Replica]:
+        is_recovery = record.transition is not None and record.transition.kind is TransitionKind.RECOVERY
+        return [] if is_recovery else real(record, replicas)
+
+    for module in (leavers, transition):
+        patch.setattr(module, "members_with_shards", members_with_shards)
 
 
 def stop_workers_that_begin_with_shards(patch: pytest.MonkeyPatch) -> None:

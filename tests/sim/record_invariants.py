@@ -7,14 +7,16 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from tests.sim.events import Make
 from tests.sim.fault_invariants import FaultInvariants
-from tests.sim.invariant_state import WRITING_TIME, Violation, policy_in, short
+from tests.sim.invariant_state import JOB_NAME, WRITING_TIME, Violation, policy_in, short
 
 from elastipod_operator.core.actions import Plan
 from elastipod_operator.core.faults import FIRST_ANSWER
 from elastipod_operator.core.growth import CAUSE as GROWTH
 from elastipod_operator.core.growth import growth_due
 from elastipod_operator.core.history import HistoryEntry, decode_history
+from elastipod_operator.core.leavers import MAX_RESIZES_UNDONE
 from elastipod_operator.core.names import ANNOTATION_HISTORY, ANNOTATION_STATE, PodId
 from elastipod_operator.core.phase_accounting import PHASES, total, total_by_depth
 from elastipod_operator.core.preparation import PREPARATION_LIMIT
@@ -65,6 +67,7 @@ class RecordInvariants(FaultInvariants):
         if new.generation > old.generation:
             self._grows_where_it_may(old, new, cordoned)
             self._allocated(old, new, spec, decode_history(after.get(ANNOTATION_HISTORY, "[]")))
+            self._brings_shards_back(old, new, policy_in(spec), training)
         elif new.members and new.members != old.members:
             raise Violation(f"generation {new.generation} got other members: {old.members} -> {new.members}")
         self._goes_on_after_the_end(old, new, training)
@@ -113,7 +116,8 @@ class RecordInvariants(FaultInvariants):
             )
         for shape in policy.specs:
             number = sum(member.spec == shape.name for member in new.members)
-            if number > shape.limit:
+            before = sum(member.spec == shape.name for member in old.members) if _interrupted_size(old) else 0
+            if number > max(shape.limit, before):
                 raise Violation(
                     f"{number} pods of {shape.name} train; its limit is {shape.limit}, the others are spares"
                 )
@@ -134,7 +138,7 @@ class RecordInvariants(FaultInvariants):
                 f"the job starts with {len(new.members)} replicas, though it asks for {old.transition.target_size} at first"
             )
         allowed = policy.sizes.allowed
-        if len(new.members) not in (*allowed, _decided_size(old)):
+        if len(new.members) not in (*allowed, _decided_size(old), _interrupted_size(old)):
             raise Violation(f"generation {new.generation} has {len(new.members)} members; allowed: {allowed}")
         entry = history[-1] if history else None
         if entry is None or (entry.generation, entry.to_size) != (new.generation, len(new.members)):
@@ -146,6 +150,24 @@ class RecordInvariants(FaultInvariants):
         if gone:
             raise Violation(f"generation {new.generation} takes back lost pods: {sorted(gone)}")
         self._say(f"generation {new.generation}: {[short(m) for m in new.members]} ({entry.cause})")
+
+    def _brings_shards_back(self, old: Record, new: Record, policy: Policy, training: Training) -> None:
+        """After a fault, all who wait with shards begin the next generation, if there is a size for them."""
+        run, size = training.runs.get(old.generation), _interrupted_size(old)
+        lost = {member.name(JOB_NAME) for member in (*old.lost, *new.lost)}
+        begin = {member.name(JOB_NAME) for member in new.members}
+        if run is None or not size or old.resizes_undone >= MAX_RESIZES_UNDONE or len(policy.specs) > 1:
+            return
+        there = [one for one in run.members.values() if one.takes_start() and one.pod.name not in lost]
+        holders = [one for one in there if one.make is Make.SHARDING and one.held is not None]
+        left_out = sorted(one.pod.name for one in holders if one.pod.name not in begin)
+        self.met["in memory: who was to leave is a member again after a fault"] += (
+            new.resizes_undone > old.resizes_undone
+        )
+        if left_out and (len(holders) in policy.sizes.allowed or len(there) == size):
+            raise Violation(
+                f"generation {new.generation} begins after a fault without {left_out}, which wait with their shards"
+            )
 
     def _grows_where_it_may(self, old: Record, new: Record, cordoned: Collection[PodId | None]) -> None:
         """Growth takes nobody on a node that was cordoned before."""
@@ -270,6 +292,13 @@ def _decided_size(record: Record) -> int:
     begun = record.transition
     is_in_memory = begun is not None and begun.depth is Depth.MEMORY and begun.leavers
     return begun.target_size if begun is not None and is_in_memory else 0
+
+
+def _interrupted_size(record: Record) -> int:
+    """Give the size of the generation that a recovery in memory goes on from: with shards, all of its members may be needed again."""
+    begun = record.transition
+    is_in_memory = begun is not None and begun.depth is Depth.MEMORY and begun.kind is TransitionKind.RECOVERY
+    return begun.from_size if begun is not None and is_in_memory else 0
 
 
 def own_record(annotations: Mapping[str, str], uid: str) -> Record | None:

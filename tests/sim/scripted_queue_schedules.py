@@ -51,6 +51,9 @@ QUEUE_SCHEDULES: dict[str, Schedule] = {
     "workers keep shards of the state in memory: increments give way to a gang and come back": replace(
         _schedule(plain_gangs=(SMALL,)), make=Make.SHARDING
     ),
+    "workers keep shards of the state in memory: one crashes while increments give way to a gang": replace(
+        _schedule(Event(101.0, "crash_worker", 0), plain_gangs=(SMALL,)), make=Make.SHARDING
+    ),
     "a stronger job leaves a weaker base alone": _schedule(quota=(5,), priority=1000, rivals=(_rival(-10),)),
     "the base gives way to a higher class": _schedule(plain_gangs=(WHOLE,)),
     "two flavors": _schedule(quota=(6,), flavors=2, plain_gangs=(SMALL,)),

@@ -287,6 +287,9 @@ TURNS: dict[str, tuple[float, float, Schedule]] = {
     ),
     "a suspension and the return": (99.9, 150.0, scripted_job(Event(100, "suspend", 0, 20))),
     "a deletion": (99.9, 110.0, scripted_job(Event(100, "delete_job"))),
+    "a crash in a drain of shards": (
+        99.9, 130.0, scripted_job(Event(100, "scale", 1), Event(100.4, "crash_worker", 0), make=Make.SHARDING, step=2),
+    ),
 }  # fmt: skip
 """Turns of a job's life, each with its beginning and end: between any two calls of that time the operator dies."""
 ENDING_TURNS: dict[str, tuple[float, float, Schedule]] = {

@@ -85,6 +85,7 @@ MUTANTS: dict[Mutant, str | None] = {
     evidence.forget_when_nodes_leave: "Spot: a notice of 30 s while two nodes do not reach each other",
     evidence.keep_the_shards_of_those_who_leave: "workers keep shards of the state in memory: a node is tainted",
     evidence.forget_who_was_told_to_stay: "workers keep shards of the state in memory: a node is tainted 2 s after a shrink began",
+    evidence.leave_out_after_a_fault_who_was_to_leave: "workers keep shards of the state in memory: a worker crashes in a drain",
     evidence.stop_workers_that_begin_with_shards: "workers keep shards of the state in memory: a node is tainted 2 s after a shrink began",
     evidence.wait_for_prepared_workers_for_ever: "workers start ahead of a growth: they never come to it",
     mutants.wait_for_a_start_for_ever: "a member stops for a start that it never hears",

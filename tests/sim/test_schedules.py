@@ -165,6 +165,24 @@ def test_those_who_leave_hand_their_shards_over_first(what: str) -> None:
 @pytest.mark.parametrize(
     "what",
     [
+        "a worker crashes in a drain",
+        "one that is to leave crashes in a drain",
+        "a worker crashes in a drain, because a node is drained",
+        "a worker crashes in a drain, because a node is tainted",
+        "a worker crashes in a drain, because a machine of Spot is taken back",
+        "a worker crashes in a drain, and the operator dies",
+        "one crashes while increments give way to a gang",
+    ],
+)
+def test_a_fault_in_a_shrink_brings_those_back_who_were_to_leave(what: str) -> None:
+    met: Counter[str] = Counter()
+    assert failure_of(ALL_SCHEDULES[f"workers keep shards of the state in memory: {what}"], met) is None
+    assert met["in memory: who was to leave is a member again after a fault"] == 1, met
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
         "a notice of 120 s",
         "a notice of 30 s",
         "a notice of 30 s, and workers that keep their state",

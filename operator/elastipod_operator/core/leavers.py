@@ -6,12 +6,19 @@ know the ranks to which they can hand over their shards, and the next generation
 
 from __future__ import annotations
 
+from collections import Counter
+from datetime import datetime
+
 from .context import Context
-from .names import PodId
+from .names import PodId, Slot
 from .ranks import lacks_base, rank_order, usable
-from .record import Depth, Record, Transition
-from .replica import Health, Replica
-from .snapshot import SHARDED, AgentState
+from .record import Depth, Record, Transition, TransitionKind
+from .replica import Health, Replica, Replicas
+from .snapshot import SHARDED, AgentState, Policy
+from .time_order import latest
+
+# A fault in a resize brings those back who were to leave. After so many in a row the next one does not, so that the job shrinks.
+MAX_RESIZES_UNDONE = 3
 
 
 def choose_leavers(record: Record, context: Context, target_size: int) -> tuple[PodId, ...]:
@@ -46,41 +53,136 @@ def told_to_leave(replica: Replica, record: Record, context: Context) -> bool | 
 
 
 def next_members(record: Record, context: Context, ready: list[Replica], size: int) -> list[Replica]:
-    """Choose who begins the next generation, in the order of group ranks. ready: who may, of whom size are wanted.
+    """Choose who begins the next generation, in the order of group ranks; nobody if nobody can. ready: who may, of whom size are wanted.
 
-    Those who were told that they stay come first. With shards, they may hold the only copy of a part of the state. So they begin it
-    even if some of them must leave by now, or the job must be smaller: it changes from there, when the shards of those who leave can
-    be handed over.
+    Those who hold shards come first, because they may hold the only copy of a part of the state: in a planned change those who were told
+    that they stay, after a fault all members, and so when one that was to stay has lost what it held. They begin it even if some of
+    them must leave by now, or the job must be smaller: it changes from there, when the shards of those who leave can be handed over.
     """
     transition = record.transition
-    if transition is None or transition.leavers is None:
+    if transition is None:
         return ready[:size]
-    holders = _holders(record, transition, context)
-    held, left = {r.id for r in holders}, frozenset(transition.leavers)
+    holders = members_with_shards(record, context.replicas)
+    if transition.kind is TransitionKind.RECOVERY:
+        wanted = ready[:size]
+        is_enough = {r.id for r in holders} <= {r.id for r in wanted}
+        return (
+            wanted
+            if is_enough
+            else _led_by(holders, _that_may_begin(record, context, ready), size, record, context) or wanted
+        )
+    if transition.leavers is None:
+        return ready[:size]
+    stayed = [m for m in record.members if m not in transition.leavers]
+    told = [r for r in holders if r.id in stayed]
+    if transition.depth is Depth.MEMORY and len(told) < len(stayed) and len(holders) > len(told):
+        undone = _led_by(holders, _that_may_begin(record, context, ready), size, record, context)
+        if undone:
+            return undone
+    return _led_by(told, ready, size, record, context) or ready[:size]
+
+
+def members_with_shards(record: Record, replicas: Replicas) -> list[Replica]:
+    """Give the members that wait at the barrier with shards for a change in memory, also those that were to leave.
+
+    Nobody is given after a fault if the last ones have undone as many resizes as they may: a hand-over may fail again and again.
+    """
+    transition = record.transition
+    if transition is None or transition.depth is not Depth.MEMORY:
+        return []
+    if transition.kind is TransitionKind.RECOVERY and record.resizes_undone >= MAX_RESIZES_UNDONE:
+        return []
+    members = (replicas.get(m) for m in record.members)
+    return [r for r in members if r is not None and _waits_with_shards(r)]
+
+
+def kept_until_the_start(record: Record, replicas: Replicas, policy: Policy) -> dict[PodId, datetime]:
+    """Give the members that a recovery may bring back, and until when their pods stay: those that must go not for long."""
+    transition = record.transition
+    is_recovery = transition is not None and transition.kind is TransitionKind.RECOVERY
+    if transition is None or not is_recovery or not members_with_shards(record, replicas):
+        return {}
+    soon = transition.deadline
+    late = latest(soon, transition.detected_at + policy.faulty_timeout, transition.not_before) or soon
+    back = [r for m in record.members if (r := replicas.get(m)) is not None and _takes_start(r)]
+    return {r.id: soon if r.health is Health.DISRUPTED else late for r in back}
+
+
+def slots_for_shards(record: Record, context: Context) -> list[Slot]:
+    """Give the slots of the members while a recovery waits for a size with room for all who hold shards: a replacement may make one.
+
+    Those who must go are not replaced for it.
+    """
+    transition, replicas, quota = record.transition, context.replicas, context.grant.workloads
+    is_recovery = transition is not None and transition.kind is TransitionKind.RECOVERY
+    if (
+        transition is None
+        or not is_recovery
+        or record.window_since is None
+        or not members_with_shards(record, replicas)
+    ):
+        return []
+    if context.now >= transition.detected_at + context.policy.faulty_timeout:
+        return []
+    doomed = {slot for slot, replica in replicas.newest.items() if replica.health is Health.DISRUPTED}
+    slots = [member.slot for member in record.members]
+    return [slot for slot in slots if slot not in doomed and (quota is None or slot in quota)]
+
+
+def _led_by(holders: list[Replica], ready: list[Replica], size: int, record: Record, context: Context) -> list[Replica]:
+    """Give a generation with all of these and some of the ready ones; nobody where no size is possible.
+
+    Other members come before newcomers, then those who have left, then those who must go.
+    """
+    transition = record.transition
+    if transition is None or not (holders or size):
+        return []
+    held, left = {r.id for r in holders}, frozenset(transition.leavers or ())
     stayed = frozenset(record.members) - left
     others = [r for r in ready if r.id not in held]
-    others.sort(key=lambda r: (r.id not in stayed, r.id in left))  # then newcomers; who has left may come back
+    others.sort(key=lambda r: (r.health is Health.DISRUPTED, r.id not in stayed, r.id in left))
+    others = _within_limits(others, holders, record, context)
     best = _size_with(len(holders), len(holders) + len(others), size, transition, context)
     chosen = rank_order([*holders, *others[: best - len(holders)]], record, context.grant)
-    return chosen if best and not lacks_base((r.id for r in chosen), context.grant) else ready[:size]
+    return chosen if best and not lacks_base((r.id for r in chosen), context.grant) else []
+
+
+def _that_may_begin(record: Record, context: Context, ready: list[Replica]) -> list[Replica]:
+    """Give the ready ones, and all members and replacements that could begin, even if they must go or are more than wanted."""
+    replicas = context.replicas
+    others = (found for m in record.members for found in (replicas.get(m), replicas.newest.get(m.slot)))
+    able = [*ready, *(r for r in others if r is not None and _takes_start(r))]
+    return list({r.id: r for r in able}.values())
+
+
+def _within_limits(others: list[Replica], holders: list[Replica], record: Record, context: Context) -> list[Replica]:
+    """Give those that fit beside the holders: of each spec as many as its limit, or as trained together before."""
+    before = Counter(m.spec for m in record.members)
+    left = Counter({spec.name: max(spec.limit, before[spec.name]) for spec in context.grant.specs})
+    left.subtract(r.id.spec for r in holders)
+    fitting: list[Replica] = []
+    for replica in others:
+        if left[replica.id.spec] > 0:
+            left[replica.id.spec] -= 1
+            fitting.append(replica)
+    return fitting
 
 
 def _size_with(fewest: int, most: int, size: int, transition: Transition, context: Context) -> int:
-    """Give the size of a generation with at least so many members; 0 where neither the spec nor the decided change has one."""
-    possible = (size, context.policy.sizes.fit(most), transition.target_size)
-    return next((each for each in possible if fewest <= each <= most), 0)
+    """Give the size of a generation with at least so many members; 0 where there is none.
 
-
-def _holders(record: Record, transition: Transition, context: Context) -> list[Replica]:
-    """Give the members that were told that they stay, and wait at the barrier with their shards."""
-    if transition.depth is not Depth.MEMORY:
-        return []
-    stayed = [context.replicas.get(m) for m in record.members if m not in (transition.leavers or ())]
-    return [r for r in stayed if r is not None and _waits_with_shards(r)]
+    Where the spec has none, the size of the decided change will do, and after a fault that of the generation that it has ended.
+    """
+    possible = (size, context.policy.sizes.fit(most), transition.target_size, transition.from_size)
+    return next((each for each in possible if each and fewest <= each <= most), 0)
 
 
 def _waits_with_shards(replica: Replica) -> bool:
     """Whether its workers are at the barrier, with shards, and its agent takes a /start."""
+    return _takes_start(replica) and replica.agent.memory_state == SHARDED and bool(replica.agent.num_kept)
+
+
+def _takes_start(replica: Replica) -> bool:
     agent = replica.agent
     is_there = replica.health in (Health.GOOD, Health.DISRUPTED) and agent.state is AgentState.READY
-    return is_there and agent.memory_state == SHARDED and bool(agent.num_kept) and not agent.terminating
+    return is_there and not agent.terminating and not replica.cannot_run_again

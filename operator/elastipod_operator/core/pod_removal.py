@@ -6,11 +6,13 @@ from datetime import datetime, timedelta
 
 from .actions import Action, DeletePod, ShutDownAgent
 from .first_step import has_made_step
+from .leavers import kept_until_the_start
 from .names import PodId, Slot
 from .record import Record
 from .replica import Health, Replica, Replicas
 from .silence import AGENT_ENDED
-from .snapshot import AgentState
+from .snapshot import AgentState, Policy
+from .time_order import earliest
 
 # What runs beside an agent that has ended (a sidecar, a shell) may ignore its end: it has nothing to save for which it would get
 # the time of a drain.
@@ -21,10 +23,11 @@ LEAVERS_STAY = timedelta(seconds=2)
 
 
 def remove_unwanted(
-    wanted: set[Slot], record: Record, replicas: Replicas, now: datetime
+    wanted: set[Slot], record: Record, replicas: Replicas, policy: Policy, now: datetime
 ) -> tuple[list[Action], datetime | None]:
     """Delete the pods that are not wanted; gives when those go that stay for a moment."""
     held = _kept_members(record, replicas)
+    may_come_back = kept_until_the_start(record, replicas, policy)
     last_words = _kept_for_logs(replicas)
     stays_until = _leavers_stay_until(record, replicas, now)
     actions: list[Action] = []
@@ -46,6 +49,9 @@ def remove_unwanted(
             continue
         if stays_until is not None and replica.health in (Health.GOOD, Health.DISRUPTED) and replica.is_idle:
             wake = stays_until
+            continue
+        if (until := may_come_back.get(replica.id, now)) > now:
+            wake = earliest(wake, until)
             continue
         actions += remove(replica, reason)
     return actions, wake

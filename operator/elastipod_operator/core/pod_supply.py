@@ -12,6 +12,7 @@ from .backoff import doubled
 from .context import Context, PlanDraft
 from .grant import Grant
 from .incarnations import newest_incarnations
+from .leavers import slots_for_shards
 from .names import PodId, Slot
 from .partial_gangs import restrict_slots
 from .payback import growth_hold
@@ -93,7 +94,7 @@ def supply_pods(
             wakes.append(due)
         else:
             wanted = [slot for slot in wanted if slot not in spares]
-    removals, leavers_go_at = remove_unwanted(set(wanted), record, replicas, now)
+    removals, leavers_go_at = remove_unwanted(set(wanted), record, replicas, policy, now)
     return actions + removals, earliest(*wakes, leavers_go_at)
 
 
@@ -201,6 +202,7 @@ def supply(draft: PlanDraft, context: Context) -> PlanDraft:
 
 def _wanted(record: Record, context: Context) -> list[Slot]:
     wanted = wanted_slots(context.grant, record, context.replicas)
+    wanted += [slot for slot in slots_for_shards(record, context) if slot not in wanted]
     if context.quota is None:
         return restrict_slots(wanted, record, context.replicas, context.grant, context.now)
     return [slot for slot in wanted if slot not in slots_backing_off(record, context.quota, context.now)]

@@ -211,6 +211,8 @@ class Record:
 
     failures_in_place: Annotated[int, Stored("deeper")] = 0
     """How many faults in a row the same replica had before its job made a new step, while its workers kept state in memory."""
+    resizes_undone: Annotated[int, Stored("undone")] = 0
+    """How many recoveries in a row have brought members back that were to leave; they may hold the only copy of a shard."""
     window: Annotated[RestartWindow, Stored("window")] = RestartWindow()
     is_full_restart: Annotated[bool, Stored("culprits", 0)] = False
     faulty_replicas: Annotated[tuple[FaultyReplica, ...], Stored("culprits", 1)] = ()

@@ -17,7 +17,7 @@ from .growth import CAUSE, growth_failed, mark_interrupted_growth, warm
 from .health import AGENT_EXPECTED
 from .history import HistoryEntry
 from .incarnations import record_incarnations
-from .leavers import next_members
+from .leavers import members_with_shards, next_members
 from .partial_gangs import follow_partial_gang, next_gang_check
 from .payback import record_step_time
 from .planned_change import drain_limit, suspension
@@ -170,7 +170,8 @@ def _gather(record: Record, context: Context) -> PlanDraft:
     is_first = transition.kind is TransitionKind.START and not record.generation
     target_size = sizes.fit(transition.target_size) or sizes.minimum
     size = sizes.fit(min(len(ready), target_size if is_first else sizes.maximum))
-    if not size:
+    chosen = next_members(record, context, ready, size)
+    if not chosen:
         record, told, due = use_again(replace(record, window_since=None), context)
         record, events = follow_partial_gang(record, context)
         return PlanDraft(
@@ -180,9 +181,18 @@ def _gather(record: Record, context: Context) -> PlanDraft:
         return PlanDraft(record, wake_at=transition.not_before)
     record = replace(record, window_since=record.window_since or now)
     patience = _patience(record, transition, context)
-    if size < target_size and now < patience:
+    is_lacking = len(chosen) < target_size or not _has_all_shards(record, context, chosen)
+    if is_lacking and now < patience:
         return PlanDraft(record, wake_at=patience)
-    return _start(record, context, next_members(record, context, ready, size))
+    undoes = transition.kind is TransitionKind.RECOVERY and any(replica not in ready[:size] for replica in chosen)
+    record = replace(record, resizes_undone=record.resizes_undone + 1 if undoes else 0)
+    return _start(record, context, chosen)
+
+
+def _has_all_shards(record: Record, context: Context, chosen: list[Replica]) -> bool:
+    """Whether nobody with shards is left out; with a replacement there may be a size for all of them."""
+    there = {replica.id for replica in chosen}
+    return all(holder.id in there for holder in members_with_shards(record, context.replicas))
 
 
 def _is_only_in_memory(record: Record, context: Context) -> bool:
