@@ -20,7 +20,7 @@ from elastipod.in_memory.exchange import all_texts
 from elastipod.in_memory.members import Members
 from elastipod.in_memory.parts import PartContent, ShardedShape, part_content, part_of, place_of
 from elastipod.in_memory.rank import RankState
-from elastipod.in_memory.shard_exchange import exchange_images
+from elastipod.in_memory.shard_exchange import any_raised, exchange_images
 from elastipod.in_memory.shard_plan import newest_copied, second_holders
 from elastipod.in_memory.shard_transfer import Progress
 from elastipod.rank_ranges import format_ranks
@@ -56,30 +56,29 @@ class ShardCopies:
     def __init__(self, wanted: Copies | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._wanted, self._clock = wanted, clock
         self._holders: dict[int, int] | None = None  # by rank; None: not known in this world yet
-        # Steps of which this rank has images, and all ranks have good copies as far as it has heard.
-        self._complete: set[int] = set()
-        self._copied_last = 0  # step
+        self._complete: set[int] = set()  # steps of which all ranks have good copies
         self._is_wrong = False  # the copy that this rank took last
         self._not_before = 0.0  # the next copy, by the clock
-        self._is_postponed = False  # the copy of the step in work
+        self.is_postponed = False  # the copy of the step in work
 
     def forget_world(self) -> None:
         """The world has ended; another has other holders."""
-        self._holders, self._is_wrong = None, False
+        self._holders = None
 
-    def flags(self) -> tuple[bool, bool]:
-        """Say, before a step is committed: that the last copy which this rank took is wrong; that the next one would come too soon.
+    @property
+    def comes_too_soon(self) -> bool:
+        """Whether, by the clock of rank 0, a copy of the step in work would exceed what may be sent. All ranks hear what any says."""
+        return dist.is_initialized() and dist.get_rank() == 0 and self._clock() < self._not_before
 
-        Rank 0's clock counts for the latter. All ranks hear what any of them has said, and give it to `heard`.
+    def end(self, step: int) -> bool:
+        """Return when all ranks have ended the copies of a step; give whether all are good, so that they count. Collective.
+
+        No rank begins the next step before: else a rank that dies among the copies would cost a second one. Raises RuntimeError as `take`.
         """
-        return self._is_wrong, dist.is_initialized() and dist.get_rank() == 0 and self._clock() < self._not_before
-
-    def heard(self, is_wrong: bool, is_postponed: bool) -> set[int]:
-        """Take note of what some rank has said; give the steps whose images do not count as copies, since some part's is wrong."""
-        self._is_wrong, self._is_postponed = False, is_postponed
-        wrong = {self._copied_last} if is_wrong else set()
-        self._complete -= wrong
-        return wrong
+        (is_wrong,) = any_raised(self._is_wrong)
+        if not is_wrong:
+            self._complete.add(step)
+        return not is_wrong
 
     def newest(self, rank: RankState) -> int | None:
         """Give the step whose images must stay until a newer one is copied; None: those of the last step are enough."""
@@ -89,13 +88,15 @@ class ShardCopies:
         return newest_copied(rank.images, self._complete)
 
     def is_complete(self, step: int) -> bool:
-        """Whether this rank has ended the copies of a step, and has heard of none that is wrong."""
+        """Whether all ranks have ended the copies of a step, and all are good."""
         return step in self._complete
 
     def take(
         self, step: int, members: Members, part: int, progress: Progress, make_room: Callable[[int], None]
     ) -> list[PartContent]:
         """Give the images that this rank holds of a step; none if no copy is due. Collective. Raises RuntimeError when a peer is gone.
+
+        Where there are images, all ranks call `end` next.
 
         make_room: is called before the first copy of a world, with how many bytes the images of former worlds may take beside it.
         """
@@ -107,7 +108,7 @@ class ShardCopies:
                 return []
             shapes = part_content(members, part).shapes
             make_room(self._wanted.memory_bytes - _num_bytes(shapes, _parts_held(part, self._holders)))
-        elif step % self._wanted.every or self._is_postponed:
+        elif step % self._wanted.every or self.is_postponed:
             return []
         began = self._clock()
         own = contiguous_image(part_content(members, part, progress))
@@ -115,15 +116,13 @@ class ShardCopies:
             self._not_before = began + own.raw.numel() / self._wanted.bytes_per_s
         passing = chaos.passing(chaos.Moment.COPY, progress, rank=place_of(part)[1], step=step)
         taken, wrong = exchange_images(own, self._holders, passing)
-        self._copied_last, self._is_wrong = step, bool(wrong)
+        self._is_wrong = bool(wrong)
         if wrong:
             log.warning(
                 "the copies of %s of step %d have arrived with other content than they were sent with; until the next copies are made, "
                 "the loss of a rank costs the steps since the copies before",
                 *(format_ranks(wrong), step),
             )
-        else:
-            self._complete.add(step)
         return [own.content, *taken]
 
     def second_holders(

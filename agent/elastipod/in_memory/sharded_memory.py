@@ -79,9 +79,7 @@ class ShardedMemory(MemoryState):
         self._apply = apply
         self.rank = self.rank.reduced()
         with lost_world("the ranks could not agree that all gradients are good"):
-            said = any_raised(*self._copies.flags())
-        if uncounted := self._copies.heard(*said):
-            self._drop_steps(uncounted)
+            (self._copies.is_postponed,) = any_raised(self._copies.comes_too_soon)
 
     def commit(self) -> None:
         """The gradients were good on every rank and have been applied."""
@@ -92,8 +90,11 @@ class ShardedMemory(MemoryState):
         """Give this rank's part to the holder of its copy, when that is due. Collective. Raises WorldLost."""
         step = self.completed
         with lost_world(f"the shards of step {step} could not be copied"):
-            for image in self._copies.take(step, self.members, self._part, self._limit.progress, self._make_room):
+            images = self._copies.take(step, self.members, self._part, self._limit.progress, self._make_room)
+            for image in images:
                 self._keep(step, image)
+            if images and not self._copies.end(step):
+                self._drop_steps({step})
 
     # -- leaving a world -----------------------------------------------------------------------------------------
 

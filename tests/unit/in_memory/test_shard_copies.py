@@ -126,9 +126,12 @@ class Taking:
 
     def take(self, *steps: int) -> list[int]:
         """Give the steps of which there are images."""
-        return [
-            step for step in steps if self.copies.take(step, MEMBERS, part_of(3, 1), no_progress, self.rooms.append)
-        ]
+        taken = []
+        for step in steps:
+            if self.copies.take(step, MEMBERS, part_of(3, 1), no_progress, self.rooms.append):
+                self.copies.end(step)
+                taken.append(step)
+        return taken
 
 
 HOLDERS = {0: 1, 1: 2, 2: 0}
@@ -192,25 +195,24 @@ def test_a_copy_that_arrived_wrong_is_said_and_does_not_count(
 ) -> None:
     taking = Taking(monkeypatch, HOLDERS, 1)
     taking.take(4)
-    assert taking.copies.flags() == (False, False)
     taking.wrong = [0]
     (own,) = taking.copies.take(5, MEMBERS, part_of(3, 1), no_progress, taking.rooms.append)
     assert own.part == part_of(3, 1)
-    assert [taking.copies.is_complete(step) for step in (4, 5)] == [True, False]
     (said,) = said_by(caplog)
     assert said.startswith("the copies of rank 0 of step 5 have arrived with other content than they were sent with")
-    assert taking.copies.flags() == (True, False)
-    assert taking.copies.heard(True, False) == {5}
-    assert taking.copies.flags() == (False, False), "it is said once"
+    assert taking.copies.end(5) is False
+    assert [taking.copies.is_complete(step) for step in (4, 5)] == [True, False]
+    taking.wrong = []
+    taking.take(6)
+    assert taking.copies.is_complete(6)
 
 
 def test_a_rank_that_hears_of_a_wrong_copy_counts_its_own_for_none_either(monkeypatch: pytest.MonkeyPatch) -> None:
     taking = Taking(monkeypatch, HOLDERS, 1)
-    taking.take(4)
-    taking.copies.heard(False, False)
-    taking.take(5)
-    assert taking.copies.heard(True, False) == {5}
-    assert [taking.copies.is_complete(step) for step in (4, 5)] == [True, False]
+    monkeypatch.setattr(shard_copies, "any_raised", lambda flag: [not flag])
+    assert taking.copies.take(5, MEMBERS, part_of(3, 1), no_progress, taking.rooms.append)
+    assert taking.copies.end(5) is False
+    assert not taking.copies.is_complete(5)
 
 
 def test_what_is_complete_is_forgotten_with_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,10 +231,11 @@ def test_copies_keep_to_a_rate_by_the_clock_of_rank_0(
     """A copy of 80 bytes, with those between its tensors, takes 10 s at 8 bytes in a second; a step takes 1.5 s."""
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    monkeypatch.setattr(shard_copies, "any_raised", lambda flag: [flag])
     taking = Taking(monkeypatch, HOLDERS, 2, bytes_per_s=8)
     found: list[int] = []
     for step in range(1, 17):
-        taking.copies.heard(*taking.copies.flags())
+        taking.copies.is_postponed = taking.copies.comes_too_soon
         found += taking.take(step)
         taking.now += 1.5
     assert found == copied
@@ -241,9 +244,9 @@ def test_copies_keep_to_a_rate_by_the_clock_of_rank_0(
 def test_a_copy_that_rank_0_finds_too_soon_is_left_out_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     taking = Taking(monkeypatch, HOLDERS, 1)
     assert taking.take(1) == [1]
-    taking.copies.heard(False, True)
+    taking.copies.is_postponed = True
     assert taking.take(2) == []
-    taking.copies.heard(False, False)
+    taking.copies.is_postponed = False
     assert taking.take(3) == [3]
 
 

@@ -117,12 +117,20 @@ def test_images_are_kept_under_their_step_until_a_commit_drops_them(monkeypatch:
 def test_copies_that_some_rank_calls_wrong_do_not_count_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The images of the step before stay, as long as there is no newer copy of every part."""
     part = Part(monkeypatch, copies=Copies(1 << 20))
-    with_images(part, 4, 5, complete={4, 5})
-    part.memory._copies._copied_last = 5
-    part.said = [True, False]
+    with_images(part, 4, complete={4})
+    monkeypatch.setattr(part.memory._copies, "take", lambda *_: [content(part_of(3, 0))])
+    monkeypatch.setattr(part.memory._copies, "end", lambda step: False)
+    part.memory.copy()
     part.memory.prepare(mock.Mock())
     part.memory.commit()
     assert (part.memory.rank.completed, set(part.numbers())) == (6, {4})
+
+
+def test_a_step_without_copies_is_ended_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = Part(monkeypatch)
+    copies = part.memory._copies = mock.Mock(take=mock.Mock(return_value=[]))
+    part.memory.copy()
+    assert copies.end.mock_calls == []
 
 
 def with_images(part: Part, *steps: int, complete: set[int]) -> None:
