@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from elastipod_operator.core.depth_reasons import DepthReason
 from elastipod_operator.core.history import HistoryEntry
 from elastipod_operator.core.phase_accounting import UNCOUNTED, goodput, total, total_by_depth
 from elastipod_operator.core.reasons import Reason
@@ -122,10 +121,9 @@ def timeline_of(life: Life) -> Timeline:
 
 
 def note_text(entry: HistoryEntry) -> str:
-    """Give the text of a change in the picture: sizes and pause, the cause, the depth and, if it is no change in memory, why."""
+    """Give the text of a change in the picture: sizes and pause, the cause, and the depth."""
     pause = "" if entry.running_at is None else f", {(entry.running_at - entry.detected_at).total_seconds():.1f} s"
-    code = "" if entry.depth_code is DepthReason.UNKNOWN else entry.depth_code.value
-    return f"{entry.from_size} → {entry.to_size}{pause}\n{entry.cause}{depth_label(_depth(entry), code)}"
+    return f"{entry.from_size} → {entry.to_size}{pause}\n{entry.cause}{depth_label(_depth(entry))}"
 
 
 def _tip(entry: HistoryEntry) -> str:

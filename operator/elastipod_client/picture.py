@@ -72,7 +72,6 @@ SHORT_SPAN = 0.004  # of the whole time: a shorter gap is drawn this wide, so th
 
 NOTE_WIDTH = 0.115  # of the whole time: the maximum width of a note
 NOTE_SHARE = 0.16  # of the height of the replicas' axis: three lines of a note
-NOTE_LINE = 0.07  # of a fourth line
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +87,9 @@ class Note:
     tip: str = ""
 
 
-def depth_label(depth: str | None, code: str) -> str:
-    """Give the last lines of a note: the depth and, where it is deeper than memory, the code of its reason; empty if not known."""
-    if depth is None:
-        return ""
-    name = DEPTH_NAMES.get(depth, depth)
-    return f"\n{name}\n{code}" if code and depth != "memory" else f"\n{name}"
+def depth_label(depth: str | None) -> str:
+    """Give the last line of a note; empty if the depth is not known."""
+    return "" if depth is None else f"\n{DEPTH_NAMES.get(depth, depth)}"
 
 
 def depth_tip(change: str, depth: str | None, reason: str) -> str:
@@ -246,12 +242,12 @@ def note_places(moments: Sequence[float], end: float, width: float) -> list[tupl
     return list(zip(begins, levels[::-1], strict=True))
 
 
-def axis_height(levels: int, share: float = NOTE_SHARE) -> float:
+def axis_height(levels: int) -> float:
     """Give the height of the replicas' axis, in times of the largest number of replicas, with so many levels of notes on the bars.
 
     The texts keep their size while the axis grows with the levels, so each level takes the same share of it.
     """
-    return 1 / (1 - min(0.85, share * levels))
+    return 1 / (1 - min(0.85, NOTE_SHARE * levels))
 
 
 def _draw_notes(axes: Axes, timeline: Timeline) -> None:
@@ -259,12 +255,10 @@ def _draw_notes(axes: Axes, timeline: Timeline) -> None:
     highest = _highest(timeline)
     moments = [note.at_s for note in timeline.notes]
     places = note_places(moments, timeline.end_s, timeline.end_s * NOTE_WIDTH)
-    lines = max((1 + note.text.count("\n") for note in timeline.notes), default=0)
-    share = NOTE_SHARE + NOTE_LINE * max(0, lines - 3)
-    top = highest * axis_height(1 + max((level for _, level in places), default=0), share)
+    top = highest * axis_height(1 + max((level for _, level in places), default=0))
     for number, (note, (begin, level)) in enumerate(zip(timeline.notes, places, strict=True)):
         on_the_right = begin < note.at_s
-        height = highest + top * share * (level + 0.5)
+        height = highest + top * NOTE_SHARE * (level + 0.5)
         colour, style, thickness = DEPTH_LINES.get(note.depth or "", OTHER_LINE)
         line = axes.vlines(note.at_s, 0, height, color=colour, linewidth=thickness, linestyles=style, zorder=3)
         line.set_gid(f"note-{number}-line")

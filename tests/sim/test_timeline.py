@@ -86,7 +86,7 @@ def test_the_table_has_each_change(life: Life) -> None:
 def test_the_picture_has_the_causes(life: Life) -> None:
     notes = timeline_of(life).notes
     assert [note.text.splitlines()[1:] for note in notes] == [
-        ["CapacityAvailable", "new processes", "NothingKept"], ["WorkerCrash", "new processes", "NothingKept"]
+        ["CapacityAvailable", "new processes"], ["WorkerCrash", "new processes"]
     ]  # fmt: skip
     assert note_text(life.job.history[-1]).startswith("4 → 4, ")
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from elastipod_client.picture import Note, Timeline, UrgentTrack, depth_label, depth_tip
 from elastipod_local.demo.report import Change, JobPhase, Run, Span, changes, losses, spans
 from elastipod_local.demo.urgent_job import UrgentRun, urgent_losses, urgent_spans
-from elastipod_operator.core.depth_reasons import DepthReason
 
 
 def timeline_of(run: Run, title: str, urgent: UrgentRun | None = None) -> Timeline:
@@ -26,8 +25,7 @@ def timeline_of(run: Run, title: str, urgent: UrgentRun | None = None) -> Timeli
 def _cause(change: Change) -> str:
     gap = "" if change.pause_s is None else f", {change.pause_s:.2f} s pause"
     entry = change.entry
-    code = "" if entry.depth_code is DepthReason.UNKNOWN else entry.depth_code.value
-    return f"{entry.size_before} → {entry.size}{gap}\n{entry.cause}{depth_label(entry.depth, code)}"
+    return f"{entry.size_before} → {entry.size}{gap}\n{entry.cause}{depth_label(entry.depth)}"
 
 
 def _tip(change: Change) -> str:

@@ -59,7 +59,7 @@ def test_the_table_says_why_a_change_went_as_deep(
     assert " ".join(line.split("process ")[1].split()) == f"1 s {words}".strip()
 
 
-def test_the_picture_tells_why_below_the_depth_and_to_whom_points_at_it(
+def test_the_picture_tells_why_to_whom_points_at_a_change(
     kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = {"depth": "process", "depth_reason": "a < b & c", "depth_code": "MemberKeepsNothing"}

@@ -46,9 +46,9 @@ def test_each_change_is_noted_with_its_cause_and_gap(run: Run) -> None:
     )
 
 
-def test_a_change_deeper_than_memory_is_noted_with_its_reason() -> None:
+def test_a_change_deeper_than_memory_has_its_reason_where_somebody_points_at_it() -> None:
     note = timeline_of(elastic_run(), "both acts").notes[-1]
-    assert note.text == "4 → 2, 6.00 s pause\nScaledByUser\nnew processes\nRecoveryIsProcess"
+    assert note.text == "4 → 2, 6.00 s pause\nScaledByUser\nnew processes"
     assert note.tip == f"generation 8: resize 4 → 2, ScaledByUser; new processes because {FORCED}"
 
 
