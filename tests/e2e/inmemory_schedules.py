@@ -35,7 +35,8 @@ class Schedule:
     @property
     def newcomers_follow(self) -> bool:
         """Whether those that come in a planned change follow the others before it."""
-        return any(fault.at is Moment.FOLLOWING for fault in self.faults)
+        grows = bool(self.resizes) and self.resizes[0].size > self.size
+        return grows and any(fault.at is Moment.FOLLOWING for fault in self.faults)
 
 
 def steps_between_copies(seed: int) -> int:
