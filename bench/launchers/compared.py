@@ -42,10 +42,7 @@ class ComparedSession(Session):
         operator = SmallOperator(self.launcher.restart_mode)
         try:
             with self._event("start 2"):
-                four = [nodes.begin(number) for number in range(4)]
-                self.job.agents = [node.process for node in four]
-                for node in four:
-                    nodes.until_ready(node)
+                four = self._begin(nodes, 4)
                 agents = [node.client for node in four]
                 self._start(operator, agents[:2])
             with self._event(GROW):

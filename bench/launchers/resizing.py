@@ -33,10 +33,7 @@ class ResizeSession(Session):
         operator = SmallOperator(self.launcher.restart_mode)
         try:
             with self._event("start 2"):
-                four = [nodes.begin(number) for number in range(4)]
-                self.job.agents = [node.process for node in four]
-                for node in four:
-                    nodes.until_ready(node)
+                four = self._begin(nodes, 4)
                 self._start(operator, [node.client for node in four[:2]])
             for name, size in ((GROW, 4), (SHRINK, 2)):
                 if name == SHRINK:
@@ -121,10 +118,7 @@ class CostSession(ResizeSession):
         self.job.trained_s = UNPREPARED_S
         try:
             with self._event("start 2"):
-                two = [nodes.begin(number) for number in range(2)]
-                self.job.agents = [node.process for node in two]
-                for node in two:
-                    nodes.until_ready(node)
+                two = self._begin(nodes, 2)
                 self._start(operator, [node.client for node in two])
                 for path in self.folder.glob("node-*.txt"):
                     if "there are no copies" in (said := path.read_text("utf-8", "replace")):

@@ -91,10 +91,7 @@ class Session:
         try:
             with self._event("agent up"):
                 began = time.monotonic()
-                four = [nodes.begin(number) for number in range(4)]
-                self.job.agents = [node.process for node in four]
-                for node in four:
-                    nodes.until_ready(node)
+                four = self._begin(nodes, 4)
                 self._add("agent up", time.monotonic() - began)
                 for node in four:
                     until_settled(node.process)
@@ -144,6 +141,14 @@ class Session:
             os.kill(victim, signal.SIGKILL)
             self._add("crash back", steplog.first_step_everywhere(self.job.new_world(4, since)) - since)
             self._train_after("crash", "crash back")
+
+    def _begin(self, nodes: AgentNodes, number: int) -> list[Node]:
+        """Start so many agents together, and wait until all are ready."""
+        begun = [nodes.begin(each) for each in range(number)]
+        self.job.agents = [node.process for node in begun]
+        for node in begun:
+            nodes.until_ready(node)
+        return begun
 
     def _planned(self, operator: SmallOperator, name: str, agents: list[Client]) -> None:
         operator.prepare(agents)

@@ -217,8 +217,7 @@ class GenerationRun:
         settings, wanted = self._runtime.settings, list[Monitor]()
         if settings.hang_timeout_s != 0:
             print_line = self._runtime.pump.print_line
-            is_ending = lambda: self.is_ending  # noqa: E731
-            self._hang_monitor = HangMonitor(settings, group, print_line, is_ending, self.reports_before)
+            self._hang_monitor = HangMonitor(settings, group, print_line, lambda: self.is_ending, self.reports_before)
             wanted.append(self._hang_monitor)
         if self._log_monitor is not None:
             wanted.append(self._log_monitor)
