@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp.grad_scaler import OptState
 from torch.nn.parallel import DistributedDataParallel as DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
@@ -390,6 +391,11 @@ def scale_updates(scaler: torch.amp.GradScaler) -> int:
     """Give a number that each `update` of a GradScaler raises. A look at the scale itself would await the device."""
     scale: torch.Tensor | None = scaler._scale
     return 0 if scale is None else scale._version
+
+
+def is_unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the gradients of an optimizer are unscaled in this step already: a second `unscale_` raises, and nothing public tells."""
+    return scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
 
 
 def forget_gradients(scaler: torch.amp.GradScaler) -> None:

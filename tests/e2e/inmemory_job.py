@@ -34,11 +34,14 @@ POLL_S = 0.005
 RETURN_S = 60.0  # for a process that was in a generation; one that has just begun imports for as long as it takes
 
 
-def train_alone(folder: Path, servers: TorchForkServer, worker: Path = WORKER) -> None:
+def train_alone(
+    folder: Path, servers: TorchForkServer, worker: Path = WORKER, options: Mapping[str, Any] | None = None
+) -> None:
     """Train in a single process that no agent knows and nothing disturbs; leaves in the folder what a rank leaves."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1"}
     output = folder / "output"
-    process = servers.start([str(worker), json.dumps({"folder": str(folder), "step_s": 0})], environment, output)
+    told = json.dumps({"folder": str(folder), "step_s": 0, **(options or {})})
+    process = servers.start([str(worker), told], environment, output)
     assert process.wait(PATIENCE_S) == 0, output.read_text("utf-8", "replace")
 
 

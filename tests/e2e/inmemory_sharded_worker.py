@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import TensorDataset
 
 import elastipod
+from elastipod.data.loader import ElasticLoader
 from elastipod.in_memory.parts import part_content
 from elastipod.in_memory.sharded_memory import ShardedMemory
 
@@ -29,13 +31,16 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.e2e.inmemory_holds import hold_after
 
 SAMPLES, WIDTH = 96, 32  # rows of 32 floats: every shard is divided into whole vectors
+MICRO = 4  # samples in a pass
+OVERFLOWS = (1, 6, 8, 9, 13)  # with `scaled`
 
 
 @dataclass(frozen=True)
 class Options:
     """What one run trains. mesh: as for `State`. copies: as for `Copies`, none if empty.
 
-    mutant: whether generation 2 adds no gradients up over replicas.
+    mutant: whether generation 2 adds no gradients up over replicas. scaled: a GradScaler scales the losses; some steps overflow. loads:
+    the data comes from an `ElasticLoader` with a worker process.
     """
 
     folder: str
@@ -46,6 +51,8 @@ class Options:
     step_s: float = 0.01
     checkpoint_every: int = 0
     mutant: bool = False
+    scaled: bool = False
+    loads: bool = False
 
 
 class Rows(nn.Module):
@@ -84,6 +91,13 @@ def build(mesh: Any) -> dict[str, object]:
     return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
 
 
+def build_with(
+    more: Mapping[str, Callable[[], object]], right: Callable[[Any], dict[str, object]], mesh: Any
+) -> dict[str, object]:
+    """The same, and further members."""
+    return {**right(mesh), **{name: make() for name, make in more.items()}}
+
+
 def build_mutant(right: Callable[[Any], dict[str, object]], mesh: Any) -> dict[str, object]:
     built = right(mesh)
     model: Any = built["model"]
@@ -109,11 +123,17 @@ def train(options: Options) -> None:
     folder = Path(options.folder)
     inputs = torch.randint(-3, 4, (SAMPLES, WIDTH), generator=torch.Generator().manual_seed(3)).float()
     epochs = options.steps * options.global_batch // SAMPLES
+    plan = elastipod.ElasticBatches(SAMPLES, options.global_batch, epochs=epochs)
     copies = elastipod.Copies(**options.copies) if options.copies else None
     if copies is not None:
         keep_to_budget(copies)
+    more: dict[str, Callable[[], object]] = {}
+    if options.scaled:
+        more["scaler"] = partial(torch.amp.GradScaler, "cpu", init_scale=1024.0, growth_interval=4)
+    if options.loads:
+        more["loader"] = partial(ElasticLoader[Any], TensorDataset(inputs), plan, micro_batch=MICRO, num_workers=1)
     state = elastipod.State(
-        partial(build_mutant, build) if options.mutant else build,
+        partial(build_with, more, partial(build_mutant, build) if options.mutant else build),
         mesh=options.mesh,
         copies=copies,
         checkpoints=folder / "checkpoints" if options.checkpoint_every else None,
@@ -121,13 +141,21 @@ def train(options: Options) -> None:
         sample_log=folder / "samples",
     )
     generation = 0
-    for step in state.steps(elastipod.ElasticBatches(SAMPLES, options.global_batch, epochs=epochs), grain=1):
+    for step in state.steps(plan, grain=1):
         if state.generation != generation:
             generation = state.generation
             say(f"generation {generation} rank {state.rank} of {state.world_size} after step {state.completed}")
         with step as batch:
-            for micro in elastipod.accumulate(state.model, batch, 4):
-                (state.model(inputs[list(micro.indices)]) * state.world_size).backward()  # FSDP2 divides by it: exactly
+            loaded = state.loader.passes(batch) if options.loads else iter(())
+            for number, micro in enumerate(elastipod.accumulate(state.model, batch, MICRO)):
+                own = next(loaded)[1][0] if options.loads else inputs[list(micro.indices)]
+                loss = state.model(own) * state.world_size  # FSDP2 divides by it: exactly
+                if options.scaled:
+                    overflows = batch.step in OVERFLOWS and state.rank == number == 0
+                    loss = state.scaler.scale(loss * torch.inf if overflows else loss)
+                loss.backward()
+            if options.scaled and batch.step % 2:
+                state.scaler.unscale_(state.optimizer)
             nn.utils.clip_grad_norm_(state.model.parameters(), 1e30)  # its sum is over the mesh; nothing is clipped
         time.sleep(options.step_s)
         hold_after(batch.step, folder)

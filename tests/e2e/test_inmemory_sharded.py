@@ -120,6 +120,35 @@ def test_a_step_that_some_have_committed_is_completed_by_those_who_were_prepared
     assert_as_if_nothing_happened(job, undisturbed)
 
 
+@pytest.mark.parametrize(
+    "mesh", [pytest.param({"shard": -1}, id="FSDP2"), pytest.param(HSDP, id="HSDP", marks=pytest.mark.long("variants"))]
+)
+def test_a_scaler_and_a_loader_follow_the_steps_that_count(
+    mesh: dict[str, int], play: Any, tmp_path: Path, fork_server: TorchForkServer
+) -> None:
+    """Steps beside the changes overflow, on one rank alone. Whoever dies among those who apply a step leaves it to them."""
+    options = {"scaled": True, "loads": True}
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    train_alone(alone, fork_server, SHARDED_WORKER, options)
+    told = json.loads(next(alone.glob("final-*")).read_text())["values"]
+    assert '"_growth_tracker"' in told, "the scaler is part of what is compared"
+    faults = [
+        PlannedFault(FaultKind.KILL, Moment.APPLY, rank=1, step=16),
+        PlannedFault(FaultKind.KILL, Moment.BACKWARD, rank=0, step=20),
+    ]
+    job = play(
+        size=2,
+        resizes=[Resize(5, 4), Resize(8, 2)],
+        faults=faults,
+        options={**options, "mesh": mesh, "copies": {"memory_bytes": 1 << 20}},
+    )
+    assert [len(job.joined(generation)) for generation in (1, 2, 3)] == [2, 4, 2], job.told()
+    assert job.ended.faults == 2, job.told()
+    assert not too_many_repeated(job), job.told()
+    assert_as_if_nothing_happened(job, whole_state(alone))
+
+
 @pytest.mark.slow
 def test_copies_in_another_failure_domain_survive_the_loss_of_a_rank(play: Any, undisturbed: dict[str, str]) -> None:
     faults = [PlannedFault(FaultKind.KILL, Moment.BACKWARD, rank=1, step=9)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from tests.unit.core.builders import pid, policy, seconds
 
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
+from elastipod.chaos import CHAOS_ENV, FaultKind, Moment, PlannedFault
+from elastipod.checkpoint.collective_planning import DOMAIN_ENV
 from elastipod_operator.core.record import Depth
 from elastipod_operator.core.sizes import Sizes
 
@@ -78,11 +80,16 @@ class Job:
 def begin(run_agent: RunAgent, tmp_path: Path) -> Any:
     """Let four pods train, and give the job after some steps."""
 
-    def make(**options: Any) -> Job:
+    def make(fault: PlannedFault | None = None, **options: Any) -> Job:
         held = hold(tmp_path, FIRST_STEPS)
         told = json.dumps({"folder": str(tmp_path), "step_s": 0.05, **options})
         env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        agents = [run_agent(RUN_WORKER, script_args=(told,), env=env, is_warm=True) for _ in range(4)]
+        if fault is not None:
+            env[CHAOS_ENV] = json.dumps([asdict(replace(fault, once=str(tmp_path / "fault")))])
+        agents = [
+            run_agent(RUN_WORKER, script_args=(told,), env={**env, DOMAIN_ENV: f"rack-{n}"}, is_warm=True)
+            for n in range(4)
+        ]
         wishes = policy(2, 4, sizes=BY_TWO, scaling_timeout=seconds(600))
         # The port of the ranks follows from the generation.
         job = Job(agents, CoreOperator(agents, wishes, generation=random.randrange(100, 800)), tmp_path, held)
@@ -165,6 +172,41 @@ def test_a_pod_that_must_go_when_all_have_stopped_gives_its_shard_away_from_the_
     report = audit(read_logs(job.folder / "samples"))
     assert report.exact, report
     assert not any(report.steps_repeated.values()), report
+    assert whole_state(job.folder) == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank"),
+    [
+        pytest.param(FaultKind.KILL, 3, id="a leaver dies", marks=pytest.mark.slow),
+        pytest.param(FaultKind.KILL, 0, id="one that stays dies", marks=pytest.mark.long("variants")),
+        pytest.param(FaultKind.RAISE, 2, id="a leaver raises", marks=pytest.mark.long("variants")),
+    ],
+)
+def test_a_fault_in_a_hand_over_brings_the_leavers_back_and_they_leave_later(
+    kind: FaultKind,
+    rank: int,
+    begin: Any,
+    undisturbed: dict[str, str],  # noqa: F811
+) -> None:
+    """Four go on from memory, with the part of the dead from its copy; then the shrink comes again."""
+    job = begin(fault=PlannedFault(kind, Moment.HAND_OVER, rank=rank), copies={"memory_bytes": 1 << 20})
+    job.operator.policy = policy(2, 4, sizes=Sizes((2, 2), 2))
+    job.act_until(lambda: job.operator.has_ended, "the end of the job")
+    assert (job.folder / "fault").exists(), "it happened"
+    assert [(one.from_size, one.to_size, one.depth) for one in job.operator.history[1:]] == [
+        (4, 4, Depth.MEMORY),
+        (4, 2, Depth.MEMORY),
+    ], job.told()
+    assert job.operator.record.members == (pid(0), pid(1))
+    worlds = job.joined()
+    assert [len(world) for world in worlds] == [4, 4, 2]
+    kept = [worlds[1][each][0] == worlds[0][each][0] for each in range(4)]
+    assert kept == [each != rank for each in range(4)], "all others kept their processes"
+    assert not list(job.folder.glob("**/step-*")), "there is no checkpoint that anybody could have read"
+    report = audit(read_logs(job.folder / "samples"))
+    assert report.exact, report
+    assert sum(report.steps_repeated.values()) <= 1, report
     assert whole_state(job.folder) == undisturbed
 
 

@@ -10,7 +10,19 @@ from torch.optim.swa_utils import AveragedModel
 
 from elastipod.chaos import Moment, reached
 from elastipod.in_memory.members import Members
-from elastipod.torch_compat import scale_updates
+from elastipod.torch_compat import is_unscaled, scale_updates
+
+
+def unscale_gradients(members: Members) -> None:
+    """Unscale the gradients of all optimizers if there is a GradScaler, unless the script has.
+
+    With sharded gradients it is a collective: the ranks agree whether any of them overflows. `GradScaler.step` would unscale them, too,
+    but a rank must be able to apply its gradients alone. Raises RuntimeError when a peer is gone.
+    """
+    for scaler in members.of_type(torch.amp.GradScaler):
+        for optimizer in members.of_type(torch.optim.Optimizer):
+            if not is_unscaled(scaler, optimizer):
+                scaler.unscale_(optimizer)
 
 
 def apply_gradients(members: Members) -> None:

@@ -19,7 +19,7 @@ from elastipod.data import Batch, ElasticBatches
 from elastipod.elastic_event import elastic_event_detected
 from elastipod.errors import StateDiffersError
 from elastipod.in_memory.agent_link import Fate, own_fate
-from elastipod.in_memory.apply_step import OptimizerWatch, apply_gradients
+from elastipod.in_memory.apply_step import OptimizerWatch, apply_gradients, unscale_gradients
 from elastipod.in_memory.chaos_hooks import ChaosHooks
 from elastipod.in_memory.durable_tier import DurableTier
 from elastipod.in_memory.elastic_step import ElasticStep
@@ -213,6 +213,8 @@ class State:
         self._world.await_gradients()
         chaos.reached(chaos.Moment.BEFORE_APPLY, rank=self.rank, step=batch.step)
         self._check_gradients(batch)
+        if self._apply is None and not self._optimizers.has_run:
+            unscale_gradients(self._members)
         self._memory.prepare(self._run_apply)
         if not self._optimizers.has_run:
             self._run_apply()

@@ -150,10 +150,13 @@ class ShardedMemory(MemoryState):
         self._is_live, self._mesh = False, None
         if self.members:
             release_shard_groups(self.members.model)
-        self.members.clear()
         self._copies.forget_world()
-        drop_sharding_caches()
-        gc.collect()
+        with (
+            self._limit.paused()
+        ):  # what the script has built may wait for worker processes of its own, some seconds for each
+            self.members.clear()
+            drop_sharding_caches()
+            gc.collect()
 
     def _complete_alone(self, part: int) -> None:
         """All ranks may have been prepared, and some may have committed: hold the state before the step and after it."""

@@ -97,7 +97,7 @@ def depth_of_recovery(
         return repeated
     if asked is RestartMode.PROCESSES:
         return _because(Depth.PROCESS, DepthReason.PROCESS_REQUESTED)
-    surviving = [r for r in members if r.may_train or r.health is Health.DISRUPTED]
+    surviving = [r for r in members if (r.may_train or r.health is Health.DISRUPTED) and not _has_only_new_processes(r)]
     lost = frozenset(fault.lost)
     return _obstacle([r for r in surviving if r.id not in lost and r.runs(record.generation)], policy) or repeated
 
@@ -168,6 +168,12 @@ def describe_depth(choice: DepthChoice | None) -> str:
 
 def _members(record: Record, replicas: Replicas) -> list[Replica]:
     return [r for member in record.members if (r := replicas.get(member)) is not None]
+
+
+def _has_only_new_processes(replica: Replica) -> bool:
+    """Whether its workers have failed in a drain. Its agent is ready then, with new processes, which announce nothing yet."""
+    agent = replica.agent
+    return agent.state is AgentState.READY and agent.failure is not None and not agent.num_kept
 
 
 def _obstacle(staying: list[Replica], policy: Policy) -> DepthChoice | None:

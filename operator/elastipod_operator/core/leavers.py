@@ -65,12 +65,9 @@ def next_members(record: Record, context: Context, ready: list[Replica], size: i
     holders = members_with_shards(record, context.replicas)
     if transition.kind is TransitionKind.RECOVERY:
         wanted = ready[:size]
-        is_enough = {r.id for r in holders} <= {r.id for r in wanted}
-        return (
-            wanted
-            if is_enough
-            else _led_by(holders, _that_may_begin(record, context, ready), size, record, context) or wanted
-        )
+        if {r.id for r in holders} <= {r.id for r in wanted}:
+            return wanted
+        return _led_by(holders, _that_may_begin(record, context, ready), size, record, context) or wanted
     if transition.leavers is None:
         return ready[:size]
     stayed = [m for m in record.members if m not in transition.leavers]

@@ -79,6 +79,7 @@ def begin(todo: Plan) -> list[int]:
     [
         pytest.param(faulted(**SHARDS), id="one that is to stay has crashed"),
         pytest.param(ready(1, **SHARDS, num_kept=0, failure=faulted().failure), id="and is ready already"),
+        pytest.param(ready(1, failure=faulted().failure), id="and its new process has announced nothing yet"),
     ],
 )
 def test_a_fault_in_a_shrink_brings_back_who_was_to_leave(late: ObservedAgent) -> None:

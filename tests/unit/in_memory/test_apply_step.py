@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from elastipod.chaos import Moment
 from elastipod.in_memory import apply_step
-from elastipod.in_memory.apply_step import OptimizerWatch, apply_gradients
+from elastipod.in_memory.apply_step import OptimizerWatch, apply_gradients, unscale_gradients
 from elastipod.in_memory.members import Members
 
 
@@ -71,6 +71,31 @@ def test_a_schedule_that_needs_the_loss_is_left_to_the_script(monkeypatch: pytes
     monkeypatch.setattr(built["optimizer"], "step", lambda: pytest.fail("the state has changed"))
     with pytest.raises(TypeError, match=r"^ReduceLROnPlateau needs a loss at each step; give State an apply function"):
         apply_gradients(Members({**built, "scheduler": ReduceLROnPlateau(built["optimizer"])}))
+
+
+@pytest.mark.parametrize("by_script", [False, True])
+def test_gradients_are_unscaled_once_before_they_are_applied(by_script: bool) -> None:
+    built = build()
+    members = Members({**built, "scaler": torch.amp.GradScaler("cpu", init_scale=4.0)})
+    scaler, optimizer = members["scaler"], members["optimizer"]
+    scaler.scale(members.model(torch.eye(4, 3)).square().sum()).backward()
+    wanted = [each.grad / 4 for each in members.model.parameters()]
+    if by_script:
+        scaler.unscale_(optimizer)
+    for _ in range(2):
+        unscale_gradients(members)
+        assert all(torch.equal(one, each.grad) for one, each in zip(wanted, members.model.parameters(), strict=True))
+    apply_gradients(members)  # unscales nothing again, and begins anew
+    scaler.scale(members.model(torch.eye(4, 3)).square().sum()).backward()
+    unscale_gradients(members)
+
+
+def test_without_a_scaler_nothing_is_unscaled() -> None:
+    members = Members(build())
+    gradients(members)
+    before = [each.grad.clone() for each in members.model.parameters()]
+    unscale_gradients(members)
+    assert all(torch.equal(one, each.grad) for one, each in zip(before, members.model.parameters(), strict=True))
 
 
 def test_a_scaler_runs_the_optimizer_and_grows_by_its_own_count() -> None:

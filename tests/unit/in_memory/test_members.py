@@ -230,6 +230,35 @@ def test_members_that_were_let_go_are_held_by_nobody() -> None:
     assert parameter() is None
 
 
+def test_members_that_read_data_are_closed_when_they_are_let_go() -> None:
+    """Others are the script's: it may use them elsewhere."""
+    closed: list[str] = []
+
+    class Reader:
+        def __init__(self, name: str) -> None:
+            self.close = lambda: closed.append(name)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            pass
+
+    class Follower(Reader):
+        def set_world(self, rank: int, world_size: int) -> None:
+            pass
+
+    class WithoutClose(Follower):
+        def __init__(self) -> None:
+            pass
+
+    built = {"model": nn.Linear(1, 1), "one": Reader("one"), "two": Follower("two"), "three": WithoutClose()}
+    members = Members(built)
+    members.clear()
+    assert closed == ["two"]
+    assert not members
+
+
 def test_what_no_digest_covers_is_named() -> None:
     """Buffers, and members of other kinds than those of torch; a tied weight is covered under both of its names."""
 

@@ -57,6 +57,7 @@ class Played:
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         monkeypatch.setattr(elastic_state, "report", lambda *told: self.reports.append(told))
         monkeypatch.setattr(elastic_state, "apply_gradients", parts.apply_gradients)
+        monkeypatch.setattr(elastic_state, "unscale_gradients", parts.unscale_gradients)
         monkeypatch.setattr(chaos, "reached", parts.reached)
         monkeypatch.setattr(elastic_state, "seed_new_rank", parts.seed)
         monkeypatch.setattr(elastic_state, "SampleLog", parts.sample_log)
@@ -112,9 +113,9 @@ def test_a_step_is_applied_once_and_committed_in_one_order(
     played.state._started = 98.0
     played.state.commit_step(step)
     applied, compared = ["buffers.redo", "apply_gradients"] * (not has_run), ["memory.compare"] * (is_first and checks)
-    commit = ["memory.commit", "buffers.committed", "memory.copy"]
+    unscaled, commit = ["unscale_gradients"] * (not has_run), ["memory.commit", "buffers.committed", "memory.copy"]
     assert played.names() == [
-        "chaos.end", "world.await_gradients", "reached", "memory.prepare", *applied, *commit, *compared,
+        "chaos.end", "world.await_gradients", "reached", *unscaled, "memory.prepare", *applied, *commit, *compared,
     ]  # fmt: skip
     assert played.parts.reached.mock_calls == [mock.call(chaos.Moment.BEFORE_APPLY, rank=1, step=3)]
     if compared:
