@@ -215,6 +215,8 @@ class AgentProcess:
         if self.state is S.RUNNING:
             self._enter(S.FAULTED, reason=crash.reason)
         elif self.state is S.STOPPING:
+            if self._stop is StopMode.GRACEFUL:
+                self._forget_memory()  # its new processes have not announced anything
             self._enter(S.READY, reason=crash.reason)
         self._leave_if_terminating()
 
