@@ -21,7 +21,7 @@ from elastipod.worker_file import EventLevel
 log = logging.getLogger(__name__)
 
 WATCH_S = 5.0  # after a planned end no answer comes; a watcher has a thread, and one of the few connections that a worker may have
-CLOSE_S = 2.0  # for a watcher that has its answer already
+CLOSE_S = 2.0  # for a watcher that frees this rank already
 OWN_STOP_S = 5.0  # an operator calls all agents within milliseconds, and again after a second where a call is lost
 OWN_STOP_POLL_S = 0.01
 _HANDLING_ENVS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")  # torch reads the first that is set
@@ -99,7 +99,7 @@ class AgentLink:
         self._client = client
         self._is_over = threading.Event()
         self._watched_generation = -1
-        self._watcher: threading.Thread | None = None
+        self._news = threading.Lock()  # whether news of a generation still concerns this rank is decided under it
         self._began_at_barrier = int(os.environ.get("RANK", "-1")) < 0  # as workers of --inprocess-restart do
         self.is_kept = False
 
@@ -132,7 +132,7 @@ class AgentLink:
 
         after_fault: other ranks may be gone, so nobody waits for them to sign off from the agreement on an event.
         """
-        self._await_watcher()
+        self._unwatch()
         reset_elastic_event(is_abandoned=after_fault)
         _, start = self._client.enter_next_run()
         os.environ.update(start["worker_envs"])
@@ -152,19 +152,20 @@ class AgentLink:
             name="elastipod-generation-watcher",
             daemon=True,
         )
-        self._watched_generation, self._watcher = generation, thread
+        self._watched_generation = generation
         thread.start()
 
     def close(self) -> None:
         """Close the connections. A watcher that still waits keeps its own until the agent answers or the process ends."""
-        self._watched_generation = -1
-        self._await_watcher()
+        self._unwatch()
         self._client.close()
 
-    def _await_watcher(self) -> None:
-        """Let the watcher of a generation that is over finish, so that it frees nobody from the next one."""
-        if self._watcher is not None and self.is_over:
-            self._watcher.join(CLOSE_S)
+    def _unwatch(self) -> None:
+        """This rank has left the generation that was watched: its watcher frees nobody any more, and so nobody from the next one."""
+        is_free = self._news.acquire(timeout=CLOSE_S)
+        self._watched_generation = -1
+        if is_free:
+            self._news.release()
 
     @property
     def is_over(self) -> bool:
@@ -195,6 +196,7 @@ class AgentLink:
                 log.debug("the agent cannot be asked for the end of the generation: %s", error)
                 time.sleep(1.0)
                 continue
-            if self._watched_generation == generation:
-                is_over.set()
-                on_end()
+            with self._news:
+                if self._watched_generation == generation:
+                    is_over.set()
+                    on_end()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.inmemory_agents import AgentSocket
+from tests.patience import PATIENCE_S
 
 from elastipod.in_memory.agent_link import AgentLink, WorldPlace
 from elastipod.ipc.protocol import SOCKET_ENV
@@ -134,6 +135,49 @@ def test_the_barrier_gives_the_place_in_the_next_generation(connect: Connect) ->
     link, agent = connect({})
     assert link.park() == WorldPlace(7, 1, 3, "10.0.0.1", 12000)
     assert agent.names()[-1] == "past_barrier"
+
+
+def test_news_of_a_generation_that_this_rank_has_left_frees_nobody_from_the_next_one(connect: Connect) -> None:
+    """The watcher may get its answer, and be held up, while this rank is at the barrier or connects again."""
+    link, agent = connect({"is_kept": True})
+    link.announce("replicated")
+    link.park()
+    freed: list[str] = []
+    link.watch(7, lambda: freed.append("former"))
+    (watcher,) = (each for each in threading.enumerate() if each.name == "elastipod-generation-watcher")
+    link.park()
+    agent.is_over.set()
+    watcher.join(PATIENCE_S)
+    assert not watcher.is_alive()
+    assert freed == []
+
+
+def test_a_rank_that_is_being_freed_goes_to_the_barrier_afterwards(connect: Connect) -> None:
+    link, agent = connect({"is_kept": True})
+    link.announce("replicated")
+    link.park()
+    frees, may_free = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def free() -> None:
+        frees.set()
+        may_free.wait(PATIENCE_S)
+        order.append("freed")
+
+    link.watch(7, free)
+    agent.is_over.set()
+    assert frees.wait(PATIENCE_S)
+
+    def park() -> None:
+        link.park()
+        order.append("parked")
+
+    parks = threading.Thread(target=park)
+    parks.start()
+    parks.join(0.1)
+    may_free.set()
+    parks.join(PATIENCE_S)
+    assert order == ["freed", "parked"]
 
 
 def test_the_end_of_the_generation_is_seen_and_a_fault_is_reported_only_before_it(connect: Connect) -> None:
