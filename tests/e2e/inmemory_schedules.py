@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.inmemory_slots import Ended, Resize
 
-from elastipod.audit.log_reader import read_logs
+from elastipod.audit.log_reader import LoggedGeneration, read_logs
 from elastipod.audit.report import AuditReport, audit
 from elastipod.chaos import FOLLOWER, FaultKind, Moment, PlannedFault
 
@@ -88,6 +88,21 @@ def _fault(rng: random.Random, seed: int, at: Moment, kind: FaultKind, size: int
     return PlannedFault(kind, at, rank, step=rng.randint(2, STEPS))
 
 
+def steps_given_up(generations: Mapping[int, LoggedGeneration]) -> dict[int, int]:
+    """Give, for each generation that has made steps, how many steps of the one before it went back.
+
+    The audit counts steps where they are made again. A generation may end before it has made all of them again, and the next one then
+    makes those that a fault of long ago has cost.
+    """
+    found: dict[int, int] = {}
+    reached = 0
+    for number, generation in sorted(generations.items()):
+        if generation.steps:
+            found[number] = max(0, reached - generation.start.resumed_step)
+            reached = max(generation.steps)
+    return found
+
+
 class Played:
     """A job that has ended, and what its ranks left. plan: what was to happen, in words."""
 
@@ -95,7 +110,9 @@ class Played:
         self.folder, self.ended, self.plan = folder, ended, plan
         assert ended.is_complete, f"the job did not end:\n{self.told()}"
         self.finals = {path.read_text() for path in folder.glob("final-*")}
-        self.report: AuditReport = audit(read_logs(folder / "samples"))
+        generations = read_logs(folder / "samples")
+        self.report: AuditReport = audit(generations)
+        self.given_up = steps_given_up(generations)
 
     @property
     def is_in_memory(self) -> bool:

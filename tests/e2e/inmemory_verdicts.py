@@ -21,7 +21,7 @@ class Verdict:
     """One schedule. state: "replicated" or "sharded". problem: the first line of what did not hold; empty when all did.
 
     has_lost_all: the last copy of some part was lost, or in sharded state may have been, so that only a disk could help. repeated:
-    steps computed again, after planned changes and after crashes.
+    steps that planned changes, and those after crashes, gave up.
     """
 
     state: str
@@ -42,7 +42,7 @@ class Verdict:
         """Give this verdict with what can be said of a job that has ended."""
         told = {**asdict(self), **found}
         planned = played.ended.planned
-        repeated = played.report.steps_repeated
+        repeated = played.given_up
         return Verdict(
             **{
                 **told,
@@ -66,7 +66,7 @@ def may_have_lost_a_part(played: Played) -> bool:
 
 def too_many_repeated(played: Played, *, most_after_a_crash: int = 1) -> str:
     """Say in which generation too many steps were computed again: none may be after a planned change. Empty when there is none."""
-    for generation, steps in played.report.steps_repeated.items():
+    for generation, steps in played.given_up.items():
         allowed = 0 if generation in played.ended.planned else most_after_a_crash
         if steps > allowed:
             return f"generation {generation} repeats {steps} steps, and {allowed} may be"

@@ -9,10 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.inmemory_schedules import KINDS_AT, ONLY_STATE, draw, place_of, steps_between_copies
+from tests.e2e.inmemory_schedules import (
+    KINDS_AT,
+    ONLY_STATE,
+    draw,
+    place_of,
+    steps_between_copies,
+    steps_given_up,
+)
 from tests.e2e.inmemory_verdicts import LEAST_OF_EACH, Schedule, Verdict, Verdicts
 from tests.nonempty import some
 
+from elastipod.audit.log_reader import LoggedGeneration, LogHeader
 from elastipod.chaos import FOLLOWER, Moment, PlannedFault
 
 NEVER = 5  # a place in KINDS_AT
@@ -110,3 +118,13 @@ def test_a_run_goes_on_where_an_earlier_one_ended(tmp_path: Path) -> None:
     state, seed = before[0]
     verdicts.add(Verdict(state, seed, "commit", 1.0, problem="another state"))
     assert verdicts.unsettled() == [before[0]]
+
+
+def test_steps_are_given_up_by_the_change_that_goes_back_whoever_makes_them_again() -> None:
+    """A fault costs seven steps; after two of them comes a planned change. A generation that makes no step gives nothing up."""
+    made = {1: (0, range(1, 10)), 2: (5, ()), 3: (2, range(3, 5)), 4: (4, range(5, 20)), 5: (19, range(20, 25))}
+    generations = {
+        number: LoggedGeneration(number, LogHeader(2, resumed, 1, 96, 3, 12), steps={step: [] for step in steps})
+        for number, (resumed, steps) in made.items()
+    }
+    assert steps_given_up(generations) == {1: 0, 3: 7, 4: 0, 5: 0}
