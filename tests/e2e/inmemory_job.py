@@ -46,7 +46,8 @@ def train_alone(
 
 
 class InMemoryJob:
-    """One job; `run` plays it to its end. hang_s: for how long a member of a running generation may report nothing.
+    """One job; `run` plays it to its end. hang_s: for how long a member of a running generation may report nothing. return_s: for how
+    long one may take to come back from a generation that a fault has ended.
 
     command: another script than the tests' worker, with its arguments. racks: how many failure domains the slots are spread over in
     turn; the death of one kills all of its rack. 0: each slot is by itself. newcomers_follow: those of the first growth come while the
@@ -63,6 +64,7 @@ class InMemoryJob:
         faults: Sequence[PlannedFault] = (),
         options: Mapping[str, Any] | None = None,
         hang_s: float = 3.0,
+        return_s: float = RETURN_S,
         command: Sequence[str] = (),
         worker: Path = WORKER,
         racks: int = 0,
@@ -85,7 +87,7 @@ class InMemoryJob:
         # Each happens once in the life of the job, not once in that of every process that takes the rank.
         self._faults = [replace(fault, once=str(folder / f"fault-{at}")) for at, fault in enumerate(faults)]
         self._command = list(command) or [str(worker), json.dumps({"folder": str(folder), **(options or {})})]
-        self._hang_s = hang_s
+        self._hang_s, self._return_s = hang_s, return_s
         self._changed = threading.Condition()
         self._slots: dict[int, Slot] = {}
         self._members: tuple[int, ...] = ()
@@ -243,7 +245,7 @@ class InMemoryJob:
                 return
         late = [n for n in (*wanted, *self._members) if not self._is_back(self._slots[n])]
         if late:
-            if self._since and time.monotonic() - self._since > RETURN_S:
+            if self._since and time.monotonic() - self._since > self._return_s:
                 for number in {n for n in late if self._slots[n].process.pid in self._released}:
                     self._note(f"slot {number} does not come back: killed")
                     kill(self._slots[number])

@@ -182,6 +182,23 @@ def test_a_rank_that_dies_while_a_shrink_is_under_way_takes_no_part_with_it(
     assert_as_if_nothing_happened(job, undisturbed)
 
 
+@pytest.mark.long("variants")
+@pytest.mark.parametrize("moment", [Moment.FILLING, Moment.VERIFYING])
+def test_a_rank_that_is_stopped_before_the_world_trains_ends_no_other(
+    play: Any, undisturbed: dict[str, str], moment: Moment
+) -> None:
+    """Nobody looks for it: the others give it up, say so, and are at the barrier long before their own limits end them."""
+    fault = PlannedFault(FaultKind.STOP, moment, rank=1, from_generation=2)
+    options = {"copies": {"memory_bytes": 1 << 20}}
+    job = play(size=4, resizes=[Resize(8, 3)], faults=[fault], options=options, hang_s=1000, return_s=15)
+    first, third = job.joined(1), job.joined(3)
+    assert [third[rank][0] == first[rank][0] for rank in range(3)] == [True, False, True], job.told()
+    assert "its process ends, so that another" not in job.told()
+    assert min(step for _, _, step in third.values()) >= 8, f"it goes on where it stopped: {job.told()}"
+    assert not any(job.report.steps_repeated.values()), job.told()
+    assert_as_if_nothing_happened(job, undisturbed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [pytest.param(1, id="one that stays"), pytest.param(3, id="one that leaves")])
 def test_a_fault_in_a_hand_over_makes_members_of_those_who_were_to_leave(

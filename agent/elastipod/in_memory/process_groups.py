@@ -135,6 +135,10 @@ class ProcessGroups:
         """Return once the groups of former generations have ended: what hangs there is to end this process before it trains."""
         wait_until_released()
 
+    def await_all(self) -> None:
+        """Return once all ranks of the generation have called this. Collective. Raises RuntimeError when a peer is gone."""
+        dist.all_reduce(torch.zeros(1))
+
     def begin_training(self) -> None:
         """Give collectives the time that the script's own may take; until now they had the limits of the regroup."""
         set_group_timeout(self._timeout)

@@ -241,14 +241,19 @@ class WorldLife:
         return [RankOffer(offer, origin) for offer in offers]
 
     def _build(self, world_size: int) -> None:
-        """Have the members for this world. What the script's own code and a large state take is not the regroup's."""
-        if self._has_groups:
-            if self.memory.kind == "sharded":
-                self._groups.begin_training()
-            else:
-                self._groups.allow_for(self.memory.members.num_bytes)
-        self.memory.build_mesh(world_size)
-        self.memory.build()
+        """Have the members for this world. What the script's own code and a large state take is not the regroup's. Raises WorldLost."""
+        memory, is_sharded = self.memory, self.memory.kind == "sharded"
+        if self._has_groups and is_sharded:
+            self._groups.begin_training()
+        elif self._has_groups:
+            self._groups.allow_for(memory.members.num_bytes)
+        memory.build_mesh(world_size)
+        memory.build()
+        if self._has_groups and is_sharded:
+            # From here on all ranks do the same at the same time, so one that hangs can be given up before this phase ends the others.
+            with lost_world("the ranks could not wait for each other's members"), self._limit.paused():
+                self._groups.await_all()
+            self._groups.allow_for(memory.members.num_bytes)
 
     def _agree_on_position(self, plan: ElasticBatches, step: int, donor: int) -> None:
         """Take over the position in the data from a rank that has trained up to it."""

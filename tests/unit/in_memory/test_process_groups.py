@@ -96,6 +96,26 @@ class Flag:
         until(self._path.exists, f"the other rank to pass {self._path.name}")
 
 
+def test_a_rank_waits_for_all_others_of_its_generation(tmp_path: Path) -> None:
+    """Also in a world of one, which needs no store of others."""
+    port, late = free_port(), Flag(tmp_path / "late")
+
+    def body(number: int) -> bool:
+        groups = kept(ProcessGroups("gloo", timedelta(seconds=77)))
+        groups.connect(place(number, 2, port), never)
+        groups.begin_training()
+        if number == 1:
+            late.raise_()
+        groups.await_all()
+        has_come = (tmp_path / "late").exists()
+        groups.leave()
+        groups.connect_alone()
+        groups.await_all()
+        return has_come
+
+    assert run_ranks(2, body) == [True, True]
+
+
 def test_ranks_meet_in_one_generation_after_the_other_under_their_new_ranks(tmp_path: Path) -> None:
     port, port_of_second, came = free_port(), free_port(), Flag(tmp_path / "came")
 

@@ -247,14 +247,31 @@ def test_replicas_that_have_not_loaded_are_filled_by_those_that_have(
     assert rank.life.is_loaded is True, "the state is that of a checkpoint on every rank"
 
 
-def test_a_sharded_state_is_built_with_the_limits_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sharded_state_is_built_with_the_limits_of_training_and_filled_with_those_of_a_regroup(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A peer that hangs while this rank is filled or compared is given up before the phase's own limit ends this process."""
     resumed(monkeypatch)
     rank = Rank(monkeypatch, kind="sharded")
     rank.life.join(PLAN, rank.parts.before)
     names = rank.names()
-    assert names.index("groups.begin_training") < names.index("memory.build_mesh")
-    assert rank.groups.begin_training.call_count == 2
-    assert rank.groups.allow_for.mock_calls == []
+    at = names.index("groups.begin_training")
+    wanted = [
+        "groups.begin_training", "memory.build_mesh", "memory.build", "limit.paused", "groups.await_all", "groups.allow_for",
+        "memory.fill", "memory.donor_of", "memory.finish_filling", "before", "groups.await_former", "memory.verify",
+        "memory.rank.verified", "memory.move", "groups.begin_training",
+    ]  # fmt: skip
+    assert names[at : at + len(wanted)] == wanted
+    assert rank.groups.allow_for.mock_calls == [mock.call(rank.memory.members.num_bytes)]
+
+
+def test_a_rank_that_is_lost_while_a_sharded_state_is_built_loses_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed(monkeypatch)
+    rank = Rank(monkeypatch, kind="sharded")
+    rank.groups.await_all.side_effect = RuntimeError("Connection closed by peer")
+    with pytest.raises(WorldLost, match="Connection closed by peer"):
+        rank.life.join(PLAN, rank.parts.before)
+    assert rank.memory.fill.mock_calls == rank.groups.allow_for.mock_calls == []
 
 
 # ---- places
