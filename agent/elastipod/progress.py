@@ -21,7 +21,8 @@ def report(
     Does nothing outside a `hyperpodrun` pod. Raises WorkerFileError when the agent's worker file cannot be used.
 
     A rank that has reported and then stays silent counts as hung: its agent dumps all stacks and reports a fault, after 10 times
-    the usual interval between reports and at least 10 minutes. ``hyperpodrun --hang-timeout`` sets this time or turns it off.
+    the usual interval between reports and at least 10 minutes. ``hyperpodrun --hang-timeout`` sets this time or turns it off. In a
+    process that lives on after a change of the world, it counts from the start of the new generation.
     During a phase without steps, such as a long evaluation or a final export, report the same step from time to time; every
     report counts as a sign of life.
     """

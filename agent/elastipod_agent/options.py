@@ -196,7 +196,8 @@ OWN_OPTIONS = (
         "auto",
         metavar="SECONDS",
         help="time without a new step after which a worker that reports steps is reported as a fault, with its stacks; 0 = never "
-        "(default: auto = 10 times the usual interval between reports, at least 600)",
+        "(default: auto = 10 times the usual interval between reports, at least 600); counts from the start of a generation for a process "
+        "that has reported in an earlier one",
     ),
     Option(
         ("--server-host",), "", metavar="HOST", help="address of the control server (default: all, of IPv4 and IPv6)"

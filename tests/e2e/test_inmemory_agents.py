@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from tests.nonempty import every
 
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
+from elastipod.chaos import CHAOS_ENV, FaultKind, Moment, PlannedFault
 
 # The worker's file is run under its own path, so that it finds what lies beside it.
 RUN_WORKER = f"import runpy, sys; sys.path.insert(0, {str(WORKER.parents[2])!r}); runpy.run_path({str(WORKER)!r}, run_name='__main__')"
@@ -68,11 +71,12 @@ class Agents:
 
 @pytest.fixture
 def agents(run_agent: RunAgent, tmp_path: Path) -> Any:
-    """Make agents whose workers train for a while."""
+    """Make agents whose workers train for a while. faults: what happens to the workers on purpose."""
 
-    def make(num: int, *arguments: str, **options: Any) -> Agents:
+    def make(num: int, *arguments: str, faults: Sequence[PlannedFault] = (), **options: Any) -> Agents:
         told = json.dumps({"folder": str(tmp_path), "steps": 80, "step_s": 0.05, **options})
         env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        env[CHAOS_ENV] = json.dumps([asdict(fault) for fault in faults])
         made = [run_agent(RUN_WORKER, *arguments, script_args=(told,), env=env, is_warm=True) for _ in range(num)]
         return Agents(made)
 
@@ -120,6 +124,50 @@ def test_a_killed_worker_is_replaced_and_a_resize_keeps_processes(
     report = audit(read_logs(tmp_path / "samples"))
     assert report.exact, report
     assert sum(report.steps_repeated.values()) <= 1, "one crash, and a planned change"
+
+
+@pytest.mark.parametrize(
+    ("kind", "moment"),
+    [
+        pytest.param(FaultKind.HANG, Moment.FORWARD, id="in its first forward pass"),
+        pytest.param(FaultKind.STOP, Moment.VERIFYING, id="stopped before", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_hangs_before_its_first_step_after_a_resize_is_the_only_one_replaced(
+    kind: FaultKind, moment: Moment, agents: Any, tmp_path: Path
+) -> None:
+    """Then the others wait for the first step of its new process for longer than the limit, and nobody takes that for a hang."""
+    faults = [
+        PlannedFault(kind, moment, rank=1, from_generation=2, once=str(tmp_path / "happened")),
+        PlannedFault(FaultKind.SLOW, Moment.FORWARD, rank=1, from_generation=3, seconds=5),
+    ]
+    job = agents(3, "--hang-timeout=3", faults=faults, steps=24)
+    leaves = job.agents[2]
+    held = hold(tmp_path, 6)
+    job.start(1, 3)
+    first = job.until_joined(1, 3)
+    for agent in job.agents:
+        assert agent.drain(1, restart_mode="ipr", leaves=agent is leaves) == (200, None)
+    held.unlink()
+    for agent in job.agents:
+        agent.until("ready")
+    job.agents.remove(leaves)
+    job.start(2, 2)
+    seen = job.agents[1].until("faulted")
+    assert seen["reason"] == "WorkerUnhealthy"
+    assert "rank 1 has made no step in this generation" in seen["message"]
+    for agent in job.agents:
+        assert agent.stop(2, restart_mode="ipr") == (200, None)
+    for agent in job.agents:
+        agent.until("ready")
+    job.start(3, 2)
+    third = job.until_joined(3, 2)
+    assert [third[rank][0] == first[rank][0] for rank in (0, 1)] == [True, False]
+    for agent in job.agents:
+        assert agent.until("completed")["failure"] is None
+    report = audit(read_logs(tmp_path / "samples"))
+    assert report.exact, report
+    assert sum(report.steps_repeated.values()) <= 1
 
 
 @pytest.mark.long("variants")

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from elastipod_agent.core.hang import Hang
 from elastipod_agent.core.hang_message import main_thread
 
-# Frames of the main thread of a worker that waits for others: a collective, a backward pass that reduces gradients, an agreement.
-_WAITS = ("torch/distributed/", "torch/autograd/", "elastipod/")
+# Frames of the main thread of a worker that waits for others: a collective, a backward pass that reduces gradients, an agreement. DDP
+# broadcasts buffers with a function of torch's C++ code.
+_WAITS = ("torch/distributed/", "torch/autograd/", "elastipod/", "_sync_buffers (nn/parallel/distributed.py:")
+_PLANNED_FAULT = "elastipod/chaos.py:"  # that waits for nobody, wherever it happens
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +35,12 @@ class SuspectWorker:
 def hang_culprits(hang: Hang, suspects: Sequence[SuspectWorker]) -> frozenset[int]:
     """Give the local ranks that hang by themselves. Nobody where that is not known: then the operator's stop decides.
 
-    A worker that is a step behind holds up those ahead. One that does not even write its stacks is stopped, or stuck in the kernel. And
+    A worker that is a step behind holds up those ahead, as does one without a step in this generation where another has made one; their
+    steps of a generation before say nothing. One that does not even write its stacks is stopped, or stuck in the kernel. And
     one that is outside of any collective does not wait for a peer, unless it waits for a device.
     """
-    steps: Mapping[int, int] = {one.local_rank: one.step for one in hang.silent}
-    newest = max(steps.values(), default=0)
+    steps: Mapping[int, int] = {one.local_rank: one.step if one.has_reported else -1 for one in hang.silent}
+    newest = max(steps.values(), default=-1)
     return frozenset(
         one.local_rank
         for one in suspects
@@ -47,7 +50,11 @@ def hang_culprits(hang: Hang, suspects: Sequence[SuspectWorker]) -> frozenset[in
 
 
 def _is_outside_of_collectives(worker: SuspectWorker) -> bool:
-    if not worker.stacks or worker.uses_device:
+    if not worker.stacks:
         return False
     frames = main_thread(worker.stacks)
+    if any(_PLANNED_FAULT in frame for frame in frames):
+        return True
+    if worker.uses_device:
+        return False
     return bool(frames) and not any(place in frame for frame in frames for place in _WAITS)

@@ -29,7 +29,7 @@ class WorkerActivity:
 
 def hang_message(hang: Hang, global_ranks: Mapping[int, int], activities: Sequence[WorkerActivity]) -> str:
     """Give the whole message; a caller that needs a shorter one cuts its end. global_ranks: by local rank."""
-    steps = {global_ranks[one.local_rank]: one.step for one in hang.silent}
+    steps = {global_ranks[one.local_rank]: one.step if one.has_reported else -1 for one in hang.silent}
     parts = [_headline(hang, global_ranks)]
     alike: dict[str, list[int]] = {}
     for activity in activities:
@@ -65,14 +65,17 @@ def main_thread(stacks: str, limit: int = _MAX_FRAMES) -> list[str]:
 def _headline(hang: Hang, global_ranks: Mapping[int, int]) -> str:
     longest_s = max(one.silent_s for one in hang.silent)
     usual = "" if hang.step_s is None else f"; a step usually takes {_seconds(hang.step_s)}"
-    by_step: dict[int, list[SilentWorker]] = {}
+    by_step: dict[tuple[bool, int], list[SilentWorker]] = {}
     for one in hang.silent:
-        by_step.setdefault(one.step, []).append(one)
-    stands = [
-        f"{format_ranks(global_ranks[one.local_rank] for one in group)} stand{'s' if len(group) == 1 else ''} at step {step} "
-        f"since {_utc(min(one.since for one in group))}"
-        for step, group in sorted(by_step.items())
-    ]
+        by_step.setdefault((one.has_reported, one.step if one.has_reported else 0), []).append(one)
+    stands = []
+    for (has_reported, step), group in sorted(by_step.items()):
+        ranks, is_one = format_ranks(global_ranks[one.local_rank] for one in group), len(group) == 1
+        if has_reported:
+            since = _utc(min(one.since for one in group))
+            stands.append(f"{ranks} stand{'s' if is_one else ''} at step {step} since {since}")
+        else:
+            stands.append(f"{ranks} {'has' if is_one else 'have'} made no step in this generation")
     return f"no step for {_seconds(longest_s)} (limit {_seconds(hang.limit_s)}{usual}): {'; '.join(stands)}"
 
 

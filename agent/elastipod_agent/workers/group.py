@@ -18,6 +18,7 @@ from pathlib import Path
 
 from elastipod.worker_file import WORKER_FILE_ENV, EventLevel, Progress, WorkerFile
 from elastipod_agent.core.exits import WorkerExit
+from elastipod_agent.core.hang import HangDetector
 from elastipod_agent.core.requests import StartRequest
 from elastipod_agent.core.worker_env import global_rank, worker_env
 from elastipod_agent.log_settings import LogSettings
@@ -41,7 +42,7 @@ class WorkerGroup:
     """The processes of one pod's workers.
 
     directory: private to this group; holds the worker file and, without --log-dir, the error reports. tap: called with the output of
-    local rank 0, in the output thread.
+    local rank 0, in the output thread. hangs: what is known of the pace of the processes, over all generations.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class WorkerGroup:
         tap: Callable[[bytes], None] | None = None,
     ) -> None:
         self.workers: list[WorkerProcess] = []
+        self.hangs = HangDetector(settings.hang_timeout_s)
         self._settings = settings
         self._start = start
         self._directory = directory
@@ -231,6 +233,7 @@ class WorkerGroup:
                 pending.discard()
             return None
         self._file.set_checks_events(local_rank, checks=False)  # the previous process did
+        reports_before = self._file.num_reports(local_rank)
         env = worker_env(
             base,
             self._start,
@@ -246,8 +249,10 @@ class WorkerGroup:
             child = await self._start_process(command, env, outputs, pending)
             self._bind(child, local_rank)
             streams = outputs.hand_over(self._pump)
-        is_killed = self._given_up.is_set()
-        return WorkerProcess(local_rank, child, error_file, streams, outputs.stderr, outputs.stderr_file, is_killed)
+        return WorkerProcess(
+            local_rank, child, error_file, streams, outputs.stderr, outputs.stderr_file,
+            is_killed=self._given_up.is_set(), reports_before=reports_before,
+        )  # fmt: skip
 
     async def _open_output(self, local_rank: int) -> tuple[Path, WorkerOutput]:
         """Open a worker's output; gives its error file too. Without files of --log-dir if its storage is full or hangs. Raises OSError."""

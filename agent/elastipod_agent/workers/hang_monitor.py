@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from elastipod.worker_file import Progress
-from elastipod_agent.core.hang import Hang, HangDetector, Sample
+from elastipod_agent.core.hang import Hang, Sample
 from elastipod_agent.core.hang_culprits import SuspectWorker, hang_culprits
 from elastipod_agent.core.hang_message import WorkerActivity, cut, hang_message
 from elastipod_agent.settings import Settings
@@ -20,7 +20,7 @@ _MAX_LOG_LINES = 4000
 
 
 class HangMonitor:
-    """Monitors the workers of one generation.
+    """Monitors the workers of one generation: those whose process has reported a step, in this generation or in one before.
 
     print_line: prints one line to the agent's log. is_ending: tells whether a stop is under way. before: number of reports by local rank
     that processes older than the generation had made.
@@ -40,8 +40,9 @@ class HangMonitor:
         self._is_ending = is_ending
         self._before = before or {}
         self._last: dict[int, Progress] = {}
-        self._detector = HangDetector(settings.hang_timeout_s)
-        self._explanation: asyncio.Task[Finding] | None = None
+        self._detector = group.hangs
+        self._detector.begin_generation()
+        self._explanation: asyncio.Task[Finding | None] | None = None
 
     async def run(self) -> Finding:
         """Return once workers hang: WorkerUnhealthy, with the steps at which they stopped and their stacks."""
@@ -49,7 +50,11 @@ class HangMonitor:
         while True:
             hang = self._detector.observe(loop.time(), self._samples(), is_ending=self._is_over())
             if hang is not None:
-                return await self._explained(hang)
+                finding = await self._explained(hang)
+                if finding is not None:
+                    return finding
+                self._detector.excuse(hang)
+                self._explanation = None
             await asyncio.sleep(self._detector.poll_interval_s)
 
     async def culprits(self) -> frozenset[int]:
@@ -63,11 +68,13 @@ class HangMonitor:
             hang = self._detector.observe(asyncio.get_running_loop().time(), self._samples(), early_s=early_s)
             if hang is None:
                 return frozenset()
-            return (await self._explained(hang)).culprits
-        return (await asyncio.shield(self._explanation)).culprits
+            finding = await self._explained(hang)
+        else:
+            finding = await asyncio.shield(self._explanation)
+        return frozenset() if finding is None else finding.culprits
 
-    async def _explained(self, hang: Hang) -> Finding:
-        """Explain a hang, once."""
+    async def _explained(self, hang: Hang) -> Finding | None:
+        """Explain a hang, once; None if it is none."""
         self._explanation = asyncio.ensure_future(self._explain(hang))
         try:
             return await asyncio.shield(self._explanation)
@@ -84,16 +91,21 @@ class HangMonitor:
         samples: list[Sample] = []
         for worker in self._group.living:
             rank = worker.local_rank
-            num_reports = self._group.file.num_reports(rank) - self._before.get(rank, 0)
+            num_reports = self._group.file.num_reports(rank)
+            has_reported = num_reports > self._before.get(rank, 0)
+            num_reports -= worker.reports_before
             progress = self._group.file.progress(rank) or self._last.get(rank)  # None while a report is half-written
             if num_reports > 0 and progress is not None:
                 self._last[rank] = progress
                 is_in_checkpoint = self._group.file.is_in_checkpoint(rank)
-                samples.append(Sample(rank, num_reports, progress.step, progress.time, is_in_checkpoint))
+                samples.append(Sample(rank, num_reports, progress.step, progress.time, is_in_checkpoint, has_reported))
         return samples
 
-    async def _explain(self, hang: Hang) -> Finding:
-        """Request the stacks of all living workers, print them, and give the most informative part and whom the stacks accuse."""
+    async def _explain(self, hang: Hang) -> Finding | None:
+        """Request the stacks of all living workers, print them, and give the most informative part and whom the stacks accuse.
+
+        None, and nothing is printed, where all may only wait for new processes.
+        """
         living = self._group.living
         answers = await request_stacks(self._group.file, {worker.local_rank: worker.child.pid for worker in living})
         lines: list[str] = []
@@ -107,13 +119,16 @@ class HangMonitor:
             has_device = any(map(uses_device, family))
             suspects.append(SuspectWorker(worker.local_rank, answer.stacks, answer.is_unresponsive, has_device))
             lines += [self._prefix(worker) + line for line in (answer.stacks or answer.facts).splitlines()]
+        culprits = hang_culprits(hang, suspects)
+        if hang.awaits_first_step and not culprits:
+            return None
         for line in lines[:_MAX_LOG_LINES]:
             self._print_line(line)
         if len(lines) > _MAX_LOG_LINES:
             self._print_line(f"hyperpodrun: {len(lines) - _MAX_LOG_LINES} more lines of stacks are left out")
         ranks = {worker.local_rank: self._group.global_rank(worker) for worker in self._group.workers}
         message = cut(hang_message(hang, ranks, activities), MAX_MESSAGE_BYTES)
-        return Finding("WorkerUnhealthy", message, hang_culprits(hang, suspects))
+        return Finding("WorkerUnhealthy", message, culprits)
 
     def _prefix(self, worker: WorkerProcess) -> str:
         return self._settings.logs.prefix.safe_substitute(

@@ -531,6 +531,30 @@ def test_a_rank_that_hangs_is_killed_and_replaced_and_the_other_keeps_its_proces
     assert "workers that hang are killed" in job.agent.printed()
 
 
+def test_a_rank_that_hangs_before_its_first_step_after_a_change_is_killed_and_the_other_keeps_its_process(
+    job: Job,
+) -> None:
+    """It is at the barrier when it stops, so it makes no step in the second generation; its peer does."""
+
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        until(lambda: (job.agent.status()["worker"]["step"] or 0) > 5, "some steps")
+        job.drain(1, restart_mode=KEEP, leaves=False)
+        os.kill(first[1], signal.SIGSTOP)
+        assert job.agent.start(2) == (200, None)
+        seen = job.agent.until("faulted")
+        assert (seen["reason"], seen["restartMode"]) == ("WorkerUnhealthy", KEEP)
+        assert "rank 1 has made no step in this generation" in seen["message"]
+        until(lambda: not is_alive(first[1]), "the end of the rank that hangs")
+        assert job.stop(2, restart_mode=KEEP)["in_memory"] == {"kind": "replicated", "kept": 1}
+        third = job.start(3)
+        assert (third[0] == first[0], third[1] == first[1]) == (True, False)
+
+    job.run(scenario, options=("--hang-timeout=5",))
+    assert "workers that hang are killed" in job.agent.printed()
+
+
 @pytest.mark.parametrize("mode", [KEEP, "process_level_restart"])
 def test_workers_that_learn_of_a_drain_through_another_pod_wait_for_the_stop_that_follows(job: Job, mode: str) -> None:
     def scenario() -> None:

@@ -13,6 +13,13 @@ from elastipod_agent.core.hang_culprits import SuspectWorker, hang_culprits
 from elastipod_agent.workers.process_table import uses_device
 
 BACKWARD = WAITING.replace("torch/distributed/distributed_c10d.py", "torch/autograd/graph.py")
+BUFFERS = WAITING.replace("torch/distributed/distributed_c10d.py", "torch/nn/parallel/distributed.py").replace(
+    "in all_reduce", "in _sync_buffers"
+)
+IN_FORWARD_OF_DDP = STUCK.replace('train.py", line 40', 'torch/nn/parallel/distributed.py", line 1700')
+PLANNED = WAITING.replace("torch/distributed/distributed_c10d.py", "elastipod/chaos.py") + (
+    '  File "/site-packages/torch/distributed/distributed_c10d.py", line 2806 in all_reduce\n'
+)
 
 
 def hang(*steps: int) -> Hang:
@@ -36,10 +43,37 @@ def hang(*steps: int) -> Hang:
             id="waits for a device: perhaps for a collective on it",
         ),
         pytest.param((7,), [SuspectWorker(0, WAITING), SuspectWorker(1, STUCK)], set(), id="reports no steps"),
+        pytest.param(
+            (7, 7),
+            [SuspectWorker(0, BUFFERS), SuspectWorker(1, IN_FORWARD_OF_DDP)],
+            {1},
+            id="DDP waits for the buffers of rank 0",
+        ),
+        pytest.param(
+            (7, 7),
+            [SuspectWorker(0, WAITING, uses_device=True), SuspectWorker(1, PLANNED, uses_device=True)],
+            {1},
+            id="a planned fault, in a collective too",
+        ),
     ],
 )
 def test_who_holds_up_the_others(steps: tuple[int, ...], workers: list[SuspectWorker], culprits: set[int]) -> None:
     assert hang_culprits(hang(*steps), workers) == culprits
+
+
+@pytest.mark.parametrize(
+    ("have_reported", "culprits"),
+    [
+        pytest.param((False, False), set(), id="steps of a generation before say nothing"),
+        pytest.param((False, True), {0}, id="one has made no step in this generation"),
+    ],
+)
+def test_who_holds_up_the_others_in_the_first_step_of_a_generation(
+    have_reported: tuple[bool, ...], culprits: set[int]
+) -> None:
+    silent = [SilentWorker(rank, 9 - rank, 1.0, 9.0, reported) for rank, reported in enumerate(have_reported)]
+    found = hang_culprits(Hang(tuple(silent), 5.0, 0.1), [SuspectWorker(0, WAITING), SuspectWorker(1, WAITING)])
+    assert found == culprits
 
 
 def test_a_process_with_an_accelerator_is_known_by_its_open_files(tmp_path: Path) -> None:

@@ -49,6 +49,19 @@ def test_the_one_who_is_behind_comes_before_one_who_differs() -> None:
     assert said.index("ranks 1-2 in the") < said.index("rank 0 in the")
 
 
+def test_of_ranks_without_a_step_in_this_generation_no_step_is_named() -> None:
+    silent = [SilentWorker(rank, 5 - rank, 1_700_000_000.0, 6.0, has_reported=rank == 2) for rank in range(3)]
+    accounts = [WorkerActivity(2, WAITING), WorkerActivity(0, STUCK), WorkerActivity(1, STUCK)]
+    said = hang_message(Hang(tuple(silent), 5.0, None), {rank: rank for rank in range(3)}, accounts)
+    assert said.splitlines()[0] == (
+        "no step for 6 s (limit 5 s): ranks 0-1 have made no step in this generation; rank 2 stands at step 3 since "
+        "2023-11-14T22:13:20Z"
+    )
+    assert said.index("ranks 0-1 in the") < said.index("rank 2 in the")
+    alone = hang_message(Hang(tuple(silent[:1]), 5.0, None), {0: 0}, [])
+    assert alone == "no step for 6 s (limit 5 s): rank 0 has made no step in this generation"
+
+
 def test_without_stacks_the_facts_stand_there_and_who_never_reported_comes_last() -> None:
     accounts = [WorkerActivity(0, facts="offers no stacks; process 7 is gone"), WorkerActivity(1, STUCK)]
     said = hang_message(hang((1, 5)), {0: 0, 1: 1}, accounts).splitlines()
