@@ -219,6 +219,7 @@ class State:
         if not self._optimizers.has_run:
             self._run_apply()
         self._memory.commit()
+        step.is_done = True
         self._trained = Trained(batch.step, batch.samples_seen)
         self._buffers.committed()
         self._optimizers.has_run = False

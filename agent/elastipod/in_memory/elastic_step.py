@@ -14,7 +14,8 @@ class StepOwner(Protocol):
 
     def begin_step(self, batch: Batch) -> None: ...
 
-    def commit_step(self, step: ElasticStep) -> None: ...
+    def commit_step(self, step: ElasticStep) -> None:
+        """Sets ``is_done`` once the step is committed on this rank; what follows may fail all the same."""
 
     def is_world_lost(self, error: BaseException) -> bool: ...
 
@@ -23,7 +24,8 @@ class ElasticStep:
     """``with step as batch:`` computes the gradients of a batch; leaving the block applies them and commits the step.
 
     A collective that fails because a peer is gone ends the block without an error, and nothing of the step is left; the loop
-    goes on with what comes next. loss: set it to have it reported.
+    goes on with what comes next. loss: set it to have it reported. is_done: whether the step is committed on this rank, even if a
+    peer is lost right after that. lost_to: the error by which the world was lost.
     """
 
     def __init__(self, state: StepOwner, batch: Batch) -> None:
@@ -44,7 +46,6 @@ class ElasticStep:
         if failed is None:
             try:
                 self._state.commit_step(self)
-                self.is_done = True
             except (RuntimeError, ElastipodError) as raised:
                 if not self._state.is_world_lost(raised):
                     raise

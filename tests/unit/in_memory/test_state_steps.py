@@ -128,6 +128,24 @@ def test_a_step_is_applied_once_and_committed_in_one_order(
     assert played.parts.apply_gradients.call_count == 1 + (not has_run)
 
 
+@pytest.mark.parametrize("what", ["copy", "compare"])
+def test_a_step_is_done_though_the_world_is_lost_in_what_follows_its_commit(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    played = Played(monkeypatch, _is_first_step=True)
+    played.world.is_lost_to = lambda error: isinstance(error, WorldLost)
+    played.parts.notary.return_value.problems.return_value = []
+    getattr(played.memory, what).side_effect = WorldLost("a peer")
+    loop = played.state._train(PLAN, RankInWorld(0, 1), 1)
+    step = next(loop)
+    with step:
+        pass
+    assert (step.is_done, str(step.lost_to)) == (True, "a peer")
+    assert played.reports == []
+    with pytest.raises(WorldLost, match="a peer"):
+        next(loop)
+
+
 @pytest.mark.parametrize("checks", [True, False])
 def test_members_that_may_differ_are_compared_in_the_second_step_of_a_world(
     monkeypatch: pytest.MonkeyPatch, checks: bool
