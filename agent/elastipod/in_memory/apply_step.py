@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ def unscale_gradients(members: Members) -> None:
         for optimizer in members.of_type(torch.optim.Optimizer):
             if not is_unscaled(scaler, optimizer):
                 scaler.unscale_(optimizer)
+
+log = logging.getLogger(__name__)
 
 
 def apply_gradients(members: Members) -> None:
@@ -49,7 +52,7 @@ class OptimizerWatch:
     """Knows whether an optimizer has run since the step began, so that one that the script runs itself is not run twice."""
 
     def __init__(self, members: Members) -> None:
-        self.has_run = False
+        self.has_run = self._is_told = False
         self.rank = self.step = 0
         self._members = members
         self._updates: list[int] = []
@@ -69,6 +72,17 @@ class OptimizerWatch:
         """Take it for a run as well when the script's GradScaler has left the optimizers out: it has been updated then."""
         if not self.has_run:
             self.has_run = self._scale_updates() != self._updates
+
+    def committed(self, *, is_kept: bool) -> None:
+        """The step counts. is_kept: this process is to recover in memory, so rank 0 says once what the script's own run may cost."""
+        if self.has_run and is_kept and self.rank == 0 and not self._is_told:
+            self._is_told = True
+            log.warning(
+                "the script runs its optimizer inside the step's block: if a peer is lost in a collective that follows in the block, no "
+                "rank holds a whole step any more, and the job goes back to a checkpoint or to its beginning; leave the optimizer to State "
+                "or to its apply=, or let it be the last thing in the block"
+            )
+        self.has_run = False
 
     def _scale_updates(self) -> list[int]:
         return [scale_updates(each) for each in self._members.of_type(torch.amp.GradScaler)]

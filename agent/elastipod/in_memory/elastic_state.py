@@ -222,7 +222,7 @@ class State:
         step.is_done = True
         self._trained = Trained(batch.step, batch.samples_seen)
         self._buffers.committed()
-        self._optimizers.has_run = False
+        self._optimizers.committed(is_kept=self._world.outlives_generation)
         self._memory.copy()
         if self._is_first_step:
             if self._checks_changes:

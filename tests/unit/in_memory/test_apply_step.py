@@ -111,3 +111,22 @@ def test_a_scaler_runs_the_optimizer_and_grows_by_its_own_count() -> None:
     apply_gradients(members)
     assert scaler.get_scale() == 8.0
     assert any(not torch.equal(one, other) for one, other in zip(before, members.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("rank", "is_kept", "warnings"), [(0, True, 1), (0, False, 0), (1, True, 0)])
+def test_rank_0_says_once_what_an_optimizer_that_the_script_runs_may_cost(
+    rank: int, is_kept: bool, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    members = Members(build())
+    watch = OptimizerWatch(members)
+    for step, runs in enumerate((False, True, True), start=1):
+        watch.begin(rank, step)
+        if runs:
+            members["optimizer"].step()
+        assert watch.has_run is runs
+        assert len(caplog.records) == warnings * (step > 2)
+        watch.committed(is_kept=is_kept)
+        assert not watch.has_run
+    assert len(caplog.records) == warnings
+    if warnings:
+        assert "leave the optimizer to State or to its apply=" in caplog.text

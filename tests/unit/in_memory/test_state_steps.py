@@ -122,7 +122,8 @@ def test_a_step_is_applied_once_and_committed_in_one_order(
         assert played.memory.compare.mock_calls == [mock.call(1, "after step 3, the first of this world,")]
     assert played.log.mock_calls == [mock.call.done(3, 0.5)]
     assert played.reports == [(3, 40, 0.5, 4.0, 3)]
-    assert (played.state._is_first_step, played.state._optimizers.has_run) == (False, False)
+    assert (played.state._is_first_step, step.is_done) == (False, True)
+    assert played.state._optimizers.mock_calls == [mock.call.note_left_out(), mock.call.committed(is_kept=True)]
     ((apply,), _) = played.memory.prepare.call_args
     apply()
     assert played.parts.apply_gradients.call_count == 1 + (not has_run)
