@@ -28,6 +28,7 @@ from elastipod.in_memory.parts import part_content
 from elastipod.in_memory.sharded_memory import ShardedMemory
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.e2e.inmemory_evaluation import evaluate
 from tests.e2e.inmemory_holds import hold_after
 
 SAMPLES, WIDTH = 96, 32  # rows of 32 floats: every shard is divided into whole vectors
@@ -41,6 +42,7 @@ class Options:
 
     mutant: whether generation 2 adds no gradients up over replicas. scaled: a GradScaler scales the losses; some steps overflow. loads:
     the data comes from an `ElasticLoader` with a worker process.
+    evaluates: after the block of a step, as `inmemory_evaluation` does.
     """
 
     folder: str
@@ -50,6 +52,7 @@ class Options:
     global_batch: int = 12
     step_s: float = 0.01
     checkpoint_every: int = 0
+    evaluates: bool = False
     mutant: bool = False
     scaled: bool = False
     loads: bool = False
@@ -157,6 +160,8 @@ def train(options: Options) -> None:
             if options.scaled and batch.step % 2:
                 state.scaler.unscale_(state.optimizer)
             nn.utils.clip_grad_norm_(state.model.parameters(), 1e30)  # its sum is over the mesh; nothing is clipped
+        if options.evaluates and step.is_done:
+            evaluate(state, folder, inputs)
         time.sleep(options.step_s)
         hold_after(batch.step, folder)
     save_final(state, folder)

@@ -26,6 +26,7 @@ from elastipod.in_memory.members import digest_of
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.e2e import inmemory_mutants
+from tests.e2e.inmemory_evaluation import evaluate
 from tests.e2e.inmemory_holds import hold_after
 
 SAMPLES, FEATURES = 96, 8
@@ -36,6 +37,7 @@ class Options:
     """What one run trains. is_exact: in a fixed order of sums, so that worlds of all sizes give the same bits.
     mutant: a mistake of `inmemory_mutants` that is in force in generation 2. first_step_s: in the place of step_s in
     generation 1, where steps must be left when all have agreed on an event. loads: the data comes from an `ElasticLoader`.
+    evaluates: "before" or "after" the block of a step, as `inmemory_evaluation` does.
     """
 
     folder: str
@@ -48,6 +50,7 @@ class Options:
     mutant: str = ""
     backend: str | None = None
     loads: bool = False
+    evaluates: str = ""
 
 
 def build_with_loader(plan: elastipod.ElasticBatches) -> dict[str, object]:
@@ -100,6 +103,8 @@ def train(options: Options) -> None:
             say(f"generation {generation} rank {state.rank} of {state.world_size} after step {state.completed}")
             if state._memory.following.step is not None:
                 say(f"has followed up to step {state._memory.following.step}")
+        if options.evaluates == "before":
+            evaluate(state, folder, inputs)
         with step as batch:
             passes = (
                 elastipod.fixed_order_passes(state.model, batch, 1)
@@ -113,6 +118,8 @@ def train(options: Options) -> None:
                 loss = nn.functional.cross_entropy(state.model(own_inputs), own_targets)
                 (loss * part.weight).backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(state.model.parameters(), 1.0)
+        if options.evaluates == "after" and step.is_done:
+            evaluate(state, folder, inputs)
         first_step_s = options.step_s if options.first_step_s is None else options.first_step_s
         time.sleep(first_step_s if state.generation == 1 else options.step_s)
         hold_after(batch.step, folder)

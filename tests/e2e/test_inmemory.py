@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.inmemory_evaluation import DIES_AT
 from tests.e2e.inmemory_job import InMemoryJob, train_alone
 from tests.e2e.inmemory_mutants import MUTANTS
 from tests.e2e.inmemory_schedules import Played, draw
@@ -25,6 +28,7 @@ from elastipod.audit.report import audit
 from elastipod.chaos import FaultKind, Moment, PlannedFault
 
 LIMIT_S = PATIENCE_S
+EVALUATED = re.compile(r"generation (\d+) rank \d+: step (\d+) (.*evaluated.*)")
 SCRIPTS = Path(__file__).parents[2] / "examples"
 
 
@@ -92,6 +96,27 @@ def test_a_loader_is_a_member_whose_position_follows_the_steps_that_count(play: 
     job = play(size=2, resizes=[Resize(5, 4), Resize(12, 2)], faults=[kill, torn], options={"loads": True})
     assert [len(job.joined(generation)) for generation in (1, 2, 3)] == [2, 4, 2], job.told()
     assert job.ended.faults == 2, job.told()
+    assert (job.finals, job.report.exact) == ({undisturbed}, True), job.told()
+
+
+@pytest.mark.parametrize("evaluates", all_but_first(["before", "after"]))
+def test_a_rank_that_dies_in_an_evaluation_costs_neither_the_others_nor_a_step(
+    play: Any, undisturbed: str, evaluates: str
+) -> None:
+    """Before the block of a step, the ranks of the next world evaluate again, newcomers too; after it, nobody does."""
+    job = play(size=3, resizes=[Resize(13, 2)], options={"evaluates": evaluates})
+    first, second, third = (job.joined(generation) for generation in (1, 2, 3))
+    assert [second[rank][0] == first[rank][0] for rank in range(3)] == [True, False, True], "survivors kept theirs"
+    assert {step for _, _, step in second.values()} == {DIES_AT}, job.told()
+    assert (len(third), job.ended.faults) == (2, 1), job.told()
+    assert not any(job.report.steps_repeated.values()), job.told()
+    evaluated = Counter(EVALUATED.findall(job.told()))
+    again = 3 if evaluates == "before" else 0
+    assert evaluated["1", "8", "not evaluated"] == 2, job.told()
+    assert (
+        sum(number for (_, step, how), number in evaluated.items() if step == "8" and how != "not evaluated") == again
+    )
+    assert (evaluated["1", "6", "evaluated by 3"], evaluated["2", "10", "evaluated by 3"]) == (3, 3), job.told()
     assert (job.finals, job.report.exact) == ({undisturbed}, True), job.told()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.inmemory_evaluation import DIES_AT
 from tests.e2e.inmemory_job import InMemoryJob, train_alone
 from tests.e2e.inmemory_schedules import KINDS_AT, Played, Schedule, draw, place_of, steps_between_copies
 from tests.e2e.inmemory_slots import Resize
@@ -147,6 +148,22 @@ def test_a_scaler_and_a_loader_follow_the_steps_that_count(
     assert job.ended.faults == 2, job.told()
     assert not too_many_repeated(job), job.told()
     assert_as_if_nothing_happened(job, whole_state(alone))
+
+
+@pytest.mark.long("variants")
+@pytest.mark.parametrize("mesh", [{"shard": -1}, HSDP], ids=["FSDP2", "HSDP"])
+def test_a_rank_that_dies_in_an_evaluation_costs_neither_the_others_nor_a_step(
+    play: Any, undisturbed: dict[str, str], mesh: dict[str, int]
+) -> None:
+    options = {"mesh": mesh, "copies": {"memory_bytes": 1 << 20}, "evaluates": True}
+    job = play(size=4, resizes=[Resize(14, 2)], options=options)
+    first, second = job.joined(1), job.joined(2)
+    assert [second[rank][0] == first[rank][0] for rank in range(4)] == [True, False, True, True], job.told()
+    assert {step for _, _, step in second.values()} == {DIES_AT}, job.told()
+    assert (len(job.joined(3)), job.ended.generations, job.ended.faults) == (2, 3, 1), job.told()
+    assert not any(job.report.steps_repeated.values()), job.told()
+    assert job.told().count(f"step {DIES_AT} not evaluated") == 3, job.told()
+    assert_as_if_nothing_happened(job, undisturbed)
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ def unscale_gradients(members: Members) -> None:
             if not is_unscaled(scaler, optimizer):
                 scaler.unscale_(optimizer)
 
+
 log = logging.getLogger(__name__)
 
 

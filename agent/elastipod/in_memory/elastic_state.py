@@ -20,6 +20,7 @@ from elastipod.elastic_event import elastic_event_detected
 from elastipod.errors import StateDiffersError
 from elastipod.in_memory.agent_link import Fate, own_fate
 from elastipod.in_memory.apply_step import OptimizerWatch, apply_gradients, unscale_gradients
+from elastipod.in_memory.between_steps import BetweenSteps
 from elastipod.in_memory.chaos_hooks import ChaosHooks
 from elastipod.in_memory.durable_tier import DurableTier
 from elastipod.in_memory.elastic_step import ElasticStep
@@ -120,11 +121,13 @@ class State:
         self._chaos = ChaosHooks(self._members)
         self._trained = Trained(0)
         self._started = 0.0
+        self._step = None
         self._has_finished = False
 
     _log_of_generation: SampleLog | None
     _log_before: SampleLog | None  # of the generation before, whose lines the next save makes durable
     _notary: Notary | None
+    _step: ElasticStep | None  # that the loop is at
 
     # -- what a script uses --------------------------------------------------------------------------------------
 
@@ -187,6 +190,19 @@ class State:
                         raise
         finally:
             self._close()
+
+    def between_steps(self) -> BetweenSteps:
+        """Give a block for collectives of the script between two steps, such as a validation: ``with state.between_steps() as block:``.
+
+        It stands in the loop's body, before or after the step's block, on all ranks alike. When a peer is lost in it, it ends without an
+        error, ``block.is_done`` is False, the completed step counts all the same, and the loop goes on with the next world. Raises
+        TypeError elsewhere.
+        """
+        if self._step is None or self._step.is_open:
+            raise TypeError(
+                "between_steps() belongs in the body of the loop over steps(), before or after the step's block"
+            )
+        return BetweenSteps(self._step, self._world, self._buffers)
 
     # -- one step, for ElasticStep -------------------------------------------------------------------------------
 
@@ -275,7 +291,7 @@ class State:
         with lost_world("the plans could not be compared"):
             batches = plan.iterate_at(place, grain=grain)
         for batch in batches:
-            step = ElasticStep(self, batch)
+            self._step = step = ElasticStep(self, batch)
             yield step
             if step.lost_to is not None:
                 raise WorldLost(str(step.lost_to)) from step.lost_to
@@ -374,6 +390,7 @@ class State:
 
     def _close(self) -> None:
         """End without waiting for anybody."""
+        self._step = None
         self._chaos.end()
         if self._log_of_generation is not None:
             self._log_of_generation.close()

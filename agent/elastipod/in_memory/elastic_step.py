@@ -25,33 +25,39 @@ class ElasticStep:
 
     A collective that fails because a peer is gone ends the block without an error, and nothing of the step is left; the loop
     goes on with what comes next. loss: set it to have it reported. is_done: whether the step is committed on this rank, even if a
-    peer is lost right after that. lost_to: the error by which the world was lost.
+    peer is lost right after that. is_open: whether the block is being run. lost_to: the error by which the world was lost.
     """
 
     def __init__(self, state: StepOwner, batch: Batch) -> None:
         self.batch = batch
         self.loss: float | None = None
-        self.is_done = False
+        self.is_done = self.is_open = False
         self.lost_to: BaseException | None = None
         self._state = state
 
     def __enter__(self) -> Batch:
-        self._state.begin_step(self.batch)
+        self.is_open = True
+        if self.lost_to is None:  # else a block before it was interrupted, whose world this step cannot be trained in
+            self._state.begin_step(self.batch)
         return self.batch
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        failed = error
-        if failed is None:
-            try:
-                self._state.commit_step(self)
-            except (RuntimeError, ElastipodError) as raised:
-                if not self._state.is_world_lost(raised):
-                    raise
-                self.lost_to = raised
+        self.is_open = False
+        if error is None:
+            if self.lost_to is None:
+                self._commit()
             return True
-        if not self._state.is_world_lost(failed):
+        if not self._state.is_world_lost(error):
             return False
-        self.lost_to = failed
+        self.lost_to = self.lost_to or error
         return True
+
+    def _commit(self) -> None:
+        try:
+            self._state.commit_step(self)
+        except (RuntimeError, ElastipodError) as raised:
+            if not self._state.is_world_lost(raised):
+                raise
+            self.lost_to = raised

@@ -48,6 +48,17 @@ class StepBuffers:
             self._groups = _grouped(self._copies)
             self._is_known = True
 
+    def begin_block(self) -> bool:
+        """A block between two steps begins. False where an interrupted step or block is to be put back: it goes back with that."""
+        begins = not self._is_in_step
+        if begins:
+            self.begin()
+        return begins
+
+    def end_block(self) -> None:
+        """The block that began has ended. It does not tell which buffers steps change."""
+        self._is_in_step = False
+
     def restore(self) -> None:
         """The step does not count, or not yet. Does nothing between two steps."""
         if self._is_in_step and not self._is_put_back:

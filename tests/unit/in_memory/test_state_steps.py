@@ -48,7 +48,8 @@ class Played:
             "_optimizers": mock.Mock(has_run=False), "_chaos": parts.chaos, "_apply": None, "_checkpoint_every": 0,
             "_sample_log": "folder", "_log_of_generation": self.log, "_seed": 7, "_checks_changes": True, "_is_first_step": False,
             "_is_second_step": False, "_trained": Trained(0),
-            "_log_before": self.log_before, "_notary": None, "_buffers": parts.buffers, "_started": 0.0, "_has_finished": False, **settings,
+            "_log_before": self.log_before, "_notary": None, "_buffers": parts.buffers, "_started": 0.0, "_step": None,
+            "_has_finished": False, **settings,
         }  # fmt: skip
         self.state: Any = object.__new__(State)
         self.state.__dict__.update(values)
