@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -25,13 +25,21 @@ class ContiguousImage:
         return [self.raw[start : start + size] for start in range(0, self.raw.numel(), size)]
 
 
-def contiguous_image(content: PartContent) -> ContiguousImage:
-    """Give a copy that later steps do not change."""
-    whole = {shape.key: content.tensors[shape.key].clone() for shape in content.shapes if shape.dim is None}
+def contiguous_image(content: PartContent, progress: Callable[[], None]) -> ContiguousImage:
+    """Give a copy in host memory that later steps do not change.
+
+    content: on any device, so that what an accelerator has is copied once. progress: called after each tensor.
+    """
+    whole: dict[str, torch.Tensor] = {}
+    for shape in content.shapes:
+        if shape.dim is None:
+            whole[shape.key] = content.tensors[shape.key].to("cpu", copy=True)
+            progress()
     image = _room(content.shapes, content.part, whole, content.values)
     for key, tensor in image.content.tensors.items():
         if key not in whole:
             tensor.copy_(content.tensors[key])
+            progress()
     return image
 
 

@@ -203,10 +203,12 @@ class Members:
         )
         return {key: each for key, each in tensors.items() if key not in compared and not key.startswith(prefixes)}
 
-    def digests(self, known: Mapping[str, str] | None = None) -> dict[str, str]:
+    def digests(
+        self, known: Mapping[str, str] | None = None, progress: Callable[[], None] = lambda: None
+    ) -> dict[str, str]:
         """Give a checksum of every tensor and of all values that replicas have in common, by key.
 
-        known: of tensors that need not be read again.
+        known: of tensors that need not be read again. progress: called after each tensor.
         Buffers are left out: DDP lets them differ between replicas. So are members of other kinds than those of torch that do not
         follow the world, since their state may be its rank's own (`own_digests`).
         """
@@ -220,7 +222,7 @@ class Members:
         for name, member in shared.items():
             if isinstance(member, nn.Module):
                 tensors |= {f"{name}.{key}": value.detach() for key, value in member.named_parameters()}
-        return found | digests_by_key(tensors, known or {})
+        return found | digests_by_key(tensors, known or {}, progress)
 
     def own_digests(self) -> dict[str, str]:
         """Give a checksum of the plain values of each member whose state may be its rank's own, by name.
@@ -242,16 +244,21 @@ def digest_of(digests: Mapping[str, str]) -> str:
 
 
 def digests_by_key(
-    tensors: Mapping[str, torch.Tensor], known: Mapping[str, str] = MappingProxyType({})
+    tensors: Mapping[str, torch.Tensor],
+    known: Mapping[str, str] = MappingProxyType({}),
+    progress: Callable[[], None] = lambda: None,
 ) -> dict[str, str]:
-    """Give the digest of each tensor, in the order of the tensors; those on one device are computed together."""
+    """Give the digest of each tensor, in the order of the tensors; those on one device are computed together.
+
+    progress: called after each tensor.
+    """
     unknown: dict[torch.device, list[str]] = {}
     for key, tensor in tensors.items():
         if key not in known:
             unknown.setdefault(tensor.device, []).append(key)
     computed: dict[str, str] = {}
     for keys in unknown.values():
-        computed.update(zip(keys, digests_of_tensors([_local(tensors[key]) for key in keys]), strict=True))
+        computed.update(zip(keys, digests_of_tensors([_local(tensors[key]) for key in keys], progress), strict=True))
     return {key: computed[key] if key in computed else known[key] for key in tensors}
 
 

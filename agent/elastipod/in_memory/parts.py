@@ -8,7 +8,7 @@ a new world needs one rank's list of shapes, where checkpoints, which know any l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -103,19 +103,27 @@ class PartContent:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
 
-def part_content(members: Members, part: int, progress: Callable[[], None] = lambda: None) -> PartContent:
-    """Give the part of the state that the members of this rank are, in host memory: their own where they lie there, else a copy.
+def live_part(members: Members, part: int) -> PartContent:
+    """Give the part of the state that the members of this rank are: their own tensors, on any device.
 
-    progress: called after each tensor; the copy of a large one from a device takes its time. Raises UnknownSharding, which names the
-    tensor.
+    Raises UnknownSharding, which names the tensor.
     """
     content = members.content()
     shapes = tuple(shape_of(key, tensor) for key, tensor in content.tensors.items())
+    return PartContent(part, shapes, {key: local_of(each) for key, each in content.tensors.items()}, content.values)
+
+
+def part_content(members: Members, part: int, progress: Callable[[], None]) -> PartContent:
+    """Give the same in host memory: the members' own tensors where they lie there, else copies. Raises as `live_part`.
+
+    progress: called after each tensor; the copy of a large one from a device takes its time.
+    """
+    live = live_part(members, part)
     tensors: dict[str, torch.Tensor] = {}
-    for key, each in content.tensors.items():
-        tensors[key] = local_of(each).to("cpu")
+    for key, each in live.tensors.items():
+        tensors[key] = each.to("cpu")
         progress()
-    return PartContent(part, shapes, tensors, content.values)
+    return replace(live, tensors=tensors)
 
 
 def shape_of(key: str, tensor: torch.Tensor) -> ShardedShape:

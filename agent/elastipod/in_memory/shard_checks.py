@@ -70,12 +70,13 @@ def placed_sum(raw: torch.Tensor, start: int, shape: ShardedShape, progress: Cal
     return int(total)
 
 
-def compare_shards(members: Members, num_shards: int, when: str) -> None:
+def compare_shards(members: Members, num_shards: int, when: str, progress: Callable[[], None]) -> None:
     """Compare what all ranks have in common with rank 0, and each part with its first holder. Collective.
 
+    progress: called after each tensor.
     Raises StateDiffersError, which names ranks and tensors, on ranks that differ, and WorldLost on the others.
     """
-    digests = members.digests()
+    digests = members.digests(progress=progress)
     parts = members.sharded_keys()
     own = {key: digest for key, digest in digests.items() if key in parts}
     common = {key: digest for key, digest in digests.items() if key not in parts}

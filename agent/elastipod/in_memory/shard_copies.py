@@ -18,7 +18,7 @@ from elastipod.checkpoint.save_plan import choose_copy_holders
 from elastipod.in_memory.contiguous_image import contiguous_image
 from elastipod.in_memory.exchange import all_texts
 from elastipod.in_memory.members import Members
-from elastipod.in_memory.parts import PartContent, ShardedShape, part_content, part_of, place_of
+from elastipod.in_memory.parts import PartContent, ShardedShape, live_part, part_of, place_of
 from elastipod.in_memory.rank import RankState
 from elastipod.in_memory.shard_exchange import any_raised, exchange_images
 from elastipod.in_memory.shard_plan import newest_copied, second_holders
@@ -106,12 +106,14 @@ class ShardCopies:
             self._holders = self._choose_holders(members, part)
             if not self._holders:
                 return []
-            shapes = part_content(members, part).shapes
+            shapes = live_part(members, part).shapes
             make_room(self._wanted.memory_bytes - _num_bytes(shapes, _parts_held(part, self._holders)))
         elif step % self._wanted.every or self.is_postponed:
             return []
         began = self._clock()
-        own = contiguous_image(part_content(members, part, progress))
+        own = contiguous_image(
+            live_part(members, part), lambda: None
+        )  # a phase without a limit; `progress` is for messages
         if self._wanted.bytes_per_s is not None:
             self._not_before = began + own.raw.numel() / self._wanted.bytes_per_s
         passing = chaos.passing(chaos.Moment.COPY, progress, rank=place_of(part)[1], step=step)
@@ -141,7 +143,7 @@ class ShardCopies:
         if self._wanted is None:
             return {}
         chosen = second_holders(holders, staying)
-        shapes = part_content(members, part).shapes
+        shapes = live_part(members, part).shapes
         held = [*holders, *chosen.items()]
         older = [int(text) for text in all_texts(str(older_bytes))]
         need = max(older[rank] + _num_bytes(shapes, (one for one, at in held if at == rank)) for rank in staying)
@@ -168,7 +170,7 @@ class ShardCopies:
         rank = dist.get_rank()
         if not holders:
             return _off("all ranks are on one node", rank)
-        shapes = part_content(members, part).shapes
+        shapes = live_part(members, part).shapes
         need = GENERATIONS * _num_bytes(shapes, _parts_held(part, holders))
         needs = [int(text) for text in all_texts(str(need))]
         if max(needs) > self._wanted.memory_bytes:

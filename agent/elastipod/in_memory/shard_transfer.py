@@ -30,10 +30,11 @@ class PartTarget:
         first = self._starts[each.span.key]
         return self._raws[each.span.key][each.span.start - first : each.span.stop - first]
 
-    def finish(self) -> None:
-        """Write what was received into memory in another order back into its tensors."""
+    def finish(self, progress: Progress) -> None:
+        """Write what was received into memory in another order back into its tensors. progress: called after each tensor."""
         for key, raw in self._raws.items():
             self._shapes[key].put_bytes(self._tensors[key], raw)
+            progress()
 
 
 class PartSources:
@@ -54,12 +55,13 @@ class PartSources:
         return self._raws[place][each.span.start - first : each.span.stop - first]
 
 
-def copy_own(target: PartTarget, sources: PartSources, spans: Sequence[PartSpan]) -> None:
-    """Copy what this rank has itself."""
+def copy_own(target: PartTarget, sources: PartSources, spans: Sequence[PartSpan], progress: Progress) -> None:
+    """Copy what this rank has itself. progress: called after each stretch."""
     for each in spans:
         into, source = target.view(each), sources.view(each)
         if into.data_ptr() != source.data_ptr():
             into.copy_(source)
+        progress()
 
 
 def exchange(

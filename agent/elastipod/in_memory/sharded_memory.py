@@ -27,7 +27,16 @@ from elastipod.in_memory.memory_state import MemoryState, lost_world
 from elastipod.in_memory.mesh_plan import MeshPlan
 from elastipod.in_memory.offer_wire import RankOffer
 from elastipod.in_memory.offers import Offer, ResumePlan
-from elastipod.in_memory.parts import PartContent, local_of, part_content, part_of, parts_of, place_of, room_for
+from elastipod.in_memory.parts import (
+    PartContent,
+    live_part,
+    local_of,
+    part_content,
+    part_of,
+    parts_of,
+    place_of,
+    room_for,
+)
 from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.phases import Phase
 from elastipod.in_memory.rank import RankState
@@ -160,8 +169,7 @@ class ShardedMemory(MemoryState):
 
     def _complete_alone(self, part: int) -> None:
         """All ranks may have been prepared, and some may have committed: hold the state before the step and after it."""
-        before = contiguous_image(part_content(self.members, part, self._limit.progress)).content
-        self._limit.progress()
+        before = contiguous_image(live_part(self.members, part), self._limit.progress).content
         try:
             self._apply()
         except (RuntimeError, ElastipodError) as error:  # an `apply` of the script that needs its peers
@@ -221,7 +229,7 @@ class ShardedMemory(MemoryState):
         parts = [self._plan.part(each, world_size) for each in range(world_size)]
         if rank in holders:
             self.rank = replace(self.rank, parts=frozenset({parts[rank]}), completed=step)
-            self._held = part_content(self.members, parts[rank])
+            self._held = part_content(self.members, parts[rank], self._limit.progress)
         return [Offer(frozenset({part}), step) if each in holders else Offer() for each, part in enumerate(parts)]
 
     def fill(self, resume: ResumePlan, offers: Sequence[RankOffer], progress: Callable[[], None]) -> None:
@@ -237,7 +245,7 @@ class ShardedMemory(MemoryState):
         target = PartTarget(self._part, shapes, {key: local_of(tensor) for key, tensor in content.tensors.items()})
         needs = self._needs(resume, len(offers))
         sources = PartSources(parts)
-        copy_own(target, sources, list(local_spans(shapes, needs[rank], num_shards)))
+        copy_own(target, sources, list(local_spans(shapes, needs[rank], num_shards)), progress)
         concerned = [
             message
             for need in needs
@@ -246,7 +254,7 @@ class ShardedMemory(MemoryState):
         ]
         with lost_world("the state could not be transferred"):
             exchange(concerned, {self._part: target}, sources, progress)
-            target.finish()
+            target.finish(progress)
             given = [part for part, donors in resume.donors.items() if donors[0] == rank]
             is_counted = rank < self._plan.num_shards(len(offers))  # one of each part, where there are replicas
             differing = compare_layouts(shapes, sources, given, target, self._part if is_counted else None, progress)
@@ -268,7 +276,7 @@ class ShardedMemory(MemoryState):
 
     def compare(self, reference: int, when: str) -> None:
         """Compare what ranks have in common, and the parts of replicas. Collective. Raises as `compare_shards`."""
-        compare_shards(self.members, self._plan.num_shards(_world_size()), when)
+        compare_shards(self.members, self._plan.num_shards(_world_size()), when, self._limit.progress)
 
     def donor_of(self, resume: ResumePlan) -> int:
         return min(donors[0] for donors in resume.donors.values())

@@ -7,7 +7,7 @@ left after the last whole row has no weights. Ranks of two versions may compare 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 import torch
@@ -20,12 +20,12 @@ _JOINED = 16  # rows
 _AT_ONCE = 256  # tensors whose sums are held together, at most 16 KiB for each
 
 
-def digests_of_tensors(tensors: Sequence[torch.Tensor]) -> list[str]:
-    """Give the digest of each tensor. All of them are on one device."""
+def digests_of_tensors(tensors: Sequence[torch.Tensor], progress: Callable[[], None] = lambda: None) -> list[str]:
+    """Give the digest of each tensor. All of them are on one device. progress: called after each tensor."""
     return [
         f"{of_rows + of_rest & 0xFFFF_FFFF_FFFF_FFFF:0{DIGEST_LENGTH}x}"
         for first in range(0, len(tensors), _AT_ONCE)
-        for of_rows, of_rest in _sums(tensors[first : first + _AT_ONCE])
+        for of_rows, of_rest in _sums(tensors[first : first + _AT_ONCE], progress)
     ]
 
 
@@ -37,7 +37,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return flat.reshape(-1).view(torch.uint8)
 
 
-def _sums(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
+def _sums(tensors: Sequence[torch.Tensor], progress: Callable[[], None]) -> Iterator[tuple[int, int]]:
     """Give what the whole rows of each tensor sum up to, and what is left after them. At most one tensor is copied at a time."""
     columns, rests, have_rows = [], [], []
     for each in tensors:
@@ -48,6 +48,7 @@ def _sums(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
             columns.append(_sum_of_rows(raw[:end].view(torch.int64).view(-1, len(_WEIGHTS))))
         is_copy = raw.data_ptr() != each.data_ptr()
         rests.append(raw[end:].clone() if end and is_copy else raw[end:])
+        progress()
     of_rows = iter(_weighted(columns))
     for has_rows, of_rest in zip(have_rows, _sums_of_words(rests), strict=True):
         yield next(of_rows) if has_rows else 0, of_rest

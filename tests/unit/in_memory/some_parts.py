@@ -25,7 +25,7 @@ def whole(shape: ShardedShape) -> torch.Tensor:
     return torch.arange(torch.Size(shape.whole.sizes).numel()).reshape(shape.whole.sizes).to(dtype)
 
 
-def content(_: Members | None, part: int) -> PartContent:
+def content(_: Members | None, part: int, *_progress: object) -> PartContent:
     """Give a part of tensors whose numbers tell their place."""
     tensors = {}
     for shape in SHAPES:

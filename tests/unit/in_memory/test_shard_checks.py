@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from elastipod.in_memory import shard_checks
-from elastipod.in_memory.members import TensorShape
+from elastipod.in_memory.members import Members, TensorShape
 from elastipod.in_memory.parts import ShardedShape, parts_of
-from elastipod.in_memory.shard_checks import compare_layouts
+from elastipod.in_memory.shard_checks import compare_layouts, compare_shards
 
 NAMES = [f"model.{number}" for number in range(7)]
 SHAPES = [ShardedShape(TensorShape(name, "float32", (8, 2)), 0) for name in NAMES]
@@ -58,3 +59,9 @@ def test_each_block_that_was_summed_is_progress(monkeypatch: pytest.MonkeyPatch)
     layouts = (list(parts_of(2)), holder([]), next(iter(parts_of(1))))
     assert compare_layouts(SHAPES[:1], holder([]), *layouts, lambda: beats.append("one")) == ""
     assert len(beats) == 8, "sixteen elements in both layouts"
+
+
+def test_each_tensor_whose_digest_was_computed_is_progress() -> None:
+    beats: list[str] = []
+    compare_shards(Members({"model": nn.Linear(2, 3)}), 1, "now", lambda: beats.append("one"))
+    assert len(beats) == 2

@@ -31,7 +31,7 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rank: int, places: list[list[str]], needs: list[int]) -> None:
         self.told: list[str] = []
         self._answers = [[json.dumps(place) for place in places], [str(need) for need in needs]]
-        monkeypatch.setattr(shard_copies, "part_content", content)
+        monkeypatch.setattr(shard_copies, "live_part", content)
         monkeypatch.setattr(shard_copies, "all_texts", self._all_texts)
         monkeypatch.setattr(shard_copies, "host_identity", lambda: "host")
         monkeypatch.setattr(dist, "get_rank", lambda: rank)
@@ -112,7 +112,7 @@ class Taking:
         self.asked: list[Any] = []
         self.chosen = 0
         self.rooms: list[int] = []
-        monkeypatch.setattr(shard_copies, "part_content", lambda members, part, *_: content(members, part))
+        monkeypatch.setattr(shard_copies, "live_part", content)
         monkeypatch.setattr(shard_copies, "exchange_images", self._exchange)
         monkeypatch.setattr(self.copies, "_choose_holders", lambda *_: self._choose(holders))
 
@@ -181,7 +181,9 @@ def test_without_holders_or_a_wish_nothing_is_copied(
 
 def test_a_copy_does_not_change_with_later_steps() -> None:
     before = content(None, part_of(3, 0))
-    after = contiguous_image(before).content
+    beats: list[str] = []
+    after = contiguous_image(before, lambda: beats.append("one")).content
+    assert len(beats) == len(SHAPES)
     for tensor in before.tensors.values():
         tensor.add_(1)
     for key, tensor in after.tensors.items():

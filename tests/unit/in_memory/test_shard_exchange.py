@@ -61,7 +61,7 @@ def test_parts_arrive_whole_and_only_where_they_are_taken(monkeypatch: pytest.Mo
 def test_copies_arrive_whole_where_they_are_held(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Each rank holds the part of the rank before it; rank 0 also that of rank 1, and rank 2 none."""
     monkeypatch.setattr(shard_exchange, "MESSAGE_BYTES", 40)
-    monkeypatch.setattr(shard_copies, "part_content", lambda members, part, *_: content(members, part))
+    monkeypatch.setattr(shard_copies, "live_part", content)
     holders = {rank: (rank + 1) % size for rank in range(size)} | {1: 0}
     monkeypatch.setattr(ShardCopies, "_choose_holders", lambda *_: holders)
 
@@ -112,7 +112,7 @@ def test_a_copy_that_changes_on_its_way_is_not_kept(monkeypatch: pytest.MonkeyPa
     change_a_byte_of(monkeypatch, number, sender=1)
 
     def body(rank: int) -> Any:
-        own = contiguous_image(content(None, part_of(3, rank)))
+        own = contiguous_image(content(None, part_of(3, rank)), no_progress)
         images, wrong = exchange_images(own, holders, no_progress)
         any_raised(False)
         return [[image.part for image in images], wrong]
@@ -150,7 +150,7 @@ def test_parts_that_change_on_their_way_are_sent_again(
 
 
 def test_an_image_and_those_beside_it_share_what_every_rank_has_whole() -> None:
-    own = contiguous_image(content(None, part_of(3, 0)))
+    own = contiguous_image(content(None, part_of(3, 0)), no_progress)
     other = room_beside(own.content, part_of(3, 2))
     assert other.content.tensors["step"] is own.content.tensors["step"]
     assert {tensor.untyped_storage().data_ptr() for key, tensor in own.content.tensors.items() if key != "step"} == {

@@ -90,6 +90,7 @@ def test_a_new_start_offers_what_was_loaded_or_what_the_first_group_has_built(
         assert part.memory.rank.completed == 9
         assert held is not None
         assert held.part == parts[rank]
+        assert part.limit.progress.call_count == 1, "the copy of a large part takes longer than the limit"
     else:
         assert (part.memory.rank.parts, held) == (frozenset(), None)
 
@@ -176,6 +177,7 @@ def test_a_part_is_filled_from_others_and_compared(filling: Callable[[str], Part
         ("compared", (SHAPE,), [part_of(2, 0), part_of(2, 1)], part_of(1, 0)),
         ("loaded", [7.0, 7.0, 7.0, 8.0, 8.0, 8.0], "values"),
     ]
+    assert part.limit.progress.call_count == 3, "the copies of both parts, and what is written back of the tensor"
 
 
 def test_a_change_that_lost_something_is_refused_by_name(filling: Callable[[str], Part]) -> None:

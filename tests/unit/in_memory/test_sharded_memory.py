@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -53,13 +54,18 @@ class Part:
         self.memory._part = self.own
         self.memory.rank = RankState(phase, 1, frozenset({self.own}), 5)
         self.memory._is_live = True
-        monkeypatch.setattr(sharded_memory, "part_content", lambda _, part, *_progress: content(part, self.live))
+        monkeypatch.setattr(sharded_memory, "live_part", lambda _, part: content(part, self.live))
+        monkeypatch.setattr(sharded_memory, "part_content", self._part_content)
         monkeypatch.setattr(sharded_memory, "exchange_parts", self._exchange)
         self.said = [False, False]
         monkeypatch.setattr(sharded_memory, "any_raised", self._any_raised)
         monkeypatch.setattr(sharded_memory, "_rank", lambda: rank)
         monkeypatch.setattr(gc, "collect", lambda: self.calls.append("garbage"))
         self.taken: list[list[PartContent]] = []
+
+    def _part_content(self, _: Members, part: int, progress: Callable[[], None]) -> PartContent:
+        progress()
+        return content(part, self.live)
 
     def _exchange(self, *given: Any) -> list[PartContent]:
         self.calls.append(given)

@@ -41,6 +41,9 @@ def test_the_digests_of_many_tensors_are_those_of_each_word_for_word() -> None:
     tensors = [random_bytes(size, seed=size) for size in SIZES]
     assert digests_of_tensors(tensors) == [by_the_word(each) for each in tensors]
     assert digests_of_tensors([]) == []
+    beats: list[str] = []
+    digests_of_tensors(tensors, lambda: beats.append("one"))
+    assert len(beats) == len(tensors)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool])
