@@ -24,7 +24,9 @@ from torch.utils.data import TensorDataset
 
 import elastipod
 from elastipod.data.loader import ElasticLoader
+from elastipod.in_memory.apply_step import apply_gradients
 from elastipod.in_memory.parts import part_content
+from elastipod.in_memory.phases import Phase
 from elastipod.in_memory.sharded_memory import ShardedMemory
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -42,7 +44,8 @@ class Options:
 
     mutant: whether generation 2 adds no gradients up over replicas. scaled: a GradScaler scales the losses; some steps overflow. loads:
     the data comes from an `ElasticLoader` with a worker process.
-    evaluates: after the block of a step, as `inmemory_evaluation` does.
+    evaluates: after the block of a step, as `inmemory_evaluation` does. alone_s: how long the optimizer takes when a rank that has lost its
+    world completes its step.
     """
 
     folder: str
@@ -56,6 +59,7 @@ class Options:
     mutant: bool = False
     scaled: bool = False
     loads: bool = False
+    alone_s: float = 0.0
 
 
 class Rows(nn.Module):
@@ -110,6 +114,13 @@ def build_mutant(right: Callable[[Any], dict[str, object]], mesh: Any) -> dict[s
     return built
 
 
+def apply_late(alone_s: float, state: elastipod.State) -> None:
+    """Apply the gradients, and take long for it without a world, as a large optimizer on the host does."""
+    if state._memory.rank.phase is Phase.QUIESCED:
+        time.sleep(alone_s)
+    apply_gradients(state._members)
+
+
 def keep_to_budget(copies: elastipod.Copies) -> None:
     """Fail where a rank holds more images than its budget allows, right after copies were made: it holds most then."""
     copy = ShardedMemory.copy
@@ -139,6 +150,7 @@ def train(options: Options) -> None:
         partial(build_with, more, partial(build_mutant, build) if options.mutant else build),
         mesh=options.mesh,
         copies=copies,
+        apply=partial(apply_late, options.alone_s) if options.alone_s else None,
         checkpoints=folder / "checkpoints" if options.checkpoint_every else None,
         checkpoint_every=options.checkpoint_every,
         sample_log=folder / "samples",

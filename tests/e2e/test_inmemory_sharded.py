@@ -166,6 +166,18 @@ def test_a_rank_that_dies_in_an_evaluation_costs_neither_the_others_nor_a_step(
     assert_as_if_nothing_happened(job, undisturbed)
 
 
+@pytest.mark.long("variants")
+def test_survivors_whose_optimizer_takes_longer_than_teardown_may_keep_their_processes(
+    play: Any, undisturbed: dict[str, str]
+) -> None:
+    faults = [PlannedFault(FaultKind.KILL, Moment.BEFORE_APPLY, rank=1, step=9)]
+    job = play(size=3, faults=faults, options={"copies": {"memory_bytes": 1 << 20}, "alone_s": 6.0})
+    first, second = job.joined(1), job.joined(2)
+    assert [second[rank][0] == first[rank][0] for rank in range(3)] == [True, False, True], job.told()
+    assert {step for _, _, step in second.values()} == {8}, job.told()
+    assert_as_if_nothing_happened(job, undisturbed)
+
+
 @pytest.mark.slow
 def test_copies_in_another_failure_domain_survive_the_loss_of_a_rank(play: Any, undisturbed: dict[str, str]) -> None:
     faults = [PlannedFault(FaultKind.KILL, Moment.BACKWARD, rank=1, step=9)]

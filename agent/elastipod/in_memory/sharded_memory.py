@@ -171,7 +171,11 @@ class ShardedMemory(MemoryState):
         """All ranks may have been prepared, and some may have committed: hold the state before the step and after it."""
         before = contiguous_image(live_part(self.members, part), self._limit.progress).content
         try:
-            self._apply()
+            # All survivors run it at the same moment, and it takes as long as the part is large. A collective in it does not hang: those
+            # of an accelerator have been aborted, and the agent's word that the generation is over closes the connections of gloo. For
+            # anything else that hangs the agent has its own limit, after which it ends processes that are not back at its barrier.
+            with self._limit.paused():
+                self._apply()
         except (RuntimeError, ElastipodError) as error:  # an `apply` of the script that needs its peers
             log.info("the step that was prepared cannot be completed alone: %s", error)
             self._held, self.rank = before, replace(self.rank, is_prepared=False)

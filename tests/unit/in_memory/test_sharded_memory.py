@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -45,9 +46,11 @@ class Part:
         phase: Phase = Phase.TRAINING,
     ) -> None:
         self.calls: list[Any] = []
+        self.limited: list[str] = []  # when the limit of the phase is suspended
         self.live = 5.0
         self.members = Members({"model": nn.Linear(1, 1)})
         limit = mock.MagicMock(spec=PhaseLimit)
+        limit.paused.side_effect = self._paused
         self.limit = limit
         self.memory = ShardedMemory(self.members, limit, mock.Mock(), MeshPlan.of(mesh or {"shard": -1}), copies)
         self.own = part_of(3, rank)
@@ -62,6 +65,14 @@ class Part:
         monkeypatch.setattr(sharded_memory, "_rank", lambda: rank)
         monkeypatch.setattr(gc, "collect", lambda: self.calls.append("garbage"))
         self.taken: list[list[PartContent]] = []
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        self.limited.append("paused")
+        try:
+            yield
+        finally:
+            self.limited.append("resumed")
 
     def _part_content(self, _: Members, part: int, progress: Callable[[], None]) -> PartContent:
         progress()
@@ -280,6 +291,7 @@ def test_a_prepared_rank_completes_its_step_alone_and_keeps_the_one_before(
     monkeypatch.setattr(sharded_memory, "release_shard_groups", lambda _: None)
 
     def apply() -> None:
+        part.limited.append("applied")
         part.live = 6.0
         if error is not None:
             raise error
@@ -290,6 +302,8 @@ def test_a_prepared_rank_completes_its_step_alone_and_keeps_the_one_before(
     held = part.memory._held
     assert held is not None
     assert held.part == part.own
+    assert part.limited[:3] == ["paused", "applied", "resumed"], "a large optimizer takes longer than the phase may"
+    assert part.limit.progress.call_count == (1 if error else 2), "the copies of the part before the step and after it"
     assert part.memory.rank.is_prepared is False
     if error is None:
         assert (part.memory.rank.completed, float(held.tensors["model.w"][0])) == (6, 6.0)
