@@ -43,9 +43,9 @@ class Options:
     """What one run trains. mesh: as for `State`. copies: as for `Copies`, none if empty.
 
     mutant: whether generation 2 adds no gradients up over replicas. scaled: a GradScaler scales the losses; some steps overflow. loads:
-    the data comes from an `ElasticLoader` with a worker process.
-    evaluates: after the block of a step, as `inmemory_evaluation` does. alone_s: how long the optimizer takes when a rank that has lost its
-    world completes its step.
+    the data comes from an `ElasticLoader` with a worker process. evaluates: after the block of a step, as `inmemory_evaluation` does.
+    alone_s: how long the optimizer takes when a rank that has lost its world completes its step. optimizes_from: the first step of which
+    the optimizer is not left out, as a GradScaler does after overflows.
     """
 
     folder: str
@@ -60,6 +60,7 @@ class Options:
     scaled: bool = False
     loads: bool = False
     alone_s: float = 0.0
+    optimizes_from: int = 1
 
 
 class Rows(nn.Module):
@@ -114,11 +115,12 @@ def build_mutant(right: Callable[[Any], dict[str, object]], mesh: Any) -> dict[s
     return built
 
 
-def apply_late(alone_s: float, state: elastipod.State) -> None:
-    """Apply the gradients, and take long for it without a world, as a large optimizer on the host does."""
+def apply_late(options: Options, state: elastipod.State) -> None:
+    """Apply the gradients, not before a step of that number, and without a world as slowly as a large optimizer on the host."""
     if state._memory.rank.phase is Phase.QUIESCED:
-        time.sleep(alone_s)
-    apply_gradients(state._members)
+        time.sleep(options.alone_s)
+    if state.completed + 1 >= options.optimizes_from:
+        apply_gradients(state._members)
 
 
 def keep_to_budget(copies: elastipod.Copies) -> None:
@@ -150,7 +152,7 @@ def train(options: Options) -> None:
         partial(build_with, more, partial(build_mutant, build) if options.mutant else build),
         mesh=options.mesh,
         copies=copies,
-        apply=partial(apply_late, options.alone_s) if options.alone_s else None,
+        apply=partial(apply_late, options) if options.alone_s or options.optimizes_from > 1 else None,
         checkpoints=folder / "checkpoints" if options.checkpoint_every else None,
         checkpoint_every=options.checkpoint_every,
         sample_log=folder / "samples",

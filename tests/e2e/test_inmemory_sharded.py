@@ -255,7 +255,7 @@ def test_images_of_a_former_world_make_room_for_copies_within_the_budget(
     )  # weights and moments; buffers and counts of steps, in two parts
     options = {"copies": {"memory_bytes": 2 * (shards + whole), "every": 4}}
     job = play(size=4, resizes=[Resize(6, 2)], options=options)
-    assert "goes before the first copies of this world are made" in job.told()
+    assert "goes before the next copies are made" in job.told()
     assert "there are no copies" not in job.told()
     assert_as_if_nothing_happened(job, undisturbed)
 
@@ -268,6 +268,32 @@ def test_without_copies_the_loss_of_a_rank_goes_back_to_a_checkpoint(play: Any, 
     assert "there are no copies of shards in this world: they would take" in job.told()
     assert {step for _, _, step in job.joined(2).values()} <= {4, 8}
     assert_as_if_nothing_happened(job, undisturbed)
+
+
+@pytest.mark.parametrize("is_enough", [pytest.param(True, marks=pytest.mark.long("variants")), False])
+def test_copies_of_a_state_that_grows_keep_to_the_budget(
+    is_enough: bool, play: Any, tmp_path: Path, fork_server: TorchForkServer
+) -> None:
+    """Without moments the state is a third as large: they come with the first step of which the optimizer is not left out."""
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    options = {"optimizes_from": 6}
+    train_alone(alone, fork_server, SHARDED_WORKER, options)
+    rows, whole = (
+        18 + 2 + 4,
+        2 * (3 * 8 + 3 * 4),
+    )  # of the largest of three parts, at most; buffers and counts of steps, in two parts
+    with_moments = 2 * (2 * rows * 32 * 4 * 3 + whole)
+    budget = {"memory_bytes": with_moments if is_enough else with_moments // 2, "every": 2}
+    faults = [PlannedFault(FaultKind.KILL, Moment.BACKWARD, rank=1, step=9)]
+    job = play(size=3, faults=faults, options={**options, "copies": budget, "checkpoint_every": 7})
+    told = job.told()
+    assert ("there are no more copies of shards in this world: they would take" in told) is not is_enough, told
+    assert ("there are no copies of shards" in told) is not is_enough, (
+        f"in the next world, which has moments already: {told}"
+    )
+    assert {step for _, _, step in job.joined(2).values()} == {8 if is_enough else 7}, told
+    assert_as_if_nothing_happened(job, whole_state(alone))
 
 
 @pytest.mark.long("variants")

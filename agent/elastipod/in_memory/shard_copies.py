@@ -56,6 +56,10 @@ class ShardCopies:
     def __init__(self, wanted: Copies | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._wanted, self._clock = wanted, clock
         self._holders: dict[int, int] | None = None  # by rank; None: not known in this world yet
+        self._shapes: tuple[ShardedShape, ...] | None = (
+            None  # of the tensors when the budget was last compared in this world
+        )
+        self._bytes = 0  # of this rank's images of one step, with these shapes
         self._complete: set[int] = set()  # steps of which all ranks have good copies
         self._is_wrong = False  # the copy that this rank took last
         self._not_before = 0.0  # the next copy, by the clock
@@ -63,7 +67,7 @@ class ShardCopies:
 
     def forget_world(self) -> None:
         """The world has ended; another has other holders."""
-        self._holders = None
+        self._holders = self._shapes = None
 
     @property
     def comes_too_soon(self) -> bool:
@@ -82,9 +86,9 @@ class ShardCopies:
 
     def newest(self, rank: RankState) -> int | None:
         """Give the step whose images must stay until a newer one is copied; None: those of the last step are enough."""
+        self._complete &= rank.images.keys()
         if self._wanted is None or self._holders == {} or not rank.images:
             return None
-        self._complete &= rank.images.keys()
         return newest_copied(rank.images, self._complete)
 
     def is_complete(self, step: int) -> bool:
@@ -96,24 +100,26 @@ class ShardCopies:
     ) -> list[PartContent]:
         """Give the images that this rank holds of a step; none if no copy is due. Collective. Raises RuntimeError when a peer is gone.
 
-        Where there are images, all ranks call `end` next.
+        Where there are images, all ranks call `end` next. There are none any more in this world, with a sentence, when a rank would exceed
+        its budget: parts grow, as with the first step that a GradScaler does not leave out.
 
-        make_room: is called before the first copy of a world, with how many bytes the images of former worlds may take beside it.
+        make_room: is called before the first copy of a world and where parts have another size since the copy before, with how many bytes
+        older images may take beside this one.
         """
         if self._wanted is None or self._holders == {}:
             return []
         if self._holders is None:
-            self._holders = self._choose_holders(members, part)
+            self._holders = self._choose_holders(part)
             if not self._holders:
                 return []
-            shapes = live_part(members, part).shapes
-            make_room(self._wanted.memory_bytes - _num_bytes(shapes, _parts_held(part, self._holders)))
         elif step % self._wanted.every or self.is_postponed:
             return []
         began = self._clock()
-        own = contiguous_image(
-            live_part(members, part), lambda: None
-        )  # a phase without a limit; `progress` is for messages
+        live = live_part(members, part)
+        if not self._keeps_to_budget(live, self._holders, make_room):
+            self._holders = {}
+            return []
+        own = contiguous_image(live, lambda: None)  # a phase without a limit; `progress` is for messages
         if self._wanted.bytes_per_s is not None:
             self._not_before = began + own.raw.numel() / self._wanted.bytes_per_s
         passing = chaos.passing(chaos.Moment.COPY, progress, rank=place_of(part)[1], step=step)
@@ -158,26 +164,39 @@ class ShardCopies:
             return {}
         return chosen
 
-    def _choose_holders(self, members: Members, part: int) -> dict[int, int]:
-        """Give the holder of each rank's copy, the same on every rank; empty, with a sentence, where there will be no copies."""
-        assert self._wanted is not None
+    def _choose_holders(self, part: int) -> dict[int, int]:
+        """Give the holder of each rank's copy, the same on every rank; empty, with a sentence, where no other node can hold any."""
         num_shards, _ = place_of(part)
         if dist.get_world_size() > num_shards:
             return {}  # other shard groups hold each part
         domain = os.environ.get(DOMAIN_ENV, "")
         told = [json.loads(text) for text in all_texts(json.dumps([f"{host_identity()} {domain}", domain]))]
         holders = choose_copy_holders([str(node) for node, _ in told], [str(domain) for _, domain in told])
-        rank = dist.get_rank()
-        if not holders:
-            return _off("all ranks are on one node", rank)
-        shapes = live_part(members, part).shapes
-        need = GENERATIONS * _num_bytes(shapes, _parts_held(part, holders))
-        needs = [int(text) for text in all_texts(str(need))]
-        if max(needs) > self._wanted.memory_bytes:
-            where = needs.index(max(needs))
-            allowed = self._wanted.memory_bytes
-            return _off(f"they would take {max(needs)} bytes on rank {where}, and memory_bytes is {allowed}", rank)
+        if not holders and dist.get_rank() == 0:
+            log.warning("there are no copies of shards in this world: all ranks are on one node")
         return holders
+
+    def _keeps_to_budget(self, live: PartContent, holders: Mapping[int, int], make_room: Callable[[int], None]) -> bool:
+        """Whether all ranks have room for copies of parts as large as they are now; else one says why not. Collective."""
+        assert self._wanted is not None
+        allowed, is_first = self._wanted.memory_bytes, self._shapes is None
+        has_changed = live.shapes != self._shapes
+        if has_changed:
+            self._shapes, self._bytes = live.shapes, _num_bytes(live.shapes, _parts_held(live.part, holders))
+        need = GENERATIONS * self._bytes
+        # All ranks hear of one without room: it cannot know before the optimizer has run, and must not leave the exchange to the others.
+        (is_exceeded,) = any_raised(need > allowed)
+        if is_exceeded:
+            told = [json.loads(text) for text in all_texts(json.dumps([need, allowed]))]
+            where = max(range(len(told)), key=lambda rank: told[rank][0] - told[rank][1])
+            if dist.get_rank() == 0:
+                log.warning(
+                    "there are no %s of shards in this world: they would take %d bytes on rank %d, and memory_bytes is %d",
+                    *("copies" if is_first else "more copies", told[where][0], where, told[where][1]),
+                )
+        elif has_changed:
+            make_room(allowed - self._bytes)
+        return not is_exceeded
 
 
 def _parts_held(part: int, holders: Mapping[int, int]) -> list[int]:
@@ -188,9 +207,3 @@ def _parts_held(part: int, holders: Mapping[int, int]) -> list[int]:
 
 def _num_bytes(shapes: Iterable[ShardedShape], parts: Iterable[int]) -> int:
     return sum(shape.stretch(part)[1] - shape.stretch(part)[0] for part in parts for shape in shapes)
-
-
-def _off(why: str, rank: int) -> dict[int, int]:
-    if rank == 0:
-        log.warning("there are no copies of shards in this world: %s", why)
-    return {}

@@ -309,15 +309,15 @@ class ShardedMemory(MemoryState):
     def _make_room(self, limit: int) -> None:
         """Let the images take at most so many bytes: those of steps that were not copied go first, and older ones before newer ones.
 
-        They are of former worlds, and all ranks have completed a step since. They are needed only by those who lose a rank before
-        the copy that they make room for is complete.
+        All ranks have completed a step since. They are needed only by those who lose a rank before the copy that they make room for is
+        complete.
         """
         for step in sorted(self._kept, key=lambda step: (self._copies.is_complete(step), step)):
             held = self._image_bytes()
             if held <= limit:
                 return
             log.warning(
-                "what is kept of step %d goes before the first copies of this world are made: they may take %d bytes beside them, and "
+                "what is kept of step %d goes before the next copies are made: images may take %d bytes beside them, and "
                 "take %d; until then the loss of a rank costs the steps since an older copy or a checkpoint",
                 *(step, limit, held),
             )

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from tests.unit.in_memory.some_parts import BYTES, SHAPES, content, no_progress
+from tests.unit.in_memory.some_parts import BYTES, ROWS, SHAPES, content, no_progress
 
 from elastipod.checkpoint.collective_planning import DOMAIN_ENV
 from elastipod.in_memory import shard_copies
 from elastipod.in_memory.contiguous_image import ContiguousImage, contiguous_image
-from elastipod.in_memory.parts import part_of
+from elastipod.in_memory.members import TensorShape
+from elastipod.in_memory.parts import PartContent, ShardedShape, part_of
 from elastipod.in_memory.rank import RankState
 from elastipod.in_memory.shard_copies import Copies, ShardCopies
 
@@ -26,11 +29,21 @@ def said_by(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 class World:
-    """What one rank of three hears from the others: the nodes and domains of all ranks, and the bytes that they need."""
+    """What one rank of three hears from the others: the nodes and domains of all ranks, and the bytes that they need and may use."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, rank: int, places: list[list[str]], needs: list[int]) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        rank: int,
+        places: list[list[str]],
+        needs: list[int],
+        budgets: Sequence[int] = (),
+    ) -> None:
         self.told: list[str] = []
-        self._answers = [[json.dumps(place) for place in places], [str(need) for need in needs]]
+        self._answers = [[json.dumps(place) for place in places]]
+        self._answers += [[json.dumps(each) for each in zip(needs, budgets, strict=True)]] if budgets else []
+        exceeds = any(need > budget for need, budget in zip(needs, budgets, strict=False))
+        monkeypatch.setattr(shard_copies, "any_raised", lambda *flags: [exceeds] * len(flags))
         monkeypatch.setattr(shard_copies, "live_part", content)
         monkeypatch.setattr(shard_copies, "all_texts", self._all_texts)
         monkeypatch.setattr(shard_copies, "host_identity", lambda: "host")
@@ -48,34 +61,38 @@ NEEDS = [2 * (BYTES[0] + BYTES[2]), 2 * (BYTES[1] + BYTES[0]), 2 * (BYTES[2] + B
 
 
 @pytest.mark.parametrize("rank", range(3))
-def test_a_rank_says_where_it_is_and_what_it_would_hold(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+def test_a_rank_says_where_it_is(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     monkeypatch.setenv(DOMAIN_ENV, "rack")
     heard = World(monkeypatch, rank, NODES, NEEDS)
-    copies = ShardCopies(Copies(max(NEEDS)))
-    assert copies._choose_holders(MEMBERS, part_of(3, rank)) == {0: 1, 1: 2, 2: 0}
-    assert heard.told == ['["host rack", "rack"]', str(NEEDS[rank])]
+    assert ShardCopies(Copies(1))._choose_holders(part_of(3, rank)) == {0: 1, 1: 2, 2: 0}
+    assert heard.told == ['["host rack", "rack"]']
 
 
 def test_without_a_domain_the_host_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DOMAIN_ENV, raising=False)
     heard = World(monkeypatch, 0, NODES, NEEDS)
-    ShardCopies(Copies(max(NEEDS)))._choose_holders(MEMBERS, part_of(3, 0))
+    ShardCopies(Copies(1))._choose_holders(part_of(3, 0))
     assert heard.told[0] == '["host ", ""]'
 
 
 def test_a_copy_goes_to_another_domain(monkeypatch: pytest.MonkeyPatch) -> None:
     World(monkeypatch, 0, [["a", "x"], ["b", "x"], ["c", "y"]], NEEDS)
-    holders = ShardCopies(Copies(max(NEEDS)))._choose_holders(MEMBERS, part_of(3, 0))
+    holders = ShardCopies(Copies(1))._choose_holders(part_of(3, 0))
     assert holders == {0: 2, 1: 2, 2: 0}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
-    ("places", "budget", "said"),
+    ("places", "budgets", "said"),
     [
-        ([["a", "x"]] * 3, 10**6, "all ranks are on one node"),
-        (NODES, NEEDS[0] - 1, f"they would take {NEEDS[1]} bytes on rank 1, and memory_bytes is {NEEDS[0] - 1}"),
-        (NODES, max(NEEDS) - 1, f"they would take {NEEDS[1]} bytes on rank 1, and memory_bytes is {max(NEEDS) - 1}"),
+        ([["a", "x"]] * 3, (10**6,) * 3, "all ranks are on one node"),
+        (NODES, (NEEDS[0] - 1,) * 3, f"they would take {NEEDS[1]} bytes on rank 1, and memory_bytes is {NEEDS[0] - 1}"),
+        (
+            NODES,
+            (max(NEEDS) - 1,) * 3,
+            f"they would take {NEEDS[1]} bytes on rank 1, and memory_bytes is {max(NEEDS) - 1}",
+        ),
+        (NODES, (10**6, 10**6, 99), f"they would take {NEEDS[2]} bytes on rank 2, and memory_bytes is 99"),
     ],
 )
 def test_where_there_can_be_none_one_rank_says_why(
@@ -83,17 +100,24 @@ def test_where_there_can_be_none_one_rank_says_why(
     caplog: pytest.LogCaptureFixture,
     rank: int,
     places: list[list[str]],
-    budget: int,
+    budgets: tuple[int, ...],
     said: str,
 ) -> None:
-    World(monkeypatch, rank, places, NEEDS)
-    assert ShardCopies(Copies(budget))._choose_holders(MEMBERS, part_of(3, rank)) == {}
+    heard = World(monkeypatch, rank, places, NEEDS, budgets)
+    copies, rooms = ShardCopies(Copies(budgets[rank])), list[int]()
+    assert copies.take(4, MEMBERS, part_of(3, rank), no_progress, rooms.append) == []
+    assert copies._holders == {}
     assert said_by(caplog) == [f"there are no copies of shards in this world: {said}"] * (rank == 0)
+    is_full = "memory_bytes" in said
+    assert heard.told[1:] == [json.dumps([NEEDS[rank], budgets[rank]])] * is_full
+    assert copies.take(5, MEMBERS, part_of(3, rank), no_progress, rooms.append) == []
+    assert rooms == []
+    assert len(said_by(caplog)) == (rank == 0)
 
 
 def test_replicas_are_copies_already(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     heard = World(monkeypatch, 0, [["a", ""], ["b", ""], ["c", ""], ["d", ""]], [])
-    assert ShardCopies(Copies(1))._choose_holders(MEMBERS, part_of(2, 0)) == {}
+    assert ShardCopies(Copies(1))._choose_holders(part_of(2, 0)) == {}
     assert (heard.told, said_by(caplog)) == ([], [])
 
 
@@ -104,10 +128,15 @@ class Taking:
     """Rank 1 of a world in which nothing travels; `asked` is what was to travel."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, holders: dict[int, int], every: int, bytes_per_s: int | None = None
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        holders: dict[int, int],
+        every: int,
+        bytes_per_s: int | None = None,
+        budget: int = 10**6,
     ) -> None:
         self.now = 100.0
-        self.copies = ShardCopies(Copies(1, every=every, bytes_per_s=bytes_per_s), lambda: self.now)
+        self.copies = ShardCopies(Copies(budget, every=every, bytes_per_s=bytes_per_s), lambda: self.now)
         self.wrong: list[int] = []
         self.asked: list[Any] = []
         self.chosen = 0
@@ -145,7 +174,60 @@ def test_the_first_step_of_a_world_is_copied_and_then_each_so_many(monkeypatch: 
     assert taking.take(10, 11, 12) == [10, 12]
     assert taking.chosen == 2
     assert taking.copies._complete == {4, 6, 9, 10, 12}
-    assert taking.rooms == [1 - (BYTES[1] + BYTES[0])] * 2, "beside the first of each world: what the budget leaves"
+    assert taking.rooms == [10**6 - (BYTES[1] + BYTES[0])] * 2, "beside the first of each world: what the budget leaves"
+
+
+MOMENT = ShardedShape(TensorShape("optimizer.exp_avg", "float32", (ROWS, 2)), 0)
+
+
+def grown(_: Any, part: int) -> PartContent:
+    """Give a part that has another tensor of 8 bytes a row, as an optimizer makes it in its first step."""
+    before = content(None, part)
+    moment = torch.zeros(MOMENT.local_sizes(part))
+    return replace(before, shapes=(*SHAPES, MOMENT), tensors={**before.tensors, MOMENT.key: moment})
+
+
+GROWN = BYTES[1] + BYTES[0] + 2 * 3 * 8  # of rank 1: its own part and that of rank 0, of three rows each
+
+
+@pytest.mark.parametrize("is_enough", [True, False])
+def test_parts_that_grow_are_compared_with_the_budget_before_they_are_copied(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_enough: bool
+) -> None:
+    taking = Taking(monkeypatch, HOLDERS, 3, budget=2 * GROWN - (not is_enough))
+    monkeypatch.setattr(shard_copies, "all_texts", lambda text: [text] * 3)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    assert taking.take(4, 6) == [4, 6]
+    assert len(taking.rooms) == 1
+    monkeypatch.setattr(shard_copies, "live_part", grown)
+    assert taking.take(7, 8) == [], "no copy is due"
+    images = RankState(images={6: frozenset({part_of(3, 1)})})
+    if is_enough:
+        assert taking.take(9, 12) == [9, 12]
+        assert taking.rooms[1:] == [GROWN], "what the budget leaves beside larger ones"
+        assert not said_by(caplog)
+    else:
+        assert taking.copies.newest(images) == 6
+        assert taking.take(9, 12) == []
+        assert len(taking.asked) == 2, "nothing travels"
+        says = f"they would take {2 * GROWN} bytes on rank 0, and memory_bytes is {2 * GROWN - 1}"
+        assert said_by(caplog) == [f"there are no more copies of shards in this world: {says}"]
+        assert taking.copies.newest(images) is None, "the next commit drops what is held"
+        assert taking.copies.newest(RankState()) is None
+        assert not taking.copies.is_complete(6)
+    taking.copies.forget_world()
+    assert taking.take(13) == ([13] if is_enough else []), "the next world compares again"
+    assert taking.chosen == 2
+
+
+def test_a_rank_with_room_leaves_out_what_another_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    taking = Taking(monkeypatch, HOLDERS, 1)
+    assert taking.take(4) == [4]
+    monkeypatch.setattr(shard_copies, "any_raised", lambda *flags: [True])
+    monkeypatch.setattr(shard_copies, "all_texts", lambda text: [text, "[9, 8]", text])
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    assert taking.copies.take(5, MEMBERS, part_of(3, 1), no_progress, taking.rooms.append) == []
+    assert len(taking.asked) == len(taking.rooms) == 1
 
 
 def test_what_is_exchanged_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,8 +293,8 @@ def test_a_copy_that_arrived_wrong_is_said_and_does_not_count(
 
 def test_a_rank_that_hears_of_a_wrong_copy_counts_its_own_for_none_either(monkeypatch: pytest.MonkeyPatch) -> None:
     taking = Taking(monkeypatch, HOLDERS, 1)
-    monkeypatch.setattr(shard_copies, "any_raised", lambda flag: [not flag])
     assert taking.copies.take(5, MEMBERS, part_of(3, 1), no_progress, taking.rooms.append)
+    monkeypatch.setattr(shard_copies, "any_raised", lambda flag: [not flag])
     assert taking.copies.end(5) is False
     assert not taking.copies.is_complete(5)
 

@@ -67,7 +67,9 @@ def test_copies_arrive_whole_where_they_are_held(monkeypatch: pytest.MonkeyPatch
 
     def body(rank: int) -> Any:
         told: list[int] = []
-        images = ShardCopies(Copies(1)).take(4, MEMBERS, part_of(size, rank), lambda: told.append(1), lambda _: None)
+        images = ShardCopies(Copies(10**6)).take(
+            4, MEMBERS, part_of(size, rank), lambda: told.append(1), lambda _: None
+        )
         any_raised(False)
         found = []
         for image in images:

@@ -169,9 +169,7 @@ def test_images_make_room_those_that_were_not_copied_first(
     with_images(part, 2, 3, 4, complete={2, 3})
     part.memory._make_room(limit)
     assert sorted(part.numbers()) == sorted(part.memory.rank.images) == kept
-    assert len([each for each in caplog.records if "goes before the first copies" in each.getMessage()]) == 3 - len(
-        kept
-    )
+    assert len([each for each in caplog.records if "goes before the next copies" in each.getMessage()]) == 3 - len(kept)
 
 
 # ---- leaving
