@@ -268,6 +268,13 @@ def gradient_divide_factor(module: FSDPModule) -> float | None:
     return factors.pop() if len(factors) == 1 else None
 
 
+def gradient_reduce_dtype(module: FSDPModule) -> torch.dtype | None:
+    """Give the type that a module's MixedPrecisionPolicy has gradients reduced in; None where they keep their own."""
+    state: Any = module._get_fsdp_state()
+    dtype: torch.dtype | None = state._mp_policy.reduce_dtype
+    return dtype
+
+
 def _shard_groups(module: FSDPModule) -> list[Any]:
     """Give the groups of parameters of one module that is sharded; torch 2.4 to 2.9 have one, later ones several."""
     state: Any = module._get_fsdp_state()

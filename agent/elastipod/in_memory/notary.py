@@ -24,14 +24,22 @@ from elastipod.data import Batch, ElasticBatches
 from elastipod.gradients import observe_reduced_gradients
 from elastipod.in_memory.exchange import all_texts
 from elastipod.in_memory.memory_state import lost_world
-from elastipod.in_memory.sharded_gradients import divisor_of, is_sharded, reduced_elements, watch_own_gradients
+from elastipod.in_memory.own_gradients import Noted, OwnGradients
+from elastipod.in_memory.sharded_gradients import (
+    divisor_of,
+    is_sharded,
+    reduced_elements,
+    reduced_in,
+    watch_own_gradients,
+)
 from elastipod.rank_ranges import format_ranks
 from elastipod.torch_compat import DistributedDataParallel, run_after_backward, without_compile_wrapper
 
 SAMPLED_TENSORS = 4096
 SAMPLES_PER_TENSOR = 4
 MAX_COUNTED = 1 << 16  # samples of a global batch that are looked at one by one
-ROUNDINGS = 64  # of the gradients' type, that a reduction may differ by
+OTHER_ROUNDINGS = 4  # in one reduction, beside its additions: the division, and conversions to another type and back
+LEAST_TOLERANCE = 2.0**-17  # of the sizes of all passes' gradients: float32 loses no more in any order of 128 additions
 COMPRESSED = 0.05  # what a communication hook may differ by, since it may compress
 
 
@@ -61,7 +69,6 @@ class Notary:
         self._ddp = wrapped if isinstance(wrapped, DistributedDataParallel) else None
         self._sampled = _sample(model, seed)
         self._stop_watching: Callable[[], object] = lambda: None
-        self._own = [torch.zeros(len(each.elements), dtype=torch.float64) for each in self._sampled]
         self._reduced: list[torch.Tensor] | None = None
         self.samples: int | None = None  # of the job before this step, as a rank knows that has trained up to it
         self._divisor = 0.0
@@ -69,7 +76,11 @@ class Notary:
         self._random = _digest(torch.get_rng_state())
         self._sharded = model if is_sharded(model) else None
         self._unseen = set(range(len(self._sampled))) if self._sharded is not None else set()
-        self._dtypes = [each.parameter.dtype for each in self._sampled]
+        self._unreduced: set[int] = set()  # parameters with a pass since FSDP2 last reduced their gradient
+        reduced = {} if self._sharded is None else reduced_in(model)
+        self._own = OwnGradients(
+            [Noted(len(each.elements), each.parameter.dtype, reduced.get(each.name)) for each in self._sampled]
+        )
         self._watch_own(model)
         self._stop_observing = observe_reduced_gradients(self._announced)
 
@@ -126,48 +137,64 @@ class Notary:
 
         Empty on a rank that does not know when its gradients were reduced.
         """
-        own = torch.cat([torch.empty(0, dtype=torch.float64), *self._own])
-        of_ranks = gather(own) if dist.is_initialized() and len(own) else own.unsqueeze(0)
+        own = self._own.told()
+        of_ranks = gather(own.flatten()) if dist.is_initialized() and own.numel() else own
         if self._reduced is None:
             return ""
-        expected, size = of_ranks.sum(0) / self._divisor, of_ranks.abs().sum(0) / self._divisor
+        expected, size, rounding = of_ranks.view(-1, *own.shape).sum(0) / self._divisor
+        compresses = self._ddp is not None and bool(getattr(self._ddp, "_comm_hooks", None))
+        allowed = (COMPRESSED if compresses else LEAST_TOLERANCE) * size + rounding
         start = 0
-        for each, dtype, reduced in zip(self._sampled, self._dtypes, self._reduced, strict=True):
-            stop = start + len(reduced)
-            allowed = self._tolerance(dtype) * size[start:stop] + torch.finfo(torch.float32).tiny
-            bad = (reduced - expected[start:stop]).abs() > allowed
+        for each, reduced in zip(self._sampled, self._reduced, strict=True):
+            part = slice(start, start + len(reduced))
+            bad = (reduced - expected[part]).abs() > allowed[part]
             if bool((bad & reduced.isfinite()).any()):
                 return f"the reduced gradient of {each.name} is not the mean over all ranks' samples"
-            start = stop
+            start = part.stop
         return ""
-
-    def _tolerance(self, dtype: torch.dtype) -> float:
-        if self._ddp is not None and getattr(self._ddp, "_comm_hooks", None):
-            return COMPRESSED
-        return ROUNDINGS * torch.finfo(dtype).eps
 
     def _note(self, at: int, gradient: torch.Tensor) -> None:
         if gradient.is_sparse:
             return
         self._unseen.discard(at)
-        self._own[at] += gradient.detach().flatten()[self._sampled[at].elements].double().cpu()
-        if torch.finfo(gradient.dtype).eps > torch.finfo(self._dtypes[at]).eps:  # a mixed precision of FSDP2
-            self._dtypes[at] = gradient.dtype
+        if self._own.has_passes(at) and self._is_dropped(at):
+            self._own.drop(at)
+        self._own.add(at, gradient.detach().flatten()[self._sampled[at].elements])
+        self._unreduced.add(at)
         if (self._ddp is not None or self._sharded is not None) and not self._is_queued:
             self._is_queued = True
             # DDP and FSDP2 end their reduction in a callback of their own, which is queued in this backward pass; one queued from
             # a callback runs after it.
             run_after_backward(lambda: run_after_backward(self._reduced_by_torch))
 
+    def _is_dropped(self, at: int) -> bool:
+        """Whether nothing is left of the gradients of the passes before the one that is under way."""
+        sampled = self._sampled[at]
+        gradient = sampled.parameter.grad
+        if self._sharded is not None:
+            # FSDP2 keeps what it has not reduced yet elsewhere, and clearing the shards' gradients does not clear that. A shard of zeros
+            # tells nothing: the shards of other ranks may have other numbers, and all ranks have to drop the same passes.
+            return gradient is None and at not in self._unreduced
+        # Where the elements are zero, nothing of them goes into the reduction, whatever the rest of the gradient is.
+        return gradient is None or not (gradient.is_sparse or bool(gradient.detach().flatten()[sampled.elements].any()))
+
     def _reduced_by_torch(self) -> None:
         self._is_queued = False
+        self._unreduced = {at for at in self._unreduced if self._sampled[at].parameter.grad is None}
         world_size = dist.get_world_size()
+        numbers = range(len(self._sampled))
+        is_reduced = [
+            at not in self._unreduced if self._ddp is None else self._ddp.require_backward_grad_sync for at in numbers
+        ]
+        self._own.reduced(world_size + OTHER_ROUNDINGS, is_reduced)
         divisor = float(world_size) if self._sharded is None else divisor_of(self._sharded, world_size)
         if divisor is not None:
             self._read(divisor)
 
     def _announced(self, divisor: float) -> None:
         self._ddp = None  # a script that announces reduces by itself; DDP has only passed gradients through
+        world_size = dist.get_world_size() if dist.is_initialized() else 1
+        self._own.announced(world_size + OTHER_ROUNDINGS)
         self._read(divisor)
 
     def _read(self, divisor: float) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from elastipod.in_memory.parts import part_of, shape_of
-from elastipod.torch_compat import DTensor, FSDPModule, gradient_divide_factor
+from elastipod.torch_compat import DTensor, FSDPModule, gradient_divide_factor, gradient_reduce_dtype
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -66,6 +66,17 @@ def reduced_elements(parameter: nn.Parameter, elements: torch.Tensor) -> torch.T
     places[shape.dim] = places[shape.dim] - start
     own = tuple(place[is_own] for place in places)
     found[is_own] = 0.0 if gradient is None else gradient.detach().to_local().cpu()[own].double()
+    return found
+
+
+def reduced_in(model: nn.Module) -> dict[str, torch.dtype | None]:
+    """Give the type that each parameter's gradient is added up and reduced in, by name; None for that of the gradient itself."""
+    found: dict[str, torch.dtype | None] = {}
+    for prefix, module in model.named_modules():  # outer ones first, so the innermost that is sharded has the last word
+        inside = module.named_parameters(prefix)
+        if isinstance(module, FSDPModule):
+            dtype = gradient_reduce_dtype(module)
+            found.update((name, dtype) for name, _ in inside)
     return found
 
 

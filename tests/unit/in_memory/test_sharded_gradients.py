@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from elastipod.checkpoint.rng import seed_new_rank
 from elastipod.data import ElasticBatches
 from elastipod.gradients import gradient_sync
 from elastipod.in_memory.notary import Notary, Trained
-from elastipod.in_memory.sharded_gradients import watch_own_gradients
+from elastipod.in_memory.sharded_gradients import reduced_in, watch_own_gradients
 from elastipod.torch_compat import drop_sharding_caches
 
 PLAN = ElasticBatches(40, 8, seed=1)
@@ -55,6 +55,13 @@ def problems(
     return notary.problems(PLAN.batch(3, 0, 1), PLAN, 3, Trained(2))
 
 
+def lose_passes(model: nn.Module) -> None:
+    """Lose what FSDP2 has not reduced yet."""
+    for group in model[0]._get_fsdp_state()._fsdp_param_groups:  # type: ignore[index]
+        for each in group.fsdp_params:
+            each.unsharded_param.grad = None
+
+
 def test_a_right_step_has_no_problem_also_when_gradients_are_clipped_after_it(mesh: Any) -> None:
     model = build(mesh)
     assert problems(model, after=lambda: nn.utils.clip_grad_norm_(model.parameters(), 1e-3)) == []
@@ -62,13 +69,7 @@ def test_a_right_step_has_no_problem_also_when_gradients_are_clipped_after_it(me
 
 def test_gradients_that_were_not_reduced_as_they_should_be_are_named(mesh: Any) -> None:
     model = build(mesh)
-
-    def lose_a_pass() -> None:
-        for group in model[0]._get_fsdp_state()._fsdp_param_groups:  # type: ignore[index]
-            for each in group.fsdp_params:
-                each.unsharded_param.grad = None
-
-    assert problems(model, between=lose_a_pass) == [
+    assert problems(model, between=lambda: lose_passes(model)) == [
         "the reduced gradient of 0.weight is not the mean over all ranks' samples on rank 0"
     ]
 
@@ -82,3 +83,76 @@ def test_own_gradients_are_seen_with_the_names_of_the_whole_model_until_that_end
     end()
     model(torch.ones(4, 2)).sum().backward()
     assert len(seen) == 4
+
+
+# -- types that gradients are reduced in, and gradients that a script drops ----------------------------------------
+
+
+def layers(mesh: Any, policy: MixedPrecisionPolicy) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(8)))
+    for layer in model:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
+
+
+LOW, FULL, HALF = torch.bfloat16, torch.float32, torch.float16
+
+
+@pytest.mark.parametrize(
+    ("computes_in", "reduces_in"),
+    [(None, LOW), (None, HALF), (LOW, None), (LOW, LOW), (LOW, FULL), (None, FULL), (None, None)],
+)
+@pytest.mark.parametrize("reduced", [1, 16])
+def test_gradients_may_be_reduced_in_another_type(
+    mesh: Any, computes_in: torch.dtype | None, reduces_in: torch.dtype | None, reduced: int
+) -> None:
+    """reduced: number of the passes that are reduced, each by itself."""
+    model = layers(mesh, MixedPrecisionPolicy(param_dtype=computes_in, reduce_dtype=reduces_in))
+    for loses in (False, True):
+        for seed in range(4):
+            model.zero_grad()
+            notary = Notary(model, model, seed=seed)
+            torch.manual_seed(seed)
+            for number in range(16):
+                with gradient_sync(model, number >= 16 - reduced):
+                    (model(torch.randn(4, 8)) * torch.randn(4, 8)).sum().backward()
+                if loses and number == 14:
+                    lose(model)
+            notary.close()
+            assert bool(notary._wrong_gradient()) == loses
+
+
+def lose(model: nn.Module) -> None:
+    """Take away a part of all passes so far, wherever FSDP2 keeps them."""
+    for layer in model.children():
+        sharded: Any = layer
+        for group in sharded._get_fsdp_state()._fsdp_param_groups:
+            for each in group.fsdp_params:
+                for parameter in (each.unsharded_param, each.sharded_param):
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(0.5)
+
+
+def test_what_a_policy_reduces_in_is_that_of_the_innermost_module(mesh: Any) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    assert reduced_in(model) == {}
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=LOW))
+    assert reduced_in(model) == {"0.weight": None, "0.bias": None, "1.weight": LOW, "1.bias": LOW}
+
+
+@pytest.mark.parametrize(("passes", "loses"), [(1, False), (3, False), (3, True)])
+def test_a_step_that_drops_the_gradients_of_a_first_backward_pass_is_right(mesh: Any, passes: int, loses: bool) -> None:
+    model = build(mesh)
+    notary = Notary(model, model, seed=3)
+    for phase in range(2):
+        model.zero_grad()
+        for number in range(passes):
+            with gradient_sync(model, number == passes - 1):
+                model(torch.randn(4, 2)).square().sum().backward()
+            if loses and (phase, number) == (1, 0):
+                lose_passes(model)
+    notary.close()
+    assert bool(notary._wrong_gradient()) == loses
