@@ -207,12 +207,7 @@ class Notary:
                 for at, each in enumerate(self._sampled)
             ]
             return
-        self._reduced = [
-            torch.zeros(len(each.elements), dtype=torch.float64)
-            if each.parameter.grad is None
-            else each.parameter.grad.detach().flatten()[each.elements].double().cpu()
-            for each in self._sampled
-        ]
+        self._reduced = [_elements_of(each.parameter.grad, each.elements) for each in self._sampled]
 
 
 def _sample(model: nn.Module, seed: int) -> list[_Sampled]:
@@ -223,6 +218,13 @@ def _sample(model: nn.Module, seed: int) -> list[_Sampled]:
         _Sampled(name, each, torch.randint(each.numel(), (SAMPLES_PER_TENSOR,), generator=generator).to(each.device))
         for name, each in named[::stride]
     ]
+
+
+def _elements_of(gradient: torch.Tensor | None, elements: torch.Tensor) -> torch.Tensor:
+    """Give elements of a gradient, float64 on the host; zeros where there is none, and nan for a sparse one, which is not compared."""
+    if gradient is None or gradient.is_sparse:
+        return torch.full((len(elements),), 0.0 if gradient is None else torch.nan, dtype=torch.float64)
+    return gradient.detach().flatten()[elements].double().cpu()
 
 
 def _wrong_data(told: list[dict[str, Any]], batch: Batch, plan: ElasticBatches) -> list[str]:

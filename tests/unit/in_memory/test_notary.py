@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -328,6 +329,20 @@ def test_what_ddp_reduced_is_looked_at_where_it_was_compiled_as_well(factor: flo
     notary.close()
     assert notary._reduced is not None
     assert bool(notary._wrong_gradient()) == (factor != 1.0)
+
+
+@pytest.mark.usefixtures("only_rank")
+def test_a_sparse_gradient_is_not_compared_beside_those_that_are() -> None:
+    dense = nn.Linear(2, 2)
+    model = nn.Sequential(nn.Embedding(5, 2, sparse=True), dense)
+    wrapped = DistributedDataParallel(model)
+    for factor, said in ((1.0, ""), (0.5, "the reduced gradient of 1.weight is not the mean over all ranks' samples")):
+        wrapped.zero_grad()
+        notary = Notary(model, wrapped, seed=3)
+        dense.weight.register_hook(partial(torch.mul, factor))  # type: ignore[no-untyped-call]  # after the notary has seen it
+        wrapped(torch.tensor([1])).sum().backward()
+        notary.close()
+        assert notary._wrong_gradient() == said
 
 
 def test_a_rank_whose_gradient_is_not_the_mean_of_all_is_named() -> None:
