@@ -17,7 +17,7 @@ from elastipod.audit.sample_log import SampleLog
 from elastipod.checkpoint.rng import seed_new_rank
 from elastipod.data import Batch, ElasticBatches
 from elastipod.elastic_event import elastic_event_detected
-from elastipod.errors import StateDiffersError
+from elastipod.errors import CheckpointError, StateDiffersError
 from elastipod.in_memory.agent_link import Fate, own_fate
 from elastipod.in_memory.apply_step import OptimizerWatch, apply_gradients, unscale_gradients
 from elastipod.in_memory.between_steps import BetweenSteps
@@ -29,6 +29,7 @@ from elastipod.in_memory.members import NOT_BUILT, Members
 from elastipod.in_memory.memory_state import MemoryState, WorldLost, lost_world
 from elastipod.in_memory.mesh_plan import MeshPlan
 from elastipod.in_memory.notary import Notary, Trained
+from elastipod.in_memory.parts import UnknownSharding
 from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.process_groups import ProcessGroups, WorldNotBuilt
 from elastipod.in_memory.shard_copies import Copies
@@ -234,7 +235,11 @@ class State:
         self._memory.prepare(self._run_apply)
         if not self._optimizers.has_run:
             self._run_apply()
-        self._memory.commit()
+        try:
+            self._memory.commit()
+        except UnknownSharding:
+            self._save_last()
+            raise
         step.is_done = True
         self._trained = Trained(batch.step, batch.samples_seen)
         self._buffers.committed()
@@ -387,6 +392,13 @@ class State:
         extra = {"data": data if samples is None else {**data, "samples": samples}}
         with self._world.collective_of_library():
             self._durable.save(step, extra, self._log_of_generation, waits=waits)
+
+    def _save_last(self) -> None:
+        """Save before an error that new processes meet, too: a corrected script goes on from there."""
+        try:
+            self._save(self.completed, waits=True)
+        except CheckpointError as error:
+            log.error("step %d could not be saved: %s", self.completed, error)
 
     def _close(self) -> None:
         """End without waiting for anybody."""

@@ -186,7 +186,11 @@ class Members:
 
     def sharded_keys(self) -> frozenset[str]:
         """Give the keys of the tensors of which this rank holds a part."""
-        return frozenset(key for key, tensor in self.content().tensors.items() if isinstance(tensor, DTensor))
+        return frozenset(
+            key
+            for key, tensor in self.content().tensors.items()
+            if isinstance(tensor, DTensor) and not all(each.is_replicate() for each in tensor.placements)
+        )
 
     def uncompared(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Give those of these members' tensors that `digests` leaves out."""

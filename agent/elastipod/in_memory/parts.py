@@ -42,10 +42,15 @@ def parts_of(num_shards: int) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class ShardedShape:
-    """What is known of a tensor without its content. whole: its global shape. dim: that it is sharded along; None: whole on every rank."""
+    """What is known of a tensor without its content.
+
+    whole: its global shape. dim: that it is sharded along; None: whole on every rank. is_on_mesh: a tensor that is whole is one of the
+    mesh all the same, as those of optimizers may be.
+    """
 
     whole: TensorShape
     dim: int | None
+    is_on_mesh: bool = False
 
     @property
     def key(self) -> str:
@@ -131,14 +136,21 @@ def shape_of(key: str, tensor: torch.Tensor) -> ShardedShape:
     whole = TensorShape(key, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
     if not isinstance(tensor, DTensor):
         return ShardedShape(whole, None)
-    placements: tuple[Any, ...] = tensor.placements
-    *outer, last = placements
-    if type(last).__name__ != "Shard" or not all(each.is_replicate() for each in outer):
+    if not can_move(tensor):
         raise UnknownSharding(
-            f"{key} is placed as {placements}; a state in memory needs tensors that fully_shard divides along one dimension, the last "
-            "of its mesh"
+            f"{key} is placed as {tensor.placements}; a state in memory needs tensors that are whole on every rank or divided as by "
+            "fully_shard: along one dimension, over the last of the mesh"
         )
-    return ShardedShape(whole, last.dim)
+    last: Any = tensor.placements[-1]
+    return ShardedShape(whole, None, True) if last.is_replicate() else ShardedShape(whole, last.dim)
+
+
+def can_move(tensor: torch.Tensor) -> bool:
+    """Whether a state in memory can move a tensor to another world."""
+    if not isinstance(tensor, DTensor):
+        return True
+    *outer, last = tensor.placements
+    return (type(last).__name__ == "Shard" or last.is_replicate()) and all(each.is_replicate() for each in outer)
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -171,9 +183,10 @@ def _new_tensor(shape: ShardedShape, part: int, members: Members, mesh: Any) -> 
     is_counter = not shape.whole.sizes  # optimizers keep their step counts on the host
     device = torch.device("cpu") if is_counter else next(members.model.parameters()).device
     local = torch.empty(shape.local_sizes(part), dtype=getattr(torch, shape.whole.dtype), device=device)
-    if shape.dim is None:
+    if shape.dim is None and not shape.is_on_mesh:
         return local
     from torch.distributed.tensor import Replicate, Shard
 
-    placements = [*(Replicate() for _ in range(mesh.ndim - 1)), Shard(shape.dim)]
+    last = Replicate() if shape.dim is None else Shard(shape.dim)
+    placements = [*(Replicate() for _ in range(mesh.ndim - 1)), last]
     return sharded_tensor(local, mesh, placements, torch.Size(shape.whole.sizes))

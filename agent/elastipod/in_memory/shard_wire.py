@@ -24,15 +24,15 @@ class StateShapes:
 
 def encode_shapes(shards: PartContent, uncompared: Mapping[str, str]) -> str:
     """Give the JSON text of a `StateShapes`."""
-    listed = [[each.key, each.whole.dtype, list(each.whole.sizes), each.dim] for each in shards.shapes]
-    return json.dumps({"v": 2, "tensors": listed, "values": shards.values, "uncompared": dict(uncompared)})
+    listed = [[each.key, each.whole.dtype, list(each.whole.sizes), each.dim, each.is_on_mesh] for each in shards.shapes]
+    return json.dumps({"v": 3, "tensors": listed, "values": shards.values, "uncompared": dict(uncompared)})
 
 
 def decode_shapes(text: str) -> StateShapes:
     """Read what a holder told. Raises BadManifest for anything else."""
     try:
         found = json.loads(text)
-        if found["v"] != 2:
+        if found["v"] != 3:
             raise BadManifest(f"a holder's state has version {found['v']!r}; all ranks need the same elastipod")
         shapes = tuple(_shape(*each) for each in found["tensors"])
         uncompared = read_digests(found["uncompared"], {each.key for each in shapes if each.dim is None})
@@ -41,10 +41,10 @@ def decode_shapes(text: str) -> StateShapes:
         raise BadManifest(f"a holder's description of its state cannot be read: {error!r}") from error
 
 
-def _shape(key: object, dtype: object, sizes: list[object], dim: object) -> ShardedShape:
+def _shape(key: object, dtype: object, sizes: list[object], dim: object, is_on_mesh: object) -> ShardedShape:
     lengths = tuple(int(str(size)) for size in sizes)
     if not isinstance(getattr(torch, str(dtype), None), torch.dtype):
         raise BadManifest(f"{str(dtype)[:40]!r} is no type of a tensor")
     if min(lengths, default=0) < 0 or not (dim is None or (isinstance(dim, int) and 0 <= dim < len(lengths))):
         raise BadManifest(f"{str(key)[:40]!r} is said to be sharded along {dim!r} of {lengths}")
-    return ShardedShape(TensorShape(str(key), str(dtype), lengths), dim)
+    return ShardedShape(TensorShape(str(key), str(dtype), lengths), dim, is_on_mesh is True)

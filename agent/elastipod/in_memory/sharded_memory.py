@@ -29,6 +29,8 @@ from elastipod.in_memory.offer_wire import RankOffer
 from elastipod.in_memory.offers import Offer, ResumePlan
 from elastipod.in_memory.parts import (
     PartContent,
+    UnknownSharding,
+    can_move,
     live_part,
     local_of,
     part_content,
@@ -73,6 +75,7 @@ class ShardedMemory(MemoryState):
         self._apply: Callable[[], None] = lambda: None
         self._copies = ShardCopies(copies)
         self._is_frozen = False
+        self._num_checked = 0  # parameters of which the optimizers' states were looked at in this world
 
     def move(self, rank: RankState) -> None:
         begins = rank.phase is Phase.TRAINING and self.rank.phase is Phase.VERIFYING
@@ -91,9 +94,21 @@ class ShardedMemory(MemoryState):
             (self._copies.is_postponed,) = any_raised(self._copies.comes_too_soon)
 
     def commit(self) -> None:
-        """The gradients were good on every rank and have been applied."""
+        """The gradients were good on every rank and have been applied. Raises UnknownSharding, on every rank, as `live_part`."""
         self.rank = self.rank.committed(self._copies.newest(self.rank))
         self._drop_images()
+        # Usually those that the first step of a world has made; later ones after steps that a GradScaler left out, or with new parameters.
+        num_states = sum(len(each.state) for each in self.members.of_type(torch.optim.Optimizer))
+        if num_states != self._num_checked:
+            self._check_optimizers_states()
+            self._num_checked = num_states
+
+    def _check_optimizers_states(self) -> None:
+        """Raise UnknownSharding where an optimizer keeps what cannot move: it would cost the state when the world changes."""
+        optimizers = self.members.of_type(torch.optim.Optimizer)
+        kept = (each for optimizer in optimizers for state in optimizer.state.values() for each in state.values())
+        if not all(can_move(each) for each in kept if isinstance(each, torch.Tensor)):
+            live_part(self.members, self._part)  # which names it; in the usual case names take too long
 
     def copy(self) -> None:
         """Give this rank's part to the holder of its copy, when that is due. Collective. Raises WorldLost."""
@@ -116,6 +131,11 @@ class ShardedMemory(MemoryState):
         if not staying or len(kept) + len(orphans) < self._plan.num_shards(size):
             return False  # nobody knows what becomes of some part
         takers = receivers_of_parts(orphans, staying, self._plan.num_shards(size))
+        try:
+            self._check_optimizers_states()
+        except UnknownSharding as error:
+            log.error("%s; the ranks save a checkpoint, unless they have no place for it, and end", error)
+            return False  # they raise it when they leave their world, after the checkpoint
         newest = self._copies.newest(self.rank)
         if newest is not None:  # all ranks have stopped, so all have ended the copies of that step
             self._drop_steps({step for step in self._kept if step < newest})
@@ -156,7 +176,7 @@ class ShardedMemory(MemoryState):
                 self._complete_alone(part)
             else:
                 self._held = part_content(self.members, part, self._limit.progress)
-        self._is_live, self._mesh = False, None
+        self._is_live, self._mesh, self._num_checked = False, None, 0
         if self.members:
             release_shard_groups(self.members.model)
         self._copies.forget_world()

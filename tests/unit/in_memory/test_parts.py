@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from elastipod.in_memory.members import Content, TensorShape
 from elastipod.in_memory.parts import (
@@ -91,11 +91,12 @@ def test_what_a_live_tensor_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for placements in ((Shard(1),), (Replicate(), Shard(1))):
         placed: Any = Placed(*placements)
         assert shape_of("x", placed) == ShardedShape(TensorShape("x", "bfloat16", (8, 2)), 1)
-    for placements in ((Replicate(),), (Shard(0), Shard(1)), (Shard(0), Replicate())):  # type: ignore[assignment]
+    for whole in ((Replicate(),), (Replicate(), Replicate())):
+        on_mesh: Any = Placed(*whole)
+        assert shape_of("x", on_mesh) == ShardedShape(TensorShape("x", "bfloat16", (8, 2)), None, True)
+    for placements in ((Partial(),), (Shard(0), Shard(1)), (Shard(0), Replicate())):  # type: ignore[assignment]
         placed = Placed(*placements)
-        with pytest.raises(
-            UnknownSharding, match=r"x is placed as .*divides along one dimension, the last of its mesh"
-        ):
+        with pytest.raises(UnknownSharding, match=r"x is placed as .*whole on every rank or divided as by fully_shard"):
             shape_of("x", placed)
 
 
@@ -163,6 +164,9 @@ def test_there_is_room_for_what_an_optimizer_does_not_have_yet(live: Any, dims: 
     assert (made.to_local().shape, made.dtype) == ((2, 3), torch.float32)
     placements = [*(Replicate() for _ in range(dims - 1)), Shard(0)]
     assert made.made == {"mesh": mesh, "placements": placements, "sizes": (5, 3)}
+    factor = ShardedShape(TensorShape("optimizer.factor", "float32", (5, 1)), None, True)
+    on_mesh: Any = room_for((factor,), part_of(2, 1), live, mesh).tensors[factor.key]
+    assert on_mesh.made == {"mesh": mesh, "placements": [Replicate()] * dims, "sizes": (5, 1)}
     others = [found.tensors[shape.key] for shape in (COUNTER, OWN)]
     assert [(type(each), each.shape, each.dtype) for each in others] == [
         (torch.Tensor, (), torch.float32), (torch.Tensor, (7,), torch.int64),
@@ -177,7 +181,7 @@ def test_counters_stay_on_the_host_and_all_else_lies_with_the_model(live: Any) -
 
 def test_a_weight_that_this_world_divides_otherwise_is_refused_and_an_optimizers_own_is_made_anew(live: Any) -> None:
     other = replace(WEIGHT, dim=1)
-    with pytest.raises(UnknownSharding, match=r"model.weight was .*dim=1\) in the former world, and is .*dim=0\) now"):
+    with pytest.raises(UnknownSharding, match=r"model.weight was .*dim=1.* in the former world, and is .*dim=0.* now"):
         room_for((other,), part_of(2, 0), live, SimpleNamespace(ndim=1))
     live.content = lambda: Content({"optimizer.exp_avg": live.weight}, "")
     mine = replace(MOMENT, whole=replace(MOMENT.whole, dtype="float64"))

@@ -18,7 +18,7 @@ from elastipod.in_memory.agent_link import Fate
 from elastipod.in_memory.members import Members, TensorShape
 from elastipod.in_memory.memory_state import WorldLost
 from elastipod.in_memory.mesh_plan import MeshPlan
-from elastipod.in_memory.parts import PartContent, ShardedShape, part_of
+from elastipod.in_memory.parts import PartContent, ShardedShape, UnknownSharding, part_of
 from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.phases import Phase
 from elastipod.in_memory.rank import RankState
@@ -237,6 +237,50 @@ def test_what_a_replica_has_need_not_be_handed_over(monkeypatch: pytest.MonkeyPa
     part.calls.clear()
     assert part.memory.hand_over([STAY, LEAVE, LEAVE, LEAVE]) is True
     assert part.calls[0][2:4] == ({part_of(2, 1): 0}, {part_of(2, 1): 3})
+
+
+def with_optimizer(part: Part) -> torch.optim.Optimizer:
+    """Have an optimizer that keeps something of one of two parameters."""
+    optimizer = torch.optim.SGD(part.members.model.parameters())
+    part.members.take({"model": part.members.model, "optimizer": optimizer})
+    optimizer.state[next(part.members.model.parameters())] = {"factor": torch.zeros(1), "runs": 1}
+    return optimizer
+
+
+def test_what_optimizers_keep_is_looked_at_when_they_have_made_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    part, seen = Part(monkeypatch), list[int]()
+    optimizer = with_optimizer(part)
+    monkeypatch.setattr(sharded_memory, "can_move", lambda tensor: not seen.append(tensor.numel()))  # type: ignore[func-returns-value]
+
+    def commit() -> int:
+        part.memory.prepare(mock.Mock())
+        part.memory.commit()
+        return len(seen)
+
+    assert [commit(), commit()] == [1, 1]
+    optimizer.state[list(part.members.model.parameters())[1]] = {"factor": torch.zeros(1)}
+    assert [commit(), commit()] == [3, 3]
+    monkeypatch.setattr(sharded_memory, "can_move", lambda _: False)
+    monkeypatch.setattr(sharded_memory, "live_part", mock.Mock(side_effect=UnknownSharding("factor is placed")))
+    assert commit() == 3, "nothing new"
+    part.memory._num_checked = 0
+    with pytest.raises(UnknownSharding, match="factor is placed"):
+        commit()
+    assert (part.memory.rank.phase, part.memory.rank.is_prepared) == (Phase.TRAINING, False), "the step is complete"
+
+
+def test_a_state_that_cannot_move_is_not_handed_over_but_saved(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    part = Part(monkeypatch)
+    with_optimizer(part)
+    monkeypatch.setattr(sharded_memory, "can_move", lambda _: False)
+    monkeypatch.setattr(
+        sharded_memory, "live_part", mock.Mock(side_effect=UnknownSharding("optimizer.factor is placed"))
+    )
+    assert part.memory.hand_over([STAY, STAY, LEAVE]) is False
+    assert part.calls == [], "no rank begins a collective"
+    assert "optimizer.factor is placed; the ranks save a checkpoint" in caplog.text
 
 
 def test_a_peer_that_is_lost_meanwhile_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

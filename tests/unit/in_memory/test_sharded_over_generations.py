@@ -15,6 +15,7 @@ from tests.unit.in_memory.forked_ranks import run_ranks
 from tests.unit.in_memory.test_state_over_generations import DATA, Agents, Job, patient  # noqa: F401 a fixture
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
 
 from elastipod import Copies, ElasticBatches, State
 from elastipod.audit.log_reader import read_logs
@@ -47,6 +48,19 @@ class Net(nn.Module):
         return found
 
 
+class Counting(torch.optim.SGD):
+    """Keeps, for each parameter, how often it ran: as a tensor that is whole on every rank of the mesh."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for group in self.param_groups:
+            for each in group["params"]:
+                kept = self.state[each]
+                if "runs" not in kept:
+                    kept["runs"] = DTensor.from_local(torch.zeros(2), each.device_mesh, [Replicate()])
+                kept["runs"].add_(1)
+
+
 def build(mesh: Any) -> dict[str, object]:
     """Make a training with two optimizers, one of which has two groups.
 
@@ -65,7 +79,7 @@ def build(mesh: Any) -> dict[str, object]:
     return {
         "model": model,
         "optimizer": torch.optim.AdamW(groups, lr=0.1),
-        "other": torch.optim.SGD([model.last.weight], lr=0.01 * generation, momentum=0.9),
+        "other": Counting([model.last.weight], lr=0.01 * generation, momentum=0.9),
     }
 
 
@@ -82,6 +96,8 @@ def train(folder: Path, in_step: InStep, reduced: InStep, **options: Any) -> lis
             assert [each.tolist() for each in state.model.buffers()] == [[batch.step - 1] * 2], (
                 "a newcomer has the buffers too"
             )
+            runs = [each["runs"].to_local().tolist() for each in state.other.state.values()]
+            assert runs == [[batch.step - 1] * 2] * (batch.step > 1)
             if batch.step == PLAN.total_steps:
                 whole = [parameter.full_tensor() for parameter in state.model.parameters()]  # type: ignore[attr-defined]
                 weights = torch.cat([each.detach().flatten() for each in whole]).tolist()

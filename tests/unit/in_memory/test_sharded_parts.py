@@ -43,13 +43,17 @@ def test_the_sum_of_a_tensor_does_not_depend_on_how_it_is_divided_and_sees_every
 
 
 def test_shapes_are_read_as_they_were_written() -> None:
-    shapes = (ShardedShape(TensorShape("a", "float32", (4, 2)), 0), ShardedShape(TensorShape("b", "int64", ()), None))
+    shapes = (
+        ShardedShape(TensorShape("a", "float32", (4, 2)), 0),
+        ShardedShape(TensorShape("b", "int64", ()), None),
+        ShardedShape(TensorShape("c", "float32", (2,)), None, True),
+    )
     told = encode_shapes(PartContent(part_of(2, 0), shapes, {}, "{}"), {"b": "00ff"})
     assert decode_shapes(told) == StateShapes(shapes, "{}", {"b": "00ff"})
     with pytest.raises(BadManifest, match="digests of tensors that it does not describe"):
         decode_shapes(told.replace('"b": "00ff"', '"a": "00ff"'))
     with pytest.raises(BadManifest, match="version 1; all ranks need the same"):
-        decode_shapes(told.replace('"v": 2', '"v": 1'))
+        decode_shapes(told.replace('"v": 3', '"v": 1'))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +67,7 @@ def test_shapes_are_read_as_they_were_written() -> None:
 )
 def test_a_description_that_is_none_is_refused(tensor: list[object], said: str) -> None:
     with pytest.raises(BadManifest, match=said):
-        decode_shapes(json.dumps({"v": 2, "tensors": [tensor], "values": "{}", "uncompared": {}}))
+        decode_shapes(json.dumps({"v": 3, "tensors": [[*tensor, False]], "values": "{}", "uncompared": {}}))
 
 
 @pytest.mark.parametrize("dims", [{}, {"shard": 2}, {"shard": 0}, {"a": -1, "b": -1}, {"a": 2, "b": 2, "c": -1}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 import elastipod
 from elastipod.in_memory.memory_state import WorldLost
+from elastipod.in_memory.parts import UnknownSharding
 from elastipod.in_memory.shard_copies import ShardCopies
 
 
@@ -62,6 +65,54 @@ def test_a_peer_that_is_lost_while_a_step_is_copied_does_not_take_the_step(monke
         train(state)
     assert state.completed == 3
     assert not state._optimizers.has_run, "no step is torn"
+
+
+class Factored(torch.optim.SGD):
+    """Keeps something of each parameter that is placed as a test says, from its third step on."""
+
+    def __init__(self, parameters: Any, placements: list[Placement]) -> None:
+        super().__init__(parameters, lr=0.01)
+        self._placements, self._steps = placements, 0
+
+    def step(self, closure: Any = None) -> Any:
+        self._steps += 1
+        super().step(closure)
+        for group in self.param_groups if self._steps > 2 else ():
+            for parameter in group["params"]:
+                factor = DTensor.from_local(torch.ones(2), parameter.device_mesh, self._placements)
+                self.state[parameter]["factor"] = factor
+
+
+def build_factored(placements: list[Placement], mesh: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model, _ = build(mesh)
+    return model, Factored(model.parameters(), placements)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "placements", "saved"),
+    [
+        ({"replicate": -1, "shard": 1}, [Shard(0), Replicate()], 3),
+        pytest.param({"shard": -1}, [Partial()], None, id="no checkpoint can have it either"),
+    ],
+)
+def test_an_optimizer_whose_state_cannot_move_ends_the_training_with_a_checkpoint(
+    tmp_path: Path,
+    mesh: dict[str, int],
+    placements: list[Placement],
+    saved: int | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    state = elastipod.State(partial(build_factored, placements), mesh=mesh, checkpoints=tmp_path)
+    with pytest.raises(UnknownSharding, match=r"optimizer\.state\.0\.factor is placed as "):
+        train(state)
+    assert state.completed == 3, "the step after which the optimizer had it"
+    assert ("step 3 could not be saved" in caplog.text) is (saved is None)
+    assert len(list(tmp_path.glob("step-*"))) == (saved is not None)
+
+
+def test_an_optimizer_may_keep_tensors_that_are_whole_on_the_mesh(tmp_path: Path) -> None:
+    state = elastipod.State(partial(build_factored, [Replicate()]), mesh={"shard": -1}, checkpoints=tmp_path)
+    assert len(train(state)) == 6
 
 
 def test_members_are_asked_for_inside_of_the_loop_only() -> None:
