@@ -143,26 +143,27 @@ class ShardCopies:
     ) -> dict[int, int]:
         """Give a second holder for each part that one rank alone will hold when others leave, the same on every rank.
 
-        None without copies, or beyond their budget. holders, staying: as for `shard_plan.second_holders`. part: of this rank.
-        older_bytes: of the images that this rank holds of former steps. Collective. Raises RuntimeError when a peer is gone.
+        None without copies, or where one of those who stay would exceed its budget. holders, staying: as for `shard_plan.second_holders`.
+        part: of this rank. older_bytes: of the images that this rank holds of former steps. Collective. Raises RuntimeError when a peer is
+        gone.
         """
         if self._wanted is None:
             return {}
         chosen = second_holders(holders, staying)
         shapes = live_part(members, part).shapes
         held = [*holders, *chosen.items()]
-        older = [int(text) for text in all_texts(str(older_bytes))]
-        need = max(older[rank] + _num_bytes(shapes, (one for one, at in held if at == rank)) for rank in staying)
-        if need > self._wanted.memory_bytes:
-            if dist.get_rank() == 0:
-                log.warning(
-                    "until the new world has made copies, the loss of a rank costs the steps since the newest checkpoint: those who "
-                    "stay would hold %d bytes each, and memory_bytes is %d",
-                    need,
-                    self._wanted.memory_bytes,
-                )
-            return {}
-        return chosen
+        told = [json.loads(text) for text in all_texts(json.dumps([older_bytes, self._wanted.memory_bytes]))]
+        needs = {rank: told[rank][0] + _num_bytes(shapes, (one for one, at in held if at == rank)) for rank in staying}
+        fullest = max(staying, key=lambda rank: needs[rank] - told[rank][1])
+        if needs[fullest] <= told[fullest][1]:
+            return chosen
+        if dist.get_rank() == 0:
+            log.warning(
+                "until the new world has made copies, the loss of a rank costs the steps since the newest checkpoint: rank %d would hold "
+                "%d bytes, and its memory_bytes is %d",
+                *(fullest, needs[fullest], told[fullest][1]),
+            )
+        return {}
 
     def _choose_holders(self, part: int) -> dict[int, int]:
         """Give the holder of each rank's copy, the same on every rank; empty, with a sentence, where no other node can hold any."""

@@ -342,15 +342,16 @@ def test_a_copy_that_rank_0_finds_too_soon_is_left_out_everywhere(monkeypatch: p
 def test_a_part_that_one_rank_would_hold_alone_gets_a_second_holder_within_the_budget(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rank: int, is_enough: bool
 ) -> None:
-    """Rank 2 leaves and gives its part to rank 1."""
+    """Rank 2 leaves and gives its part to rank 1. Each rank has a budget of its own, and all decide alike."""
     older = [0, 100, 10**6]  # what the one that leaves holds does not count
-    World(monkeypatch, rank, NODES, [])._answers = [[str(each) for each in older]]
     holders = [(part_of(3, 0), 0), (part_of(3, 1), 1), (part_of(3, 2), 1)]
     need = 100 + sum(BYTES)  # each of the two then has all three parts
-    copies = ShardCopies(Copies(need if is_enough else need - 1))
+    budgets = [need + 50, need if is_enough else need - 1, 1]
+    World(monkeypatch, rank, NODES, [])._answers = [[json.dumps(each) for each in zip(older, budgets, strict=True)]]
+    copies = ShardCopies(Copies(budgets[rank]))
     found = copies.second_holders(holders, [0, 1], MEMBERS, part_of(3, rank), older[rank])
     assert found == ({part_of(3, 0): 1, part_of(3, 1): 0, part_of(3, 2): 0} if is_enough else {})
-    says = f"those who stay would hold {need} bytes each, and memory_bytes is {need - 1}"
+    says = f"rank 1 would hold {need} bytes, and its memory_bytes is {need - 1}"
     assert [says in text for text in said_by(caplog)] == [True] * (rank == 0 and not is_enough)
 
 
