@@ -8,13 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-from tests.guide import ACCUMULATE, LOADER, LOG, LOOP, OBJECTS, RATE, SAVES, function_of, stateful_script
+from tests.guide import (
+    ACCUMULATE,
+    LOADER,
+    LOG,
+    LOOP,
+    OBJECTS,
+    RATE,
+    SAVES,
+    VALIDATION,
+    function_of,
+    stateful_script,
+)
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 
 import elastipod
-from elastipod import CheckpointManager, ElasticBatches
+from elastipod import CheckpointManager, ElasticBatches, State
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
 
@@ -125,3 +136,24 @@ def test_the_rate_of_a_batch_that_grew_is_there_at_the_first_step(job: Job, tmp_
         extra = {"rate": found["rate"].state_dict()}
         checkpoints.save(1, model=used["model"], optimizer=used["optimizer"], scheduler=found["schedule"], extra=extra)
     assert rates == [1e-4, 2e-4]
+
+
+def test_a_validation_between_two_steps_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Linear(1, 1)
+        return model, torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    modes: list[bool] = []
+
+    def train_on(model: nn.Module, batch: elastipod.Batch) -> None:
+        modes.append(model.training)
+        model(torch.ones(len(batch.indices), 1)).sum().backward()
+
+    def validate(model: nn.Module) -> float:
+        modes.append(model.training)
+        return 0.5
+
+    names = {"state": State(build), "plan": ElasticBatches(202, 2), "train_on": train_on, "validate": validate}
+    exec(VALIDATION, names)
+    assert capsys.readouterr().out == "step 100: 50.0%\n"
+    assert modes == [*[True] * 100, False, True]
