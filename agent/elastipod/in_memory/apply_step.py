@@ -13,6 +13,8 @@ from elastipod.chaos import Moment, reached
 from elastipod.in_memory.members import Members
 from elastipod.torch_compat import is_unscaled, scale_updates
 
+log = logging.getLogger(__name__)
+
 
 def unscale_gradients(members: Members) -> None:
     """Unscale the gradients of all optimizers if there is a GradScaler, unless the script has.
@@ -24,9 +26,6 @@ def unscale_gradients(members: Members) -> None:
         for optimizer in members.of_type(torch.optim.Optimizer):
             if not is_unscaled(scaler, optimizer):
                 scaler.unscale_(optimizer)
-
-
-log = logging.getLogger(__name__)
 
 
 def apply_gradients(members: Members) -> None:

@@ -56,9 +56,8 @@ class ShardCopies:
     def __init__(self, wanted: Copies | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._wanted, self._clock = wanted, clock
         self._holders: dict[int, int] | None = None  # by rank; None: not known in this world yet
-        self._shapes: tuple[ShardedShape, ...] | None = (
-            None  # of the tensors when the budget was last compared in this world
-        )
+        # Of the tensors when the budget was last compared in this world.
+        self._shapes: tuple[ShardedShape, ...] | None = None
         self._bytes = 0  # of this rank's images of one step, with these shapes
         self._complete: set[int] = set()  # steps of which all ranks have good copies
         self._is_wrong = False  # the copy that this rank took last
