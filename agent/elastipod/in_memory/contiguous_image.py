@@ -25,7 +25,7 @@ class ContiguousImage:
         return [self.raw[start : start + size] for start in range(0, self.raw.numel(), size)]
 
 
-def contiguous_image(content: PartContent, progress: Callable[[], None]) -> ContiguousImage:
+def contiguous_image(content: PartContent, progress: Callable[[], None] = lambda: None) -> ContiguousImage:
     """Give a copy in host memory that later steps do not change.
 
     content: on any device, so that what an accelerator has is copied once. progress: called after each tensor.

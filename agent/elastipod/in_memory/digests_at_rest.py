@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from elastipod.in_memory.members import Members
@@ -11,10 +11,13 @@ from elastipod.torch_compat import accelerators_of, current_streams
 
 
 class DigestsAtRest:
-    """The digests of one rank's members. Code that changes a tensor calls `forget` first."""
+    """The digests of one rank's members. Code that changes a tensor calls `forget` first.
 
-    def __init__(self, members: Members) -> None:
-        self._members = members
+    progress: called after each tensor, by the thread too, so that a large state does not exceed the limit of a phase.
+    """
+
+    def __init__(self, members: Members, progress: Callable[[], None]) -> None:
+        self._members, self._progress = members, progress
         self._known: dict[str, str] = {}
         self._thread: threading.Thread | None = None
 
@@ -39,7 +42,7 @@ class DigestsAtRest:
     def digests(self) -> dict[str, str]:
         """Give the digests of now."""
         self._join()
-        return self._members.digests(self._known)
+        return self._members.digests(self._known, self._progress)
 
     def _join(self) -> None:
         thread, self._thread = self._thread, None
@@ -49,4 +52,4 @@ class DigestsAtRest:
     def _compute(self, queued: list[Any]) -> None:
         for each in queued:  # a thread has streams of its own, which wait for no others
             each.synchronize()
-        self._known = self._members.digests()
+        self._known = self._members.digests(progress=self._progress)

@@ -63,7 +63,7 @@ class MemoryState:
         self._is_as_built = True  # nothing has changed the tensors yet
         self._limit = limit
         self._images: dict[int, Content] = {}
-        self._at_rest = DigestsAtRest(members)
+        self._at_rest = DigestsAtRest(members, limit.progress)
         self._may_stay = True  # this process may live on in the next world
         is_possible = can_be_followed and self.kind == "replicated"
         self.following = Following(members, is_possible=is_possible, at_end=self._at_rest.begin)

@@ -118,7 +118,7 @@ def live_part(members: Members, part: int) -> PartContent:
     return PartContent(part, shapes, {key: local_of(each) for key, each in content.tensors.items()}, content.values)
 
 
-def part_content(members: Members, part: int, progress: Callable[[], None]) -> PartContent:
+def part_content(members: Members, part: int, progress: Callable[[], None] = lambda: None) -> PartContent:
     """Give the same in host memory: the members' own tensors where they lie there, else copies. Raises as `live_part`.
 
     progress: called after each tensor; the copy of a large one from a device takes its time.

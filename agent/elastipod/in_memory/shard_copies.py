@@ -118,7 +118,7 @@ class ShardCopies:
         if not self._keeps_to_budget(live, self._holders, make_room):
             self._holders = {}
             return []
-        own = contiguous_image(live, lambda: None)  # a phase without a limit; `progress` is for messages
+        own = contiguous_image(live)
         if self._wanted.bytes_per_s is not None:
             self._not_before = began + own.raw.numel() / self._wanted.bytes_per_s
         passing = chaos.passing(chaos.Moment.COPY, progress, rank=place_of(part)[1], step=step)

@@ -73,7 +73,7 @@ def exchange_parts(
     if not takers:
         return []
     rank = dist.get_rank()
-    own = part_content(members, part, lambda: None)  # a phase without a limit; `progress` is for messages
+    own = part_content(members, part)
     taken = {
         each: PartContent(each, own.shapes, {shape.key: _room(shape, each, own) for shape in own.shapes}, own.values)
         for each, taker in takers.items()
@@ -121,7 +121,7 @@ def _send_parts(
     ]
     exchange(concerned, targets, PartSources({own.part: own}), progress)
     for target in targets.values():
-        target.finish(lambda: None)
+        target.finish()
 
 
 def _wrong_parts(

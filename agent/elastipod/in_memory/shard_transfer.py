@@ -30,7 +30,7 @@ class PartTarget:
         first = self._starts[each.span.key]
         return self._raws[each.span.key][each.span.start - first : each.span.stop - first]
 
-    def finish(self, progress: Progress) -> None:
+    def finish(self, progress: Progress = lambda: None) -> None:
         """Write what was received into memory in another order back into its tensors. progress: called after each tensor."""
         for key, raw in self._raws.items():
             self._shapes[key].put_bytes(self._tensors[key], raw)

@@ -102,7 +102,7 @@ def transfer(
     rank = dist.get_rank()
     content = members.content()
     first = donors[0]
-    at_rest = at_rest or DigestsAtRest(members)
+    at_rest = at_rest or DigestsAtRest(members, progress)
     own_digests = at_rest.digests() if followers and rank in (first, *followers) else {}
     text = text_of(first, describe(members, content, own_digests) if rank == first else None)
     manifest = read_manifest(text)

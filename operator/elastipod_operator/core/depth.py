@@ -171,9 +171,8 @@ def _members(record: Record, replicas: Replicas) -> list[Replica]:
 
 
 def _has_only_new_processes(replica: Replica) -> bool:
-    """Whether its workers have failed in a drain. Its agent is ready then, with new processes, which announce nothing yet."""
-    agent = replica.agent
-    return agent.state is AgentState.READY and agent.failure is not None and not agent.num_kept
+    """Whether all its workers have failed in a drain: the new processes that its agent has ready announce nothing yet."""
+    return replica.failed_draining and not replica.agent.num_kept
 
 
 def _obstacle(staying: list[Replica], policy: Policy) -> DepthChoice | None:

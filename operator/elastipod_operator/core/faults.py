@@ -58,7 +58,7 @@ def find_fault(record: Record, replicas: Replicas) -> Fault | None:
         for rank, m in enumerate(record.members)
         if (r := replicas.get(m)) is not None
         and r.health in (Health.GOOD, Health.DISRUPTED)
-        and (r.agent.state is AgentState.FAULTED or (draining and _failed_draining(r)))
+        and (r.agent.state is AgentState.FAULTED or (draining and r.failed_draining))
         and r.runs(record.generation)
     ]
     if faulted:
@@ -90,11 +90,6 @@ def _drained(replica: Replica, record: Record) -> bool:
 def _is_unknown(replica: Replica) -> bool:
     """Whether an agent has not answered this operator yet, but still may."""
     return replica.agent.state is None and replica.health in (Health.PENDING, Health.DISRUPTED)
-
-
-def _failed_draining(replica: Replica) -> bool:
-    """Whether workers failed during the drain: their agent is then READY and reports the failure."""
-    return replica.is_idle and not replica.agent.drained and replica.agent.failure is not None
 
 
 def _missing(record: Record, replicas: Replicas) -> Fault | None:

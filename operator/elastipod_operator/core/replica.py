@@ -87,6 +87,11 @@ class Replica:
         return answers and self.agent.state in (AgentState.READY, AgentState.INIT, AgentState.SHUTDOWN)
 
     @property
+    def failed_draining(self) -> bool:
+        """Whether its workers failed during a drain: its agent is then idle, with new processes, and reports the failure."""
+        return self.is_idle and not self.agent.drained and self.agent.failure is not None
+
+    @property
     def ready(self) -> bool:
         """Whether its agent could take a /start now."""
         return self.health is Health.GOOD and self.agent.state is AgentState.READY

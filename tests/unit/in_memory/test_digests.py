@@ -98,7 +98,7 @@ class Counted:
         self.known: list[Any] = []
         self.model = nn.Linear(1, 1)
 
-    def digests(self, *known: Any) -> dict[str, str]:
+    def digests(self, known: Any = None, progress: Any = None) -> dict[str, str]:
         self.known.append(known)
         return {"a": "1", "b": "2"}
 
@@ -113,7 +113,7 @@ def test_a_state_that_stands_still_is_read_by_a_thread_of_its_own(monkeypatch: p
 
     monkeypatch.setattr(digests_at_rest, "threading", SimpleNamespace(Thread=Thread))
     counted: Any = Counted()
-    at_rest = DigestsAtRest(counted)
+    at_rest = DigestsAtRest(counted, lambda: None)
     assert at_rest.digests() == {"a": "1", "b": "2"}
     at_rest.begin()
     assert [(each["target"], each["daemon"]) for each in made] == [(at_rest._compute, True)]
@@ -122,8 +122,22 @@ def test_a_state_that_stands_still_is_read_by_a_thread_of_its_own(monkeypatch: p
     at_rest.digests()
     at_rest.forget()
     at_rest.digests()
-    assert counted.known == [({},), (), ({"a": "1", "b": "2"},), ({"b": "2"},), ({},)]
+    assert counted.known == [{}, None, {"a": "1", "b": "2"}, {"b": "2"}, {}]
     assert len(made) == 1
+
+
+def test_each_tensor_that_is_read_restarts_the_limit_of_the_phase_that_waits_for_it() -> None:
+    """A state of many gigabytes takes longer than a phase may last without progress."""
+    members, calls = Members(build()), list[str]()
+    at_rest = DigestsAtRest(members, lambda: calls.append(threading.current_thread().name))
+    at_rest.begin()
+    found = at_rest.digests()
+    tensors = [name for name in found if "." in name]
+    assert calls == ["elastipod-digests"] * len(tensors)
+    calls.clear()
+    at_rest.forget({tensors[0]})
+    assert at_rest.digests() == found
+    assert calls == [threading.main_thread().name]
 
 
 def test_digests_are_computed_once_what_the_training_thread_has_queued_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,12 +152,12 @@ def test_digests_are_computed_once_what_the_training_thread_has_queued_has_run(m
 
     monkeypatch.setattr(torch, "meta", SimpleNamespace(current_stream=current_stream), raising=False)
 
-    def digests() -> dict[str, str]:
+    def digests(progress: Any) -> dict[str, str]:
         order.append("read")
         return {}
 
     members: Any = SimpleNamespace(model=nn.Linear(1, 1, device="meta"), digests=digests)
-    at_rest = DigestsAtRest(members)
+    at_rest = DigestsAtRest(members, lambda: None)
     at_rest.begin()
     at_rest.forget()
     assert order == ["what was queued has run", "read"]
