@@ -15,6 +15,7 @@ import torch
 from elastipod.chaos import Moment, reached
 from elastipod.in_memory.follow_wire import HANDSHAKE_S, FollowingEnded, send, shake_hands, shut_down
 from elastipod.in_memory.followed_state import FollowedState
+from elastipod.in_memory.host_memory import private_bytes
 from elastipod.in_memory.members import Members
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,10 @@ class Session:
             tensors += copies
             room -= _num_bytes(copies)
             self._next_slot += 1
-        head = {"step": step, "of": known, "slots": slots, "is_whole": self._next_slot == len(state.parameters)}
+        is_whole = self._next_slot == len(state.parameters)
+        head: dict[str, Any] = {"step": step, "of": known, "slots": slots, "is_whole": is_whole}
+        if is_whole and slots:
+            head["private_bytes"] = private_bytes()
         head["options"], self._options = options if options != self._options else None, options
         self._added_bytes += _num_bytes(tensors)
         if self._waiting_bytes > MAX_WAITING_BYTES:

@@ -36,7 +36,8 @@ LAST_STEPS_S = 5.0  # what donors had under way when they stopped
 class Follower:
     """Follows one rank from a thread.
 
-    step: that the tensors have completed; None while they are in between, or torn. has_begun: whether they have been changed.
+    step: that the tensors have completed; None while they are in between, or torn. has_begun: whether they have been changed. donor_bytes:
+    of memory that the donor's process has; 0 as long as it is not known.
     """
 
     def __init__(self, members: Members, key: str, store: str, at_end: Callable[[], None] = lambda: None) -> None:
@@ -46,6 +47,7 @@ class Follower:
         """
         self.step: int | None = None
         self.has_begun = False
+        self.donor_bytes = 0
         self._members, self._key, self._at_end = members, key, at_end
         self._is_whole = self._is_over = False
         self._settled = threading.Event()  # all of the state is here, or will not come
@@ -106,6 +108,7 @@ class Follower:
             for told in head["slots"]:
                 for tensor in state.places(told):
                     receive_tensor(file, tensor)
+        self.donor_bytes = int(head.get("private_bytes", self.donor_bytes))
         self.step, self._is_whole = int(head["step"]), bool(head["is_whole"])
 
 

@@ -11,6 +11,7 @@ from elastipod.in_memory.agent_link import WorldPlace
 from elastipod.in_memory.donor import Donor
 from elastipod.in_memory.follow_wire import FollowingEnded
 from elastipod.in_memory.follower import MAX_DONORS, Follower
+from elastipod.in_memory.host_memory import private_bytes, reserve
 from elastipod.in_memory.members import Members
 from elastipod.ipc.protocol import FOLLOWED_STORE_ENV, WORKER_KEY_ENV
 
@@ -72,6 +73,8 @@ class Following:
         store, key = os.environ.pop(FOLLOWED_STORE_ENV, ""), os.environ.get(WORKER_KEY_ENV)
         if self._is_possible and store and key:
             self._follower = Follower(self._members, key, store, self._at_end)
+            # The first step with the others takes as much memory here as their steps have taken there.
+            reserve(self._follower.donor_bytes - private_bytes())
 
     def finish(self) -> None:
         """The state must stand still."""

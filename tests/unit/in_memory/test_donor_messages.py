@@ -56,8 +56,9 @@ def gradients(*slots: int) -> dict[int, torch.Tensor]:
 
 
 def test_a_step_is_the_gradients_of_what_the_follower_has_and_copies_of_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Options are sent where they have changed."""
+    """Options are sent where they have changed, and what memory the donor has when the follower has all of the state."""
     monkeypatch.setattr(module, "COPIED_BYTES", 3)
+    monkeypatch.setattr(module, "private_bytes", lambda: 77)
     state, follower = State(), session()
     follower.add_step(state, 5, "rate 1", gradients(0, 1, 2, 3))
     assert sent(follower) == [
@@ -67,7 +68,14 @@ def test_a_step_is_the_gradients_of_what_the_follower_has_and_copies_of_more(mon
     follower.add_step(state, 6, "rate 1", gradients(0, 1, 2, 3))
     assert sent(follower) == [
         (
-            {"step": 6, "of": [0, 1], "slots": [[2, []], [3, []]], "is_whole": True, "options": None},
+            {
+                "step": 6,
+                "of": [0, 1],
+                "slots": [[2, []], [3, []]],
+                "is_whole": True,
+                "private_bytes": 77,
+                "options": None,
+            },
             [[10], [11], [2, 2], [3, 3]],
         )
     ]

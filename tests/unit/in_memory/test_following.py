@@ -18,6 +18,7 @@ from elastipod.chaos import FOLLOWER, ChaosError, FaultKind, Moment, PlannedFaul
 from elastipod.errors import ElastipodError
 from elastipod.in_memory import donor as donor_module
 from elastipod.in_memory import follower as follower_module
+from elastipod.in_memory import following as following_module
 from elastipod.in_memory.agent_link import WorldPlace
 from elastipod.in_memory.apply_step import apply_gradients
 from elastipod.in_memory.donor import Donor
@@ -273,6 +274,31 @@ def follows(training: Training, monkeypatch: pytest.MonkeyPatch) -> MemoryState:
     return memory
 
 
+def test_a_newcomer_reserves_what_memory_its_donor_has_beyond_its_own(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the thread that will train, once all of the state is there, and before it goes to the barrier."""
+    monkeypatch.setattr(donor_module, "private_bytes", lambda: 900)
+    monkeypatch.setattr(following_module, "private_bytes", lambda: 300)
+    reserved: list[tuple[int, str]] = []
+    monkeypatch.setattr(
+        following_module, "reserve", lambda size: reserved.append((size, threading.current_thread().name))
+    )
+    address = ("127.0.0.1", training.donor.port)
+    monkeypatch.setattr(follower_module, "donor_address", lambda store, generation, key: address)
+    monkeypatch.setenv(FOLLOWED_STORE_ENV, "a store")
+    monkeypatch.setenv(WORKER_KEY_ENV, KEY)
+    memory = MemoryState(Members(build(9)), PhaseLimit())
+    trains = threading.Thread(target=memory.following.begin, name="trains")
+    trains.start()
+    training.wait_for_followers(1)
+    training.train(3)
+    assert reserved == [], "it does not know yet"
+    training.train(6)
+    trains.join(PATIENCE_S)
+    assert reserved == [(600, "trains")]
+
+
 def test_a_newcomer_computes_its_digests_as_soon_as_its_donor_has_stopped(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,9 +307,9 @@ def test_a_newcomer_computes_its_digests_as_soon_as_its_donor_has_stopped(
     digests = Members.digests
     memory = follows(training, monkeypatch)
 
-    def noted(*given: Any) -> dict[str, str]:
+    def noted(*given: Any, **named: Any) -> dict[str, str]:
         read.append(threading.current_thread().name)
-        return digests(*given)
+        return digests(*given, **named)
 
     monkeypatch.setattr(Members, "digests", noted)
     training.train(12)
