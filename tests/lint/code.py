@@ -1,4 +1,4 @@
-"""Rules for code that ruff does not have: functions of one screen, exceptions that are not lost, names that mean one thing."""
+"""Rules for code that ruff does not have: short functions, no lost exceptions, tensors on a device, names that mean one thing."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ FAMILIES: Mapping[str, str] = {
     "localcluster/": "the local cluster",
 }
 # Names that two files or classes of a family still share; each goes from here with its rename.
+LIBRARY = "agent/elastipod/"
+# Functions of torch that make a tensor on the default device, which a script may have set, unless they are told another.
+MAKES_TENSOR = frozenset(
+    {"arange", "as_tensor", "asarray", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randint"}
+    | {"randn", "randperm", "range", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"}
+)
 # Names that two may share, each with the reason.
 SHARED: Mapping[str, str] = {
     "ipc": "hyperpod_elastic_agent has the original's module names, and nothing else in them",
@@ -35,6 +41,8 @@ def check(repository: Repository) -> Iterator[Finding]:
         yield from long_functions(source)
         if not source.path.startswith("tests/"):
             yield from lost_exceptions(source)
+        if source.path.startswith(LIBRARY):
+            yield from tensors_on_the_default_device(source)
     yield from shared_names(repository.python, set(SHARED))
 
 
@@ -63,6 +71,17 @@ def lost_exceptions(source: Source) -> Iterator[Finding]:
         last = node.body[-1].end_lineno or node.lineno if isinstance(node, ast.ExceptHandler) else node.lineno
         if explained.isdisjoint(range(node.lineno - 1, last + 1)):
             yield Finding(source.path, node.lineno, f"{what}; say in a comment why that is right, or handle it")
+
+
+def tensors_on_the_default_device(source: Source) -> Iterator[Finding]:
+    """Find calls that make a tensor without a device: it would lie on an accelerator in a script that has set one as default."""
+    for node in source.nodes:
+        if not isinstance(node, ast.Call) or any(each.arg == "device" for each in node.keywords):
+            continue
+        module, _, name = ast.unparse(node.func).partition(".")
+        if module == "torch" and name in MAKES_TENSOR:
+            text = f'torch.{name} makes a tensor on the script\'s default device; say device="cpu", or which one it is'
+            yield Finding(source.path, node.lineno, text)
 
 
 def _says_why(comment: str) -> bool:

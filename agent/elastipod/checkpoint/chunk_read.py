@@ -37,7 +37,7 @@ class ChunkRead:
             memory, (first, _) = self.target.direct_view(self.chunk), self.target.byte_range(self.chunk)
             assert memory is not None
             return memory[self.start - first : self.end - first]
-        self._buffer = torch.empty(self.end - self.start, dtype=torch.uint8)
+        self._buffer = torch.empty(self.end - self.start, dtype=torch.uint8, device="cpu")
         return self._buffer
 
     def copy_from_buffer(self) -> None:

@@ -120,7 +120,7 @@ def _read(store: CheckpointStore, chosen: CheckpointId, model: str | None) -> tu
     for key, name in names.items():
         entry = saved[key]
         assert isinstance(entry, TensorStorageMetadata)
-        weights[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+        weights[name] = torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu")
     prefix = f"{MODEL}."
     filling = LoadPlan(
         {MODEL: {key.removeprefix(prefix): weights[name] for key, name in names.items()}}, source, strict=False

@@ -90,7 +90,7 @@ class FileSource:
             if len(targets) == 1 and targets[0].byte_range(chunk) == (0, chunk.num_bytes)
             else None
         )
-        raw = torch.empty(chunk.num_bytes, dtype=torch.uint8) if memory is None else memory
+        raw = torch.empty(chunk.num_bytes, dtype=torch.uint8, device="cpu") if memory is None else memory
         found = _read_into(file, raw)
         wanted = self._manifest.files[info.relative_path].checksums.get(str(info.offset))
         if wanted is not None and wanted != format_chunk_checksum(found):

@@ -31,7 +31,9 @@ class MappedImage:
         self._mapping = mapping
         self._registered = 0
         self._is_asked = False
-        self.bytes = torch.frombuffer(mapping.bytes, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
+        self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
+        if size:
+            self.bytes = torch.frombuffer(mapping.bytes, dtype=torch.uint8)
 
     @classmethod
     def create(cls, path: Path | None, size: int) -> MappedImage:
@@ -100,7 +102,7 @@ class MappedImage:
     def close(self) -> None:
         """Release the memory. Tensors of `chunk_tensor` must not be used afterwards: torch does not keep the mapping alive."""
         self._unregister()
-        self.bytes = torch.empty(0, dtype=torch.uint8)
+        self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._mapping.close()
 
     def _unregister(self) -> None:

@@ -248,7 +248,7 @@ class ImageSource:
     def _receive_buffers(self, donor: int, reads: Sequence[ChunkRead], bad: set[tuple[str, int]]) -> Iterator[Buffer]:
         """Yield a buffer for each thing that another rank sends, in order."""
         node = self._inventory.nodes[donor]
-        sums = torch.empty(8 * sum(read.num_checksum_blocks for read in reads), dtype=torch.uint8)
+        sums = torch.empty(8 * sum(read.num_checksum_blocks for read in reads), dtype=torch.uint8, device="cpu")
         yield sums, None
         first = 0
         for read in reads:

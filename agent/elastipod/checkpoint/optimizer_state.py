@@ -94,7 +94,7 @@ def state_to_fill(
     for key, path in (saved.planner_data or {}).items():
         entry = saved.state_dict_metadata[key]
         if tuple(path[:2]) == (OPTIMIZER, GROUPS) and isinstance(entry, TensorStorageMetadata):
-            room_of = torch.empty(entry.size, dtype=entry.properties.dtype)
+            room_of = torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu")
             options.setdefault(str(path[2]), {})[str(path[3])] = room_of
     return {STATE: kept, GROUPS: options} if options else {STATE: kept}
 

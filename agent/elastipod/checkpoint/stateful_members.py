@@ -57,7 +57,7 @@ def stateful_to_fill(members: Mapping[str, Stateful], saved: Metadata) -> dict[s
         room = (
             torch.empty_like(own)
             if isinstance(own, DTensor) and own.shape == entry.size
-            else torch.empty(entry.size, dtype=entry.properties.dtype)
+            else torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu")
         )
         found.setdefault(path[1], {}).setdefault(TENSORS, {})[path[3]] = room
     return found

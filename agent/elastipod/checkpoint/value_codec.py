@@ -59,5 +59,5 @@ def _decoded(value: Any) -> Any:
             return Counter(pairs) if kind == _COUNTER else pairs
         if kind == _TENSOR:
             dtype, shape, numbers = content
-            return torch.tensor(numbers, dtype=getattr(torch, dtype)).reshape(shape)
+            return torch.tensor(numbers, dtype=getattr(torch, dtype), device="cpu").reshape(shape)
     return {key: _decoded(each) for key, each in value.items()}

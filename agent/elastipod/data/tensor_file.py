@@ -112,7 +112,7 @@ def _tensor_in(mapped: mmap.mmap, first: int, entry: dict[str, Any]) -> torch.Te
     dtype = getattr(torch, entry["dtype"])
     count = prod(entry["shape"])
     if not count:
-        return torch.empty(entry["shape"], dtype=dtype)
+        return torch.empty(entry["shape"], dtype=dtype, device="cpu")
     return torch.frombuffer(mapped, dtype=dtype, count=count, offset=first + entry["offset"]).reshape(entry["shape"])
 
 

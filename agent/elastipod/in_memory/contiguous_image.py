@@ -56,7 +56,7 @@ def _room(
     shapes: tuple[ShardedShape, ...], part: int, whole: Mapping[str, torch.Tensor], values: str
 ) -> ContiguousImage:
     places, end = _places(shapes, part)
-    raw = torch.empty(end, dtype=torch.uint8)
+    raw = torch.empty(end, dtype=torch.uint8, device="cpu")
     return ContiguousImage(PartContent(part, shapes, _Tensors(raw, places, whole), values), raw)
 
 

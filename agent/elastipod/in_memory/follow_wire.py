@@ -64,7 +64,7 @@ def receive(file: BinaryIO, limit: int = MAX_HEAD_BYTES) -> dict[str, Any]:
 def receive_tensor(file: BinaryIO, tensor: torch.Tensor) -> torch.Tensor:
     """Receive the bytes of a tensor into it, and give it. Raises FollowingEnded, OSError."""
     is_host = tensor.device.type == "cpu" and tensor.is_contiguous()
-    host = tensor if is_host else torch.empty(tensor.shape, dtype=tensor.dtype)
+    host = tensor if is_host else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     view = _view(host.detach())
     if file.readinto(view) != len(view):  # type: ignore[attr-defined]  # a socket's file has it
         raise FollowingEnded("the peer has hung up")

@@ -40,7 +40,7 @@ def reserve(num_bytes: int) -> int:
     blocks = min(num_bytes, MOST_RESERVED_BYTES) // BLOCK_BYTES
     if blocks <= 0 or not _keep_freed_memory(blocks * BLOCK_BYTES):
         return 0
-    held = [torch.empty(BLOCK_BYTES, dtype=torch.uint8) for _ in range(blocks)]
+    held = [torch.empty(BLOCK_BYTES, dtype=torch.uint8, device="cpu") for _ in range(blocks)]
     for block in held:
         block[::_PAGE_BYTES] = 0
     return blocks * BLOCK_BYTES

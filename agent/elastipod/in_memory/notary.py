@@ -201,7 +201,7 @@ class Notary:
         self._divisor = divisor
         if self._sharded is not None:
             self._reduced = [
-                torch.full((len(each.elements),), torch.nan, dtype=torch.float64)
+                torch.full((len(each.elements),), torch.nan, dtype=torch.float64, device="cpu")
                 if at in self._unseen
                 else reduced_elements(each.parameter, each.elements)
                 for at, each in enumerate(self._sampled)
@@ -215,7 +215,11 @@ def _sample(model: nn.Module, seed: int) -> list[_Sampled]:
     named = [(name, each) for name, each in model.named_parameters() if each.requires_grad and each.numel()]
     stride = -(-len(named) // SAMPLED_TENSORS) or 1
     return [
-        _Sampled(name, each, torch.randint(each.numel(), (SAMPLES_PER_TENSOR,), generator=generator).to(each.device))
+        _Sampled(
+            name,
+            each,
+            torch.randint(each.numel(), (SAMPLES_PER_TENSOR,), generator=generator, device="cpu").to(each.device),
+        )
         for name, each in named[::stride]
     ]
 
@@ -223,7 +227,7 @@ def _sample(model: nn.Module, seed: int) -> list[_Sampled]:
 def _elements_of(gradient: torch.Tensor | None, elements: torch.Tensor) -> torch.Tensor:
     """Give elements of a gradient, float64 on the host; zeros where there is none, and nan for a sparse one, which is not compared."""
     if gradient is None or gradient.is_sparse:
-        return torch.full((len(elements),), 0.0 if gradient is None else torch.nan, dtype=torch.float64)
+        return torch.full((len(elements),), 0.0 if gradient is None else torch.nan, dtype=torch.float64, device="cpu")
     return gradient.detach().flatten()[elements].double().cpu()
 
 

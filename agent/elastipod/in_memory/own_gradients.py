@@ -35,7 +35,7 @@ class OwnGradients:
         ]
         self._elements = [each.elements for each in parameters]
         # One row for all parameters each: few operations where the number of parameters is large.
-        self._rows = torch.zeros(6, sum(self._elements), dtype=torch.float64)
+        self._rows = torch.zeros(6, sum(self._elements), dtype=torch.float64, device="cpu")
         self._sum, self._size, self._rounded, self._before, self._dropped, self._dropped_size = self._rows
         self._parts = torch.split(self._rows, self._elements, dim=1)
         self._passes, self._roundings = [0] * len(parameters), [0] * len(parameters)
@@ -94,8 +94,8 @@ class OwnGradients:
 
     def _of_elements(self, of_parameters: Sequence[float]) -> torch.Tensor:
         """Give a number of each parameter for each of its elements."""
-        return torch.tensor(of_parameters, dtype=torch.float64).repeat_interleave(
-            torch.tensor(self._elements, dtype=torch.int64)
+        return torch.tensor(of_parameters, dtype=torch.float64, device="cpu").repeat_interleave(
+            torch.tensor(self._elements, dtype=torch.int64, device="cpu")
         )
 
 

@@ -137,7 +137,7 @@ class ProcessGroups:
 
     def await_all(self) -> None:
         """Return once all ranks of the generation have called this. Collective. Raises RuntimeError when a peer is gone."""
-        dist.all_reduce(torch.zeros(1))
+        dist.all_reduce(torch.zeros(1, device="cpu"))
 
     def begin_training(self) -> None:
         """Give collectives the time that the script's own may take; until now they had the limits of the regroup."""

@@ -40,7 +40,7 @@ def compare_layouts(
     called for every few megabytes, since the sums take seconds for each gigabyte.
     """
     sharded = [shape for shape in shapes if shape.dim is not None]
-    sums = torch.zeros(2, len(sharded), dtype=torch.int64)
+    sums = torch.zeros(2, len(sharded), dtype=torch.int64, device="cpu")
     for at, shape in enumerate(sharded):
         for one in given:
             span = PartSpan(Span(shape.key, *shape.stretch(one)), one)
@@ -61,10 +61,10 @@ def placed_sum(raw: torch.Tensor, start: int, shape: ShardedShape, progress: Cal
     """
     words = raw.view(_WORDS[min(8, getattr(torch, shape.whole.dtype).itemsize)])
     first = start // words.element_size()
-    total = torch.zeros((), dtype=torch.int64)
+    total = torch.zeros((), dtype=torch.int64, device="cpu")
     for begin in range(0, words.numel(), _BLOCK):
         block = words[begin : begin + _BLOCK].to(device="cpu", dtype=torch.int64)
-        places = torch.arange(first + begin, first + begin + block.numel())
+        places = torch.arange(first + begin, first + begin + block.numel(), device="cpu")
         total += (block * (places * _FACTOR + _OFFSET)).sum()
         progress()
     return int(total)

@@ -46,7 +46,7 @@ def exchange_images(
     on_way: list[dist.Work | None] = []
     for giver, room in rooms.items():
         pieces = room.pieces(MESSAGE_BYTES)
-        told[giver] = torch.empty(len(pieces) * DIGEST_LENGTH, dtype=torch.uint8)
+        told[giver] = torch.empty(len(pieces) * DIGEST_LENGTH, dtype=torch.uint8, device="cpu")
         on_way += [dist.irecv(each, src=giver) for each in (*pieces, told[giver]) if each.numel()]
     sent = own.pieces(MESSAGE_BYTES)
     on_way += [dist.isend(each, dst=holders[rank]) for each in sent]
@@ -99,7 +99,7 @@ def any_raised(*flags: bool) -> list[bool]:
     """Give, once every rank has come here, whether some rank has raised each flag. Collective. Raises RuntimeError when a peer is gone."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return list(flags)
-    said = torch.tensor(flags, dtype=torch.uint8)
+    said = torch.tensor(flags, dtype=torch.uint8, device="cpu")
     dist.all_reduce(said, op=dist.ReduceOp.MAX)
     return [bool(each) for each in said.tolist()]
 
@@ -144,7 +144,7 @@ def _digest_of_part(content: PartContent) -> str:
 def _digests(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
     """Give the digests of the pieces as one message; an empty one for none."""
     text = "".join(digests_of_tensors(pieces))
-    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+    return torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")
 
 
 def _sharded(content: PartContent) -> list[ShardedShape]:
@@ -154,4 +154,4 @@ def _sharded(content: PartContent) -> list[ShardedShape]:
 def _room(shape: ShardedShape, part: int, own: PartContent) -> torch.Tensor:
     if shape.dim is None:
         return own.tensors[shape.key].clone()
-    return torch.empty(shape.local_sizes(part), dtype=getattr(torch, shape.whole.dtype))
+    return torch.empty(shape.local_sizes(part), dtype=getattr(torch, shape.whole.dtype), device="cpu")

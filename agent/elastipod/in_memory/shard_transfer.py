@@ -99,7 +99,7 @@ def _send(message: Message, sources: PartSources) -> Callable[[], None]:
 def _receive(message: Message, targets: Mapping[int, PartTarget]) -> Callable[[], None]:
     views = [_target_of(each, targets).view(each) for each in message.spans]
     is_direct = len(views) == 1 and views[0].device.type == "cpu"
-    data = views[0] if is_direct else torch.empty(message.num_bytes, dtype=torch.uint8)
+    data = views[0] if is_direct else torch.empty(message.num_bytes, dtype=torch.uint8, device="cpu")
     work = dist.irecv(data, src=message.donor)
 
     def finish() -> None:

@@ -51,7 +51,7 @@ def reduced_elements(parameter: nn.Parameter, elements: torch.Tensor) -> torch.T
 
     elements: their places in the flattened tensor.
     """
-    found = torch.full((len(elements),), torch.nan, dtype=torch.float64)
+    found = torch.full((len(elements),), torch.nan, dtype=torch.float64, device="cpu")
     whole = parameter.detach()
     if not isinstance(whole, DTensor):
         return found if parameter.grad is None else parameter.grad.detach().flatten()[elements].double().cpu()

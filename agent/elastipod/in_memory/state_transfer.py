@@ -164,7 +164,7 @@ def _send(content: Content, own: Mapping[int, Sequence[Piece]], progress: Callab
     """
     raws = {key: as_bytes(tensor) for key, tensor in content.tensors.items()}
     sent: deque[tuple[dist.Work | None, torch.Tensor]] = deque()
-    former: tuple[Piece | None, torch.Tensor] = (None, torch.empty(0))
+    former: tuple[Piece | None, torch.Tensor] = (None, torch.empty(0, device="cpu"))
     by_turns = zip_longest(*([(receiver, piece) for piece in own[receiver]] for receiver in own))
     for receiver, piece in filter(None, chain.from_iterable(by_turns)):
         if piece != former[0]:  # receivers that lack the same get the same
@@ -204,7 +204,7 @@ def _receive(target: Content, dealt: Sequence[Piece], progress: Callable[[], Non
             data = raws[span.key][span.start : span.stop]
         else:
             num_bytes = sum(span.stop - span.start for span in piece.spans)
-            data = torch.empty(num_bytes, dtype=torch.uint8)
+            data = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
         on_way.append((dist.irecv(data, src=piece.donor), data, piece))
         if len(on_way) > MAX_IN_FLIGHT:
             take_first()

@@ -134,7 +134,7 @@ class _Copy:
     def _take(self) -> None:
         self._buffer = self._buffers.get(self._name)
         self.live = _local(self._buffer)
-        self.copy = torch.empty(0) if self.live is None else self.live.clone()
+        self.copy = torch.empty(0, device="cpu") if self.live is None else self.live.clone()
 
 
 _Group = tuple[list[torch.Tensor], list[torch.Tensor]]

@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 
 DIGEST_LENGTH = 16  # characters
-_WEIGHTS = torch.randint(1, 1 << 62, (1024,), generator=torch.Generator().manual_seed(1)) * 2 + 1
+_WEIGHTS = torch.randint(1, 1 << 62, (1024,), generator=torch.Generator().manual_seed(1), device="cpu") * 2 + 1
 _ROW_BYTES = _WEIGHTS.nbytes
 _WORD_BYTES = 8
 _JOINED = 16  # rows

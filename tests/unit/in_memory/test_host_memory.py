@@ -53,7 +53,8 @@ def test_no_more_is_reserved_than_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
         def __setitem__(self, at: slice, value: int) -> None:
             assert (at.step, value) == (4096, 0)
 
-    def empty(size: int, *, dtype: Any) -> Block:
+    def empty(size: int, **options: Any) -> Block:
+        assert options == {"dtype": torch.uint8, "device": "cpu"}
         made.append(size)
         return Block()
 

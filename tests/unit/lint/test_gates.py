@@ -127,6 +127,22 @@ def test_exceptions_that_are_handled_or_explained_pass(text: str) -> None:
     assert not list(code.lost_exceptions(python(text)))
 
 
+@pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        ("torch.empty(3, dtype=torch.uint8)", True),
+        ("torch.full((2,), torch.nan)", True),
+        ('torch.empty(3, device="cpu")', False),
+        ("torch.zeros(3, device=each.device)", False),
+        ("torch.empty_like(each)", False),
+        ("numpy.zeros(3)", False),
+        ("torch.Generator()", False),
+    ],
+)
+def test_a_tensor_on_the_default_device_is_found(text: str, is_found: bool) -> None:
+    assert bool(texts(code.tensors_on_the_default_device(python(text)))) is is_found
+
+
 def test_two_classes_or_modules_of_one_family_that_share_a_name_are_found() -> None:
     sources = [
         python("class Status: ...", "operator/elastipod_operator/core/plan.py"),
