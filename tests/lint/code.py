@@ -22,7 +22,6 @@ FAMILIES: Mapping[str, str] = {
     "operator/elastipod_client/": "the users' commands",
     "localcluster/": "the local cluster",
 }
-# Names that two files or classes of a family still share; each goes from here with its rename.
 LIBRARY = "agent/elastipod/"
 # Functions of torch that make a tensor on the default device, which a script may have set, unless they are told another.
 MAKES_TENSOR = frozenset(
