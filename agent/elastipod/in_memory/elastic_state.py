@@ -30,6 +30,7 @@ from elastipod.in_memory.memory_state import MemoryState, WorldLost, lost_world
 from elastipod.in_memory.mesh_plan import MeshPlan
 from elastipod.in_memory.notary import Notary, Trained
 from elastipod.in_memory.parts import UnknownSharding
+from elastipod.in_memory.pass_watch import PassWatch
 from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.process_groups import ProcessGroups, WorldNotBuilt
 from elastipod.in_memory.shard_copies import Copies
@@ -120,6 +121,7 @@ class State:
         self._optimizers = OptimizerWatch(self._members)
         self._buffers = StepBuffers(self._members)
         self._chaos = ChaosHooks(self._members)
+        self._passes = PassWatch(self._members, self._cannot_count)
         self._trained = Trained(0)
         self._started = 0.0
         self._step = None
@@ -215,6 +217,9 @@ class State:
         seed_new_rank(self._random_step(batch), self.rank)
         if self._is_first_step and self._checks_changes:
             self._notary = Notary(self._members.model, self.model, seed=batch.step)
+        # Each pass over sharded weights has collectives, which end it.
+        if self._is_first_step and self._memory.kind == "replicated" and self._world.outlives_generation:
+            self._passes.begin()
         # Logged before any gradient is given away: a step that counts has the samples of all ranks, even if a rank dies in it. The audit
         # leaves out what a generation has logged beyond the step that the next one resumed at.
         if self._log_of_generation is not None:
@@ -266,6 +271,12 @@ class State:
     def is_world_lost(self, error: BaseException) -> bool:
         """Whether an exception is that of a collective whose peer is gone, from which this process can recover."""
         return self._world.is_lost_to(error)
+
+    def _cannot_count(self) -> bool:
+        """Whether the step whose block is being run cannot count any more: its gradients will never be reduced."""
+        # After the script's own run of the optimizer the state before the step is gone: the block's end may still save the one after it.
+        is_open = self._step is not None and self._step.is_open
+        return is_open and self._world.is_aborted and not self._optimizers.has_run
 
     def _check_gradients(self, batch: Batch) -> None:
         """In the first step of a world, raise StateDiffersError on every rank when something is wrong. Nothing is applied then."""
@@ -349,6 +360,7 @@ class State:
         if self._notary is not None:
             self._notary.close()
             self._notary = None
+        self._passes.close()
         if error is not None:
             self._world.end_collectives()
         self._buffers.restore()
@@ -404,6 +416,7 @@ class State:
         """End without waiting for anybody."""
         self._step = None
         self._chaos.end()
+        self._passes.close()
         if self._log_of_generation is not None:
             self._log_of_generation.close()
             self._log_of_generation = None

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -60,6 +61,7 @@ class WorldLife:
         self._groups = groups
         self._wrap = wrap
         self._lost_to: BaseException | None = None
+        self._aborted = threading.Event()  # of the present generation; the watcher of a former one has another
         self._has_groups = False
         self._accelerators: set[torch.device] = set()
 
@@ -72,6 +74,11 @@ class WorldLife:
     def outlives_generation(self) -> bool:
         """Whether this process may wait for another generation when this one ends."""
         return self.link is not None and self.link.is_kept
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether the agent has ended the present generation, and what this rank computes with its peers has been aborted."""
+        return self._aborted.is_set()
 
     @property
     def reason_to_end(self) -> str:
@@ -87,8 +94,9 @@ class WorldLife:
         memory = self.memory
         self.place = place = self._next_place()
         memory.move(memory.rank.assigned(place.generation))
+        self._aborted = aborted = threading.Event()
         if self.link is not None:
-            self.link.watch(place.generation, self._free)
+            self.link.watch(place.generation, partial(self._free, aborted))
         self._pass(chaos.Moment.CONNECTING)
         self._connect()
         memory.move(memory.rank.connected())
@@ -133,10 +141,11 @@ class WorldLife:
         if self.link is not None and self.link.is_over:
             raise WorldLost("the agent has ended the generation while gradients were reduced")
 
-    def _free(self) -> None:
+    def _free(self, aborted: threading.Event) -> None:
         """Free the training thread, which may wait for a peer that is gone: in a collective, or for the stop step of a resize."""
         self._groups.abort()
         abandon_elastic_event()
+        aborted.set()
 
     def end_collectives(self) -> None:
         """A peer is lost: let nothing on an accelerator wait for it any more, since a look at a tensor would wait as well."""

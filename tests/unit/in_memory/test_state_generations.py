@@ -60,7 +60,7 @@ def test_what_an_interrupted_step_has_changed_is_put_back_before_the_state_is_ke
     played.world.leave.side_effect = lambda *_, **__: played.state._run_apply()
     played.state._leave(None)
     after = ["world.leave", "buffers.redo", "apply_gradients", "buffers.forget"]
-    assert played.names() == ["chaos.end", "buffers.restore", *after]
+    assert played.names() == ["chaos.end", "passes.close", "buffers.restore", *after]
 
 
 @pytest.mark.parametrize("error", [WorldLost("x"), None])
@@ -71,7 +71,7 @@ def test_of_a_lost_world_nothing_runs_on_an_accelerator_when_its_tensors_are_rea
     played = Played(monkeypatch)
     played.state._leave(error)
     ends = ["world.end_collectives"] if error else []
-    assert played.names() == ["chaos.end", *ends, "buffers.restore", "world.leave", "buffers.forget"]
+    assert played.names() == ["chaos.end", "passes.close", *ends, "buffers.restore", "world.leave", "buffers.forget"]
 
 
 def test_an_agent_that_keeps_this_process_already_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from elastipod import ElasticBatches, State
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
 from elastipod.checkpoint.directory_store import DirectoryStore
+from elastipod.gradients import gradient_sync
 from elastipod.in_memory import process_groups
 from elastipod.in_memory.members import digest_of
 from elastipod.in_memory.phases import LIMITS
@@ -221,6 +222,44 @@ def test_a_rank_whose_peer_broke_repeats_its_step_with_a_newcomer(tmp_path: Path
     assert found[0][0] == [[1, 0, 2, 1], [2, 0, 2, OVER_AT]]
     assert found[2][0] == [[2, 1, 2, OVER_AT]]
     assert found[0][1:] == found[2][1:]
+    assert found[0][1] == PLAN.total_steps
+    assert audit(read_logs(tmp_path / "samples")).exact
+
+
+def test_a_rank_whose_peer_broke_does_not_go_on_with_passes_that_need_no_peer(tmp_path: Path) -> None:
+    """Passes that reduce nothing have no collective that fails, and a step may have many of them."""
+    job = Job(tmp_path, Agents([[0, 1], [0, 2]]))
+    begun_without_world: list[int] = []
+    accumulates = tmp_path / "accumulates"
+
+    def accumulate(state: State, step: int) -> None:
+        if state.generation > 1 or step != OVER_AT:
+            return
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until:
+            link = state._world.link
+            assert link is not None
+            if state.rank == 1 and accumulates.exists():  # before that the other rank may still reduce the step before
+                link.report_fault(1, "broke")
+                raise ZeroDivisionError
+            begun_without_world.extend([step] * state._world.is_aborted)
+            with gradient_sync(state.model, False):
+                loss_of(state.model, range(4)).backward()  # type: ignore[no-untyped-call]
+            if state.rank == 0:
+                accumulates.touch()
+
+    def body(process: int) -> Any:
+        if process == 1:
+            with pytest.raises(ZeroDivisionError):
+                job.train(process, accumulate)
+            return []
+        return [*job.train(process, accumulate), begun_without_world]
+
+    found = job.run(body, 3)
+    assert found[0][0] == [[1, 0, 2, 1], [2, 0, 2, OVER_AT]]
+    assert found[2][0] == [[2, 1, 2, OVER_AT]]
+    assert len(found[0][3]) <= 1, "the pass that began after the end was the last one"
+    assert found[0][1:3] == found[2][1:3]
     assert found[0][1] == PLAN.total_steps
     assert audit(read_logs(tmp_path / "samples")).exact
 

@@ -38,6 +38,7 @@ class Played:
         self.world.place = mock.Mock(rank=1, world_size=2, generation=5)
         self.world.plan, self.world.donor, self.world.is_loaded = PLAN, 1, False
         self.world.reason_to_end = ""
+        self.world.is_aborted = False
         self.world.outlives_generation, self.link.is_over, self.link.is_kept = True, False, False
         self.memory.rank.completed, self.memory.origin, self.memory.kind = 2, 4, "replicated"
         self.world.collective_of_library = self._collective
@@ -45,7 +46,7 @@ class Played:
         self.log, self.log_before = mock.Mock(spec=SampleLog), mock.Mock(spec=SampleLog)
         values: dict[str, Any] = {
             "_members": parts.members, "_world": self.world, "_memory": self.memory, "_durable": self.durable, "_limit": parts.limit,
-            "_optimizers": mock.Mock(has_run=False), "_chaos": parts.chaos, "_apply": None, "_checkpoint_every": 0,
+            "_optimizers": mock.Mock(has_run=False), "_chaos": parts.chaos, "_passes": parts.passes, "_apply": None, "_checkpoint_every": 0,
             "_sample_log": "folder", "_log_of_generation": self.log, "_seed": 7, "_checks_changes": True, "_is_first_step": False,
             "_is_second_step": False, "_trained": Trained(0),
             "_log_before": self.log_before, "_notary": None, "_buffers": parts.buffers, "_started": 0.0, "_step": None,
@@ -88,6 +89,7 @@ def test_a_step_begins_without_what_the_last_one_left(
         "buffers.begin",
         "seed",
         *["notary"] * (is_first and checks),
+        *["passes.begin"] * is_first,
         "chaos.begin",
     ]
     assert played.parts.members.zero_grad.mock_calls == [mock.call(walks_modules=is_first)]
@@ -99,6 +101,32 @@ def test_a_step_begins_without_what_the_last_one_left(
     assert played.state._optimizers.mock_calls == [mock.call.begin(1, 3)]
     assert played.parts.chaos.mock_calls == [mock.call.begin(1, 3)]
     assert played.state._started == 100.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "outlives", "begins"), [("replicated", True, True), ("sharded", True, False), ("replicated", False, False)]
+)
+def test_passes_are_watched_where_they_may_have_no_collective_and_this_process_can_go_on(
+    monkeypatch: pytest.MonkeyPatch, kind: str, outlives: bool, begins: bool
+) -> None:
+    played = Played(monkeypatch, _is_first_step=True)
+    played.memory.kind, played.world.outlives_generation = kind, outlives
+    played.state.begin_step(batch_of())
+    assert played.parts.passes.mock_calls == [mock.call.begin()] * begins
+
+
+@pytest.mark.parametrize("is_aborted", [True, False])
+@pytest.mark.parametrize("has_run", [True, False], ids=["by the script", "not yet"])
+@pytest.mark.parametrize("where", ["in the block", "after it", "before any step"])
+def test_a_step_cannot_count_once_the_world_is_gone_while_its_gradients_are_computed(
+    monkeypatch: pytest.MonkeyPatch, is_aborted: bool, has_run: bool, where: str
+) -> None:
+    """Where the script has run its optimizer, the state before the step is gone, and what follows may need no other rank."""
+    played = Played(monkeypatch)
+    played.world.is_aborted, played.state._optimizers.has_run = is_aborted, has_run
+    if where != "before any step":
+        played.state._step = mock.Mock(is_open=where == "in the block")
+    assert played.state._cannot_count() is (is_aborted and not has_run and where == "in the block")
 
 
 @pytest.mark.parametrize("has_run", [False, True], ids=["by the library", "by the script"])

@@ -16,7 +16,7 @@ from elastipod.in_memory.mesh_plan import MeshPlan
 from elastipod.in_memory.notary import Trained
 
 PARTS = ("Members", "DurableTier", "PhaseLimit", "MemoryState", "ShardedMemory", "ProcessGroups", "WorldLife")
-WATCHES = ("OptimizerWatch", "StepBuffers", "ChaosHooks")
+WATCHES = ("OptimizerWatch", "StepBuffers", "ChaosHooks", "PassWatch")
 
 
 @pytest.fixture
@@ -45,13 +45,15 @@ def test_a_state_of_defaults_keeps_nothing_on_storage_and_checks_changes(parts: 
         mock.call.OptimizerWatch(members),
         mock.call.StepBuffers(members),
         mock.call.ChaosHooks(members),
+        mock.call.PassWatch(members, state._cannot_count),
     ]
     settings: dict[str, Any] = {
         "_members": members, "_apply": None, "_limit": limit, "_memory": memory, "_world": parts.WorldLife.return_value,
         "_durable": None, "_checkpoint_every": 0, "_sample_log": None, "_log_of_generation": None, "_log_before": None, "_seed": 0,
         "_checks_changes": True, "_is_first_step": False, "_is_second_step": False,
         "_notary": None, "_optimizers": parts.OptimizerWatch.return_value,
-        "_buffers": parts.StepBuffers.return_value, "_chaos": parts.ChaosHooks.return_value, "_trained": Trained(0),
+        "_buffers": parts.StepBuffers.return_value, "_chaos": parts.ChaosHooks.return_value,
+        "_passes": parts.PassWatch.return_value, "_trained": Trained(0),
         "_started": 0.0, "_step": None, "_has_finished": False,
     }  # fmt: skip
     assert vars(state) == settings

@@ -110,8 +110,11 @@ def test_a_rank_joins_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     ((generation, free),) = (call.args for call in rank.link.watch.mock_calls)
     assert generation == 4
     with mock.patch.object(world_life, "abandon_elastic_event") as abandon:
+        rank.groups.abort.side_effect = lambda: told.append(rank.life.is_aborted)
+        told: list[bool] = []
         free()
-    assert (rank.groups.abort.call_count, abandon.call_count) == (1, 1)
+    assert (told, abandon.call_count) == ([False], 1), "not before nothing waits any more"
+    assert rank.life.is_aborted
     states = [rank.memory.rank.assigned, rank.memory.rank.connected, rank.memory.rank.verified]
     assert rank.memory.move.mock_calls == [mock.call(each.return_value) for each in states]
     assert rank.memory.begin_filling.mock_calls[0] == mock.call(offers, 1)
@@ -130,6 +133,18 @@ def test_a_rank_joins_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
         assert is_over() is over
     assert rank.told == [(1, '{"at": 7}')], "this rank is the donor"
     assert position(rank) == {"at": 7}
+
+
+def test_late_news_of_a_former_generation_are_not_those_of_the_present_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed(monkeypatch)
+    rank = Rank(monkeypatch)
+    for _ in range(2):
+        rank.life.join(PLAN, rank.parts.before)
+    (_, free_former), (_, free) = (call.args for call in rank.link.watch.mock_calls)
+    free_former()
+    assert not rank.life.is_aborted
+    free()
+    assert rank.life.is_aborted
 
 
 def test_a_rank_that_is_no_donor_takes_the_position_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
