@@ -6,18 +6,16 @@ gradients in its first step, for which all other ranks wait: half of what it com
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 
 import torch
 
+from elastipod.freed_memory import MOST_MAP_THRESHOLD, keep_freed_memory
+
 MOST_RESERVED_BYTES = 1 << 30
 BLOCK_BYTES = 1 << 20
 _PAGE_BYTES = 4096
-# Of mallopt(3). Larger blocks are mapped one by one and are new to the system each time.
-_TRIM_THRESHOLD, _MAP_THRESHOLD = -1, -3
-_MOST_MAP_THRESHOLD = 32 << 20  # that glibc takes, and comes to by itself where such blocks are freed
-_MOST_TRIM_THRESHOLD = 2 * _MOST_MAP_THRESHOLD  # that glibc comes to by itself
+_FREED_BYTES = 2 * MOST_MAP_THRESHOLD  # beside the reserve; glibc comes to keep as much by itself
 _STATUS = Path("/proc/self/status")
 
 
@@ -38,19 +36,10 @@ def reserve(num_bytes: int) -> int:
     then on, this process gives memory back to the system only beyond what it has reserved here.
     """
     blocks = min(num_bytes, MOST_RESERVED_BYTES) // BLOCK_BYTES
-    if blocks <= 0 or not _keep_freed_memory(blocks * BLOCK_BYTES):
+    kept = blocks * BLOCK_BYTES + _FREED_BYTES
+    if blocks <= 0 or not keep_freed_memory(kept, block_bytes=MOST_MAP_THRESHOLD):
         return 0
     held = [torch.empty(BLOCK_BYTES, dtype=torch.uint8, device="cpu") for _ in range(blocks)]
     for block in held:
         block[::_PAGE_BYTES] = 0
     return blocks * BLOCK_BYTES
-
-
-def _keep_freed_memory(num_bytes: int) -> bool:
-    """Have freed memory stay with this process. Gives False where that cannot be."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
-        return False
-    settings = ((_MAP_THRESHOLD, _MOST_MAP_THRESHOLD), (_TRIM_THRESHOLD, num_bytes + _MOST_TRIM_THRESHOLD))
-    return all(mallopt(name, value) == 1 for name, value in settings)

@@ -93,14 +93,6 @@ def die_by_signal(number: int) -> None:
     _libc.kill(os.getpid(), number)
 
 
-def keep_freed_memory(num_bytes: int) -> None:
-    """Let the allocator keep this much freed memory instead of returning it to the kernel; glibc only."""
-    mallopt = getattr(_libc, "mallopt", None)
-    if mallopt is not None:
-        mallopt(-1, num_bytes)  # M_TRIM_THRESHOLD
-        mallopt(-3, num_bytes)  # M_MMAP_THRESHOLD
-
-
 def fast_find(data: bytes) -> Callable[[bytes, int], int]:
     """Give ``data.find`` for UTF-8 texts, implemented by the C library: ten to thirty times as fast on log lines."""
     # strstr ends at a zero byte, which follows every bytes object; 0xff occurs in no UTF-8 text

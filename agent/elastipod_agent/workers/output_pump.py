@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from elastipod_agent.workers.linux import keep_freed_memory
+from elastipod.freed_memory import keep_freed_memory
 from elastipod_agent.workers.log_file import FilteredCopy, LogFile
 
 TAIL_BYTES = 32 * 1024
@@ -139,7 +139,7 @@ class OutputPump:
         """Start the thread."""
         for console in (1, 2):
             _widen(console, _PIPE_BYTES)
-        keep_freed_memory(_KEPT_BYTES)
+        keep_freed_memory(_KEPT_BYTES, block_bytes=_KEPT_BYTES)
         self._thread.start()
 
     def add(self, stream: OutputStream) -> None:

@@ -64,15 +64,17 @@ class Mark:
 class Change:
     """One change of generation. gap_s: last old step to first new step; None if the new one made no step.
 
-    pause_s: the gap without the time that a step usually takes. steps_repeated: steps of the old generation that the new one
-    repeated, one that was interrupted included. detection_s: from the mark of the kill to the operator's detection; None for
-    a resize, or without such a mark.
+    steps_repeated: steps of the old generation that the new one repeated, one that was interrupted included. detection_s: from the
+    mark of the kill to the operator's detection. lost_s: from the last old step to the kill, which is what was computed of the step that
+    it interrupted. Both None for a resize, or without such a mark. pause_s: the gap without lost_s and the time that a step usually takes,
+    so a pause begins with the fault, as those of the benchmarks do.
     """
 
     entry: HistoryEntry
     gap_s: float | None
     steps_repeated: int
     detection_s: float | None = None
+    lost_s: float | None = None
     pause_s: float | None = None
 
 
@@ -127,13 +129,16 @@ def changes(run: Run) -> tuple[Change, ...]:
         old = _latest_with_steps(run.generations, before=entry.generation)
         if entry.kind is Kind.START or old is None:
             continue
+        killed_at = _killed_at(entry, run)
+        lost_s = _lost_s(old, killed_at)
         found.append(
             Change(
                 entry,
                 gap_s=_gap_s(old, new),
                 steps_repeated=_steps_repeated(old, new),
-                detection_s=_detection_s(entry, run),
-                pause_s=_pause_s(old, new),
+                detection_s=_detection_s(entry, killed_at),
+                lost_s=lost_s,
+                pause_s=_pause_s(old, new, lost_s or 0.0),
             )
         )
     return tuple(found)
@@ -149,24 +154,35 @@ def _gap_s(old: Generation, new: Generation | None) -> float | None:
     return round(new.first.at - old.last.at, 3)
 
 
-def _pause_s(old: Generation, new: Generation | None) -> float | None:
+def _pause_s(old: Generation, new: Generation | None, lost_s: float) -> float | None:
     gap_s = _gap_s(old, new)
     step_s = (new.step_s if new is not None else None) or old.step_s
-    return None if gap_s is None or step_s is None else round(max(0.0, gap_s - step_s), 3)
+    return None if gap_s is None or step_s is None else round(max(0.0, gap_s - lost_s - step_s), 3)
+
+
+def _lost_s(old: Generation, killed_at: float | None) -> float | None:
+    if killed_at is None or old.last is None:
+        return None
+    return round(max(0.0, killed_at - old.last.at), 3)  # those who live on may complete a step after it
 
 
 def _steps_repeated(old: Generation, new: Generation | None) -> int:
     return 0 if new is None else max(0, old.begun_step - new.resumed_step)
 
 
-def _detection_s(entry: HistoryEntry, run: Run) -> float | None:
-    """Count from the kill to its detection. A kill belongs to the first recovery after it: a later one has a cause of its own."""
-    if entry.kind is not Kind.RECOVERY or entry.detected_at is None:
+def _detection_s(entry: HistoryEntry, killed_at: float | None) -> float | None:
+    if killed_at is None or entry.detected_at is None:
+        return None
+    return round(entry.detected_at - killed_at, 3)
+
+
+def _killed_at(entry: HistoryEntry, run: Run) -> float | None:
+    """Give the kill that a recovery followed. A kill belongs to the first recovery after it: a later one has a cause of its own."""
+    if entry.kind is not Kind.RECOVERY:
         return None
     earlier = (other.at for other in run.history if other.kind is Kind.RECOVERY and other.generation < entry.generation)
     since = max(earlier, default=run.created_at)
-    kills = [mark.at for mark in run.marks if mark.name == KILL_MARK and since < mark.at <= entry.at]
-    return round(entry.detected_at - max(kills), 3) if kills else None
+    return max((mark.at for mark in run.marks if mark.name == KILL_MARK and since < mark.at <= entry.at), default=None)
 
 
 def spans(run: Run) -> tuple[Span, ...]:
@@ -281,6 +297,7 @@ def _recovery(change: Change) -> Json:
         **_depth(change.entry),
         "detection_s": change.detection_s,
         "gap_s": change.gap_s,
+        "lost_s": change.lost_s,
         **_pause(change),
         "steps_repeated": change.steps_repeated,
     }

@@ -105,9 +105,10 @@ def title(report: Mapping[str, Any]) -> str:
 
 
 TABLE_HEADS = (
-    "generation", "replicas", "cause", "depth", "detected after", "training gap", "pause", "target", "steps repeated",
-    "reason for the depth",
+    "generation", "replicas", "cause", "depth", "detected after", "training gap", "work lost", "pause", "target",
+    "steps repeated", "reason for the depth",
 )  # fmt: skip
+PAUSE_IS = "pause: the gap without the time of a usual step, and without the work lost in a step that was interrupted"
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -122,6 +123,7 @@ def table(report: Mapping[str, Any]) -> str:
             change.get("depth") or "-",
             _seconds(change.get("detection_s")),
             _seconds(change["gap_s"]),
+            _seconds(change.get("lost_s")),
             _seconds(change["pause_s"]),
             _target(change),
             str(change["steps_repeated"]),
@@ -139,7 +141,7 @@ def depth_lines(report: Mapping[str, Any]) -> list[str]:
     """Compare the changes in memory with the forced restart of processes, in sentences."""
     found = sorted([*report["resizes"], *report["recoveries"]], key=lambda change: change["generation"])
     in_memory = [c["pause_s"] for c in found if c.get("depth") == "memory" and c["pause_s"] is not None]
-    lines = ["pause: the gap between two steps beyond what a step usually takes"]
+    lines = [PAUSE_IS]
     if in_memory:
         lines.append(
             f"{len(in_memory)} changes in memory: pauses of {min(in_memory):.2f} to {max(in_memory):.2f} s; no worker that stayed "

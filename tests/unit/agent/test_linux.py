@@ -122,20 +122,6 @@ def test_output_of_c_code_is_flushed(tmp_path: Path) -> None:
     assert in_a_child(work) == 0
 
 
-def test_an_allocator_is_told_to_keep_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[int, int]] = []
-
-    class Libc:
-        def mallopt(self, option: int, value: int) -> None:
-            calls.append((option, value))
-
-    monkeypatch.setattr(linux, "_libc", Libc())
-    linux.keep_freed_memory(1 << 20)
-    assert calls == [(-1, 1 << 20), (-3, 1 << 20)]
-    monkeypatch.setattr(linux, "_libc", object())
-    linux.keep_freed_memory(1 << 20)  # another C library: nothing happens
-
-
 @given(
     data=st.text(alphabet="ab\0ÿ", max_size=30),
     text=st.text(alphabet="ab\0ÿ", min_size=1, max_size=3),

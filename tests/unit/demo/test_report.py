@@ -65,6 +65,21 @@ def test_the_pause_is_the_gap_without_the_time_of_a_step() -> None:
     assert change.pause_s == 0.6, "as long as the new world has made no two steps, by those of the old one"
 
 
+@pytest.mark.parametrize(
+    ("killed_s", "lost_s", "pause_s"),
+    [(9.65, 0.25, 0.45), (9.35, 0.0, 0.7), (None, None, 0.7)],
+    ids=["in a step", "in one that the others completed", "by nobody"],
+)
+def test_the_pause_after_a_crash_begins_with_the_kill_and_what_was_lost_is_told_beside_it(
+    killed_s: float | None, lost_s: float | None, pause_s: float
+) -> None:
+    history = [entry(1, 0, 2, "start", "GangReady", 3.0), entry(2, 2, 2, "recovery", "WorkerCrash", 10.0)]
+    logs = [log(1, 0, 2, steps={1: 9.0, 2: 9.4}), log(2, 0, 2, resumed_step=2, steps={3: 10.4, 4: 10.7})]
+    marks = [] if killed_s is None else [Mark(KILL_MARK, CREATED_AT + killed_s)]
+    [change] = changes(run_of(history, logs, *marks))
+    assert (change.gap_s, change.lost_s, change.pause_s) == (1.0, lost_s, pause_s)
+
+
 def test_a_step_that_was_interrupted_is_repeated_but_was_never_made() -> None:
     """As `elastipod.State` logs: a step when it begins, and again when it is done."""
 

@@ -22,6 +22,7 @@ from tests.unit.torch_processes import TorchProcesses
 from elastipod_local.demo.report import Run, build_report, parse_history
 from elastipod_local.demo.result import (
     MODEL_PARAMETERS,
+    PAUSE_IS,
     Audit,
     collect_diagnostics,
     depth_lines,
@@ -46,12 +47,12 @@ def without_picture(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_table_has_a_line_for_each_change() -> None:
-    heads = "depth   detected after  training gap  pause    target      steps repeated  reason for the depth"
+    heads = "depth   detected after  training gap  work lost  pause    target      steps repeated  reason for the depth"
     assert table(build_report(STORY, AUDIT)).splitlines() == [
         f"generation  replicas  cause              {heads}",
-        "2           2 -> 4    CapacityAvailable  memory  -               1.800 s       0.000 s  0.3 s, met  0",
-        "3           4 -> 2    NodeDrained        memory  -               1.250 s       0.000 s  0.3 s, met  0",
-        "4           2 -> 2    WorkerCrash        memory  -               1.000 s       0.000 s  0.3 s, met  1",
+        "2           2 -> 4    CapacityAvailable  memory  -               1.800 s       -          0.000 s  0.3 s, met  0",
+        "3           4 -> 2    NodeDrained        memory  -               1.250 s       -          0.000 s  0.3 s, met  0",
+        "4           2 -> 2    WorkerCrash        memory  -               1.000 s       -          0.000 s  0.3 s, met  1",
     ]
 
 
@@ -69,14 +70,12 @@ def test_the_table_says_whether_pauses_in_memory_met_their_target_and_why_others
 
 def test_the_summary_compares_changes_in_memory_with_the_forced_restart() -> None:
     assert depth_lines(build_report(elastic_run(), AUDIT)) == [
-        "pause: the gap between two steps beyond what a step usually takes",
+        PAUSE_IS,
         "6 changes in memory: pauses of 0.00 to 0.00 s; no worker that stayed was restarted",
         "the target of 0.3 s for a pause in memory was met by 6 of 6",
         f"4 -> 2 with new processes, for comparison: a pause of 6.00 s ({FORCED})",
     ]
-    assert depth_lines(build_report(elastic_run([], []), AUDIT)) == [
-        "pause: the gap between two steps beyond what a step usually takes"
-    ]
+    assert depth_lines(build_report(elastic_run([], []), AUDIT)) == [PAUSE_IS]
 
 
 def test_a_good_run_leaves_a_report_and_a_picture(tmp_path: Path) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,7 +56,7 @@ def test_no_more_is_reserved_than_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
         made.append(size)
         return Block()
 
-    monkeypatch.setattr(module, "_keep_freed_memory", lambda num_bytes: True)
+    monkeypatch.setattr(module, "keep_freed_memory", lambda num_bytes, block_bytes: True)
     monkeypatch.setattr(torch, "empty", empty)
     assert reserve(MOST_RESERVED_BYTES * 5) == MOST_RESERVED_BYTES == BLOCK_BYTES * len(made)
     assert set(made) == {BLOCK_BYTES}
@@ -66,15 +64,12 @@ def test_no_more_is_reserved_than_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("wanted", [-5 * BLOCK_BYTES, 0, BLOCK_BYTES - 1])
 def test_a_process_that_has_as_much_reserves_nothing(monkeypatch: pytest.MonkeyPatch, wanted: int) -> None:
-    monkeypatch.setattr(module, "_keep_freed_memory", lambda num_bytes: pytest.fail("the allocator was changed"))
+    monkeypatch.setattr(module, "keep_freed_memory", lambda *_, **__: pytest.fail("the allocator was changed"))
     assert reserve(wanted) == 0
 
 
-@pytest.mark.parametrize("library", [SimpleNamespace(), SimpleNamespace(mallopt=lambda name, value: 0)])
-def test_nothing_is_reserved_where_freed_memory_would_not_be_kept(
-    monkeypatch: pytest.MonkeyPatch, library: SimpleNamespace
-) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+def test_nothing_is_reserved_where_freed_memory_would_not_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "keep_freed_memory", lambda *_, **__: False)
     assert reserve(BLOCK_BYTES) == 0
 
 
