@@ -19,7 +19,7 @@ from elastipod.data import Batch, ElasticBatches
 from elastipod.elastic_event import elastic_event_detected
 from elastipod.errors import CheckpointError, StateDiffersError
 from elastipod.in_memory.agent_link import Fate, own_fate
-from elastipod.in_memory.apply_step import OptimizerWatch, apply_gradients, unscale_gradients
+from elastipod.in_memory.apply_step import apply_gradients, unscale_gradients
 from elastipod.in_memory.between_steps import BetweenSteps
 from elastipod.in_memory.chaos_hooks import ChaosHooks
 from elastipod.in_memory.durable_tier import DurableTier
@@ -29,6 +29,7 @@ from elastipod.in_memory.members import NOT_BUILT, Members
 from elastipod.in_memory.memory_state import MemoryState, WorldLost, lost_world
 from elastipod.in_memory.mesh_plan import MeshPlan
 from elastipod.in_memory.notary import Notary, Trained
+from elastipod.in_memory.optimizer_watch import OptimizerWatch
 from elastipod.in_memory.parts import UnknownSharding
 from elastipod.in_memory.pass_watch import PassWatch
 from elastipod.in_memory.phase_limit import PhaseLimit
@@ -118,7 +119,7 @@ class State:
         self._seed = seed
         self._checks_changes, self._notary = checks_changes, None
         self._is_first_step = self._is_second_step = False  # of this world
-        self._optimizers = OptimizerWatch(self._members)
+        self._optimizers = OptimizerWatch(self._members, self._is_in_block, steps_schedules=apply is None)
         self._buffers = StepBuffers(self._members)
         self._chaos = ChaosHooks(self._members)
         self._passes = PassWatch(self._members, self._cannot_count)
@@ -235,10 +236,13 @@ class State:
         self._world.await_gradients()
         chaos.reached(chaos.Moment.BEFORE_APPLY, rank=self.rank, step=batch.step)
         self._check_gradients(batch)
-        if self._apply is None and not self._optimizers.has_run:
+        by_script = self._optimizers.has_run
+        if not by_script:
+            self._optimizers.check_schedules()
+        if self._apply is None and not by_script:
             unscale_gradients(self._members)
         self._memory.prepare(self._run_apply)
-        if not self._optimizers.has_run:
+        if not by_script:
             self._run_apply()
         try:
             self._memory.commit()
@@ -248,7 +252,7 @@ class State:
         step.is_done = True
         self._trained = Trained(batch.step, batch.samples_seen)
         self._buffers.committed()
-        self._optimizers.committed(is_kept=self._world.outlives_generation)
+        self._optimizers.committed(by_script=by_script, is_kept=self._world.outlives_generation)
         self._memory.copy()
         if self._is_first_step:
             if self._checks_changes:
@@ -266,7 +270,8 @@ class State:
 
     def _run_apply(self) -> None:
         self._buffers.redo()  # where the world has ended, but the step is completed
-        (self._apply or _apply_to_members)(self)
+        with self._optimizers.applying():
+            (self._apply or _apply_to_members)(self)
 
     def is_world_lost(self, error: BaseException) -> bool:
         """Whether an exception is that of a collective whose peer is gone, from which this process can recover."""
@@ -275,8 +280,10 @@ class State:
     def _cannot_count(self) -> bool:
         """Whether the step whose block is being run cannot count any more: its gradients will never be reduced."""
         # After the script's own run of the optimizer the state before the step is gone: the block's end may still save the one after it.
-        is_open = self._step is not None and self._step.is_open
-        return is_open and self._world.is_aborted and not self._optimizers.has_run
+        return self._is_in_block() and self._world.is_aborted and not self._optimizers.has_run
+
+    def _is_in_block(self) -> bool:
+        return self._step is not None and self._step.is_open
 
     def _check_gradients(self, batch: Batch) -> None:
         """In the first step of a world, raise StateDiffersError on every rank when something is wrong. Nothing is applied then."""
@@ -369,7 +376,7 @@ class State:
         if self._log_of_generation is not None:  # a save that the world waited for has just written its last line
             self._log_of_generation.close()
             self._log_before, self._log_of_generation = self._log_of_generation, None
-        self._optimizers.has_run = False
+        self._optimizers.left()
 
     def _open_log(self) -> None:
         if self._sample_log is None:
@@ -417,6 +424,7 @@ class State:
         self._step = None
         self._chaos.end()
         self._passes.close()
+        self._optimizers.close()
         if self._log_of_generation is not None:
             self._log_of_generation.close()
             self._log_of_generation = None

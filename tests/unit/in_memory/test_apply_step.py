@@ -1,25 +1,14 @@
-"""What applies a step, in which order, and how it is known that a script has done so itself."""
+"""What applies a step, and in which order."""
 
 from __future__ import annotations
-
-from unittest.mock import Mock, call
 
 import pytest
 import torch
 from tests.unit.in_memory.models import build
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from elastipod.chaos import Moment
-from elastipod.in_memory import apply_step
-from elastipod.in_memory.apply_step import OptimizerWatch, apply_gradients, unscale_gradients
+from elastipod.in_memory.apply_step import apply_gradients, unscale_gradients
 from elastipod.in_memory.members import Members
-
-
-@pytest.fixture
-def reached(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    mock = Mock()
-    monkeypatch.setattr(apply_step, "reached", mock)
-    return mock
 
 
 def gradients(members: Members) -> None:
@@ -28,28 +17,6 @@ def gradients(members: Members) -> None:
 
 def gradients_of(members: Members) -> list[torch.Tensor]:
     return [each.grad.clone() for each in members.model.parameters() if each.grad is not None]
-
-
-def test_each_optimizer_that_has_run_passes_its_moment_at_this_rank_and_step(reached: Mock) -> None:
-    members = Members(build())
-    watch = OptimizerWatch(members)
-    watch.begin(3, 7)
-    gradients(members)
-    assert not watch.has_run
-    apply_gradients(members)
-    assert watch.has_run
-    assert reached.mock_calls == [call(Moment.APPLY, rank=3, step=7)]
-    watch.begin(3, 8)
-    assert not watch.has_run
-
-
-def test_steps_of_others_that_a_newcomer_repeats_are_not_its_own(reached: Mock) -> None:
-    members = Members(build())
-    watch = OptimizerWatch(members)
-    gradients(members)
-    apply_gradients(members)
-    assert not watch.has_run
-    assert not reached.called
 
 
 def test_optimizers_run_before_schedules_and_schedules_before_averages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,22 +78,3 @@ def test_a_scaler_runs_the_optimizer_and_grows_by_its_own_count() -> None:
     apply_gradients(members)
     assert scaler.get_scale() == 8.0
     assert any(not torch.equal(one, other) for one, other in zip(before, members.model.parameters(), strict=True))
-
-
-@pytest.mark.parametrize(("rank", "is_kept", "warnings"), [(0, True, 1), (0, False, 0), (1, True, 0)])
-def test_rank_0_says_once_what_an_optimizer_that_the_script_runs_may_cost(
-    rank: int, is_kept: bool, warnings: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    members = Members(build())
-    watch = OptimizerWatch(members)
-    for step, runs in enumerate((False, True, True), start=1):
-        watch.begin(rank, step)
-        if runs:
-            members["optimizer"].step()
-        assert watch.has_run is runs
-        assert len(caplog.records) == warnings * (step > 2)
-        watch.committed(is_kept=is_kept)
-        assert not watch.has_run
-    assert len(caplog.records) == warnings
-    if warnings:
-        assert "leave the optimizer to State or to its apply=" in caplog.text

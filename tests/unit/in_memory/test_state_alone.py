@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterable
 from datetime import timedelta
@@ -28,11 +29,12 @@ from elastipod.checkpoint.rng import rank_seed
 from elastipod.errors import StateDiffersError
 from elastipod.gradients import announce_reduced_gradients
 from elastipod.in_memory import phase_limit
-from elastipod.in_memory.apply_step import OptimizerWatch
 from elastipod.in_memory.durable_tier import DurableTier
-from elastipod.in_memory.members import Members
+from elastipod.in_memory.optimizer_watch import OUTSIDE, TWICE
+from elastipod.in_memory.pass_watch import PassWatch
 from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.phases import LIMITS, Phase
+from elastipod.in_memory.world_life import WorldLife
 
 DATA = torch.randn(50, 3, generator=torch.Generator().manual_seed(1))
 
@@ -218,13 +220,39 @@ def test_a_step_that_the_scaler_of_a_script_has_left_out_is_not_tried_again() ->
     assert next(iter(state.optimizer.state.values()))["step"] == 1
 
 
-def test_a_step_does_not_wait_for_the_scale_of_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    members = Members({**build(), "scaler": torch.amp.GradScaler("cpu")})
-    watch = OptimizerWatch(members)
-    monkeypatch.setattr(torch.amp.GradScaler, "get_scale", lambda _: pytest.fail("the host waits for the device"))
-    watch.begin(0, 1)
-    watch.note_left_out()
-    assert not watch.has_run
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # a mistake that is planted here
+@pytest.mark.parametrize(("what", "said"), [("optimizer", OUTSIDE), ("scheduler", TWICE)])
+@pytest.mark.parametrize("is_in_block", [True, False], ids=["in the block", "after it"])
+def test_what_a_plain_loop_has_after_its_backward_pass_is_not_run_twice(
+    what: str, said: str, is_in_block: bool
+) -> None:
+    state = State(build)
+
+    def trains() -> None:
+        for step in state.steps(PLAN):
+            with step as batch:
+                loss_of(state.model, batch.indices).backward()  # type: ignore[no-untyped-call]
+                if is_in_block:
+                    getattr(state, what).step()
+            if not is_in_block:
+                getattr(state, what).step()
+
+    if (what, is_in_block) == ("optimizer", True):
+        trains()
+        assert state.completed == PLAN.total_steps
+        return
+    with pytest.raises(TypeError, match=re.escape(said)):
+        trains()
+    state.optimizer.step()  # the loop has ended
+
+
+def test_a_script_that_leaves_its_optimizer_to_the_library_is_not_told_otherwise(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WorldLife, "outlives_generation", True)
+    monkeypatch.setattr(PassWatch, "begin", lambda _: None)
+    train(State(build))
+    assert caplog.records == []
 
 
 def test_the_apply_of_a_script_is_called_once_a_step_with_its_gradients() -> None:

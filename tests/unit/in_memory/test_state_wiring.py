@@ -42,7 +42,7 @@ def test_a_state_of_defaults_keeps_nothing_on_storage_and_checks_changes(parts: 
         mock.call.MemoryState(members, limit, can_be_followed=True),
         mock.call.ProcessGroups(None, None),
         mock.call.WorldLife(memory, limit, groups, None, None),
-        mock.call.OptimizerWatch(members),
+        mock.call.OptimizerWatch(members, state._is_in_block, steps_schedules=True),
         mock.call.StepBuffers(members),
         mock.call.ChaosHooks(members),
         mock.call.PassWatch(members, state._cannot_count),
