@@ -1,7 +1,11 @@
-"""The TCP connections of a process group, so that a rank that waits for a lost peer can be freed by shutting them down.
+"""The TCP connections of a process group, so that a rank that waits for a lost peer can be freed by ending them.
 
-A gloo collective fails when a connection closes, and only then: no abort of torch frees a rank that waits for a peer that hangs, or
+A gloo collective fails when a connection ends, and only then: no abort of torch frees a rank that waits for a peer that hangs, or
 whose node has lost its power or its network and closes nothing any more.
+
+gloo must see the end of a connection by reading. When it writes to one that has ended first, it keeps the message to try again, and then
+forgets who waits for it: the collective lasts until its time-out. So only the reading ends, on this side, and no connection closes
+before all ranks have ended theirs: both would let a write fail.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 
 _OPEN_FILES = "/proc/self/fd"
 
@@ -31,6 +36,7 @@ class PeerConnections:
 
     def __init__(self, before: dict[int, str], store_port: int) -> None:
         self._opened: dict[int, str] = {}
+        self._ended: list[socket.socket] = []
         self._store_port = store_port
         self.add_opened_since(before)
 
@@ -39,18 +45,23 @@ class PeerConnections:
         known = set(before.values())
         self._opened |= {number: name for number, name in open_sockets().items() if name not in known}
 
-    def shut_down(self) -> int:
-        """Shut the connections down, and give their number. From any thread; the group still closes the sockets itself."""
-        # All are held before any is shut down: gloo closes the others at once, and their numbers may be somebody else's then.
-        held = list(self._held())
-        for one in held:
-            try:
-                one.shutdown(socket.SHUT_RDWR)
-            except OSError:  # the peer has closed it
-                continue
-            finally:
-                one.close()
-        return len(held)
+    def end_reading(self) -> int:
+        """Let the group read the end of each connection, and give their number. From any thread.
+
+        The group closes its sockets itself. The connections stay open for the peers until `close`.
+        """
+        # All are held before any ends: gloo closes the others at once, and their numbers may be somebody else's then.
+        self._ended = list(self._held())
+        for one in self._ended:
+            with suppress(OSError):  # the peer has closed it
+                one.shutdown(socket.SHUT_RD)
+        return len(self._ended)
+
+    def close(self) -> None:
+        """Close the connections that have ended: all ranks have left this world, or are to learn that this one has."""
+        for one in self._ended:
+            one.close()
+        self._ended = []
 
     def _held(self) -> Iterator[socket.socket]:
         for number, name in self._opened.items():

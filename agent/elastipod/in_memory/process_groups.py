@@ -74,6 +74,7 @@ class ProcessGroups:
         self._former_store: Any = None
         self._served: StoreConnection | None = None
         self._connections: PeerConnections | None = None
+        self._ended: list[PeerConnections] = []  # of former worlds
         self._stop_watching: Callable[[], object] = lambda: None
         self._hooks: tuple[Any, Any] = (None, None)  # sys.excepthook before and after torch has built a group
 
@@ -98,6 +99,7 @@ class ProcessGroups:
         counts for all ranks: they train in the same group, or try again under another name together. arriving: is entered
         while ranks are waited for whose processes may still start; the limit of the phase is that of connecting them.
         """
+        self._close_ended()  # no rank is in a former world any more
         if not self._connects_beside_former:
             wait_until_released()
         try:
@@ -159,7 +161,7 @@ class ProcessGroups:
 
     @contextmanager
     def _opening(self) -> Iterator[None]:
-        """Let `abort` shut down what is connected inside as well: further groups of this world, the script's and those of a mesh."""
+        """Let `abort` end what is connected inside as well: further groups of this world, the script's and those of a mesh."""
         sockets = open_sockets()
         yield
         if self._connections is not None:
@@ -168,12 +170,13 @@ class ProcessGroups:
     def abort(self) -> None:
         """Free a rank of this process that waits in a collective for a peer that is gone; from any thread.
 
-        An abort of torch does not free those of gloo, which fail when a connection closes; so they are shut down, those of groups
-        that the script has made too.
+        An abort of torch does not free those of gloo, which fail when a connection ends; so all end, those of groups that the script
+        has made too. They close with the next `connect`, or `close`.
         """
         connections, self._connections = self._connections, None
         if connections is not None:
-            connections.shut_down()
+            self._ended.append(connections)
+            connections.end_reading()
         if self._served is not None:
             self._served.close("the generation is over")
         self.abort_queued()
@@ -198,6 +201,16 @@ class ProcessGroups:
             self._served = None
         # The server of a store that this process hosts stays until the next world is built: others may be reading it.
         self._former_store, self._store = self._store or self._former_store, None
+
+    def close(self) -> None:
+        """Leave for good. Peers see it at once, which may be the first that they learn of it."""
+        self.leave()
+        self._close_ended()
+
+    def _close_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        for each in ended:
+            each.close()
 
     def _init(self, **options: Any) -> None:
         """Build the default process group, without what torch has put around `sys.excepthook` for the one before.

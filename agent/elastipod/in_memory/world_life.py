@@ -177,7 +177,7 @@ class WorldLife:
         if self._has_groups:
             if not has_finished:  # a collective that waits for a peer that hangs would keep this process from ending
                 self._groups.abort()
-            self._groups.leave()
+            self._groups.close()
         if self.link is not None:
             self.link.close()
 

@@ -193,7 +193,9 @@ def test_the_thread_that_trains_has_begun_a_collective_and_not_waited_for_it(
             raised = raised_by(lambda: passes(wrapped, is_exact))
             hooks.end()
             if raised:  # the other rank may wait in the collective that follows, and this process lives on
-                PeerConnections(before, port).shut_down()
+                connections = PeerConnections(before, port)
+                connections.end_reading()
+                connections.close()
             return [told, raised, is_planned(Moment.COLLECTIVE)]
 
     said = ["ChaosError", "raised on purpose at collective of step 4 on rank 0"] if kind is FaultKind.RAISE else []

@@ -207,7 +207,7 @@ def test_a_store_that_takes_nobody_yet_is_tried_again(torch_: Torch, monkeypatch
 def test_a_generation_that_ended_while_its_ranks_connected_is_aborted_at_once(torch_: Torch) -> None:
     is_over = mock.Mock(side_effect=[True])
     ProcessGroups("gloo", AN_HOUR).connect(PLACE, is_over)
-    assert torch_.connections.return_value.mock_calls == [mock.call.shut_down()]
+    assert torch_.connections.return_value.mock_calls == [mock.call.end_reading()]
 
 
 def test_the_first_verdict_on_a_try_counts_for_this_rank_too(torch_: Torch) -> None:
@@ -261,6 +261,21 @@ def test_what_is_published_is_in_the_store_of_the_generation_as_long_as_there_is
     assert torch_.store.values["elastipod/world/7/donors"] == "2"
 
 
+@pytest.mark.parametrize("how", ["the next world", "for good"])
+def test_connections_that_have_ended_are_closed_when_all_ranks_have_left_or_are_to_see_it(
+    torch_: Torch, how: str
+) -> None:
+    groups = ProcessGroups("gloo", AN_HOUR)
+    groups.connect(PLACE, lambda: False)
+    connections = torch_.connections.return_value
+    groups.abort()
+    groups.leave()
+    assert connections.mock_calls == [mock.call.end_reading()], "a peer may still write"
+    for _ in range(2):
+        groups.connect(PLACE, lambda: False) if how == "the next world" else groups.close()
+        assert connections.mock_calls == [mock.call.end_reading(), mock.call.close()]
+
+
 @pytest.mark.parametrize(("backend", "aborts"), [("gloo", []), ("nccl", [("abort_groups",)])])
 def test_an_abort_and_a_leave_end_what_the_backend_has(torch_: Torch, backend: str, aborts: list[Any]) -> None:
     groups = ProcessGroups(backend, AN_HOUR)
@@ -274,7 +289,7 @@ def test_an_abort_and_a_leave_end_what_the_backend_has(torch_: Torch, backend: s
     groups.abort()
     assert torch_.log == aborts
     groups.abort()
-    assert torch_.connections.return_value.mock_calls == [mock.call.shut_down()], "once"
+    assert torch_.connections.return_value.mock_calls == [mock.call.end_reading()], "once"
     torch_.log.clear()
     groups.leave()
     forgets = [("abort_and_forget_groups",)] if aborts else []
@@ -298,7 +313,7 @@ def test_groups_that_only_an_abort_ends_need_a_torch_that_has_it(
     assert ProcessGroups(backend, AN_HOUR).reason_to_end == (said if needs_abort and not can_abort else "")
 
 
-def test_connections_that_a_mesh_opens_are_shut_down_too(torch_: Torch) -> None:
+def test_connections_that_a_mesh_opens_end_too(torch_: Torch) -> None:
     groups = ProcessGroups("gloo", AN_HOUR)
     with groups._opening():  # of a single process, which has no peers
         pass

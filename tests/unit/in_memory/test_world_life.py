@@ -443,7 +443,7 @@ def test_the_end_waits_for_a_save_only_when_the_training_has_finished(
     rank.parts.reset_mock()
     rank.life.close(has_finished)
     frees = [] if has_finished else ["groups.abort"]
-    assert rank.names() == ["durable.close", *frees, "groups.leave", "link.close"]
+    assert rank.names() == ["durable.close", *frees, "groups.close", "link.close"]
     ((why,), _) = rank.parts.durable.close.call_args
     assert (why is None) if has_finished else (type(why) is WorldLost and str(why) == "the process ends")
 
@@ -452,5 +452,5 @@ def test_a_rank_that_never_joined_ends_too(monkeypatch: pytest.MonkeyPatch) -> N
     rank = Rank(monkeypatch, has_durable=False)
     rank.life.leave(None)
     rank.life.close(False)
-    assert (rank.groups.leave.mock_calls, rank.link.close.mock_calls) == ([], [mock.call()])
+    assert (rank.groups.close.mock_calls, rank.link.close.mock_calls) == ([], [mock.call()])
     Rank(monkeypatch, has_link=False, has_durable=False).life.close(False)
