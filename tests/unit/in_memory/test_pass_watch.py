@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.in_memory.forked_ranks import run_ranks
 from tests.unit.in_memory.models import build
 from torch import nn
 
@@ -89,17 +90,23 @@ def test_a_model_that_trains_nothing_is_watched_without_a_word() -> None:
 
 
 def test_a_compiled_model_is_not_compiled_again_for_it() -> None:
-    graphs: list[Any] = []
+    """In a process of its own: what torch.compile has wrapped keeps process groups alive."""
 
-    def count(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
+    def body(rank: int) -> list[int]:
+        graphs: list[Any] = []
 
-    watched = Watched(layers(2))
-    compiled = torch.compile(watched.model, backend=count)
-    for watches in (False, True, False, True):
-        (watched.watch.begin if watches else watched.watch.close)()
-        watched.checked.clear()
-        compiled(torch.ones(2, 3)).sum().backward()
-        assert len(watched.checked) == 4 * watches
-    assert len(graphs) == 1
+        def count(graph: Any, inputs: Any) -> Any:
+            graphs.append(graph)
+            return graph.forward
+
+        watched = Watched(layers(2))
+        compiled = torch.compile(watched.model, backend=count)
+        checks = []
+        for watches in (False, True, False, True):
+            (watched.watch.begin if watches else watched.watch.close)()
+            watched.checked.clear()
+            compiled(torch.ones(2, 3)).sum().backward()
+            checks.append(len(watched.checked))
+        return [len(graphs), *checks]
+
+    assert run_ranks(1, body) == [[1, 0, 4, 0, 4]]
