@@ -5,7 +5,7 @@ whose node has lost its power or its network and closes nothing any more.
 
 gloo must see the end of a connection by reading. When it writes to one that has ended first, it keeps the message to try again, and then
 forgets who waits for it: the collective lasts until its time-out. So only the reading ends, on this side, and no connection closes
-before all ranks have ended theirs: both would let a write fail.
+while peers may still write: both would let a write fail.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class PeerConnections:
         return len(self._ended)
 
     def close(self) -> None:
-        """Close the connections that have ended: all ranks have left this world, or are to learn that this one has."""
-        for one in self._ended:
+        """Close the connections that have ended: all ranks have left this world, or are to learn that this one has. From any thread."""
+        ended, self._ended = self._ended, []
+        for one in ended:
             one.close()
-        self._ended = []
 
     def _held(self) -> Iterator[socket.socket]:
         for number, name in self._opened.items():

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -51,6 +52,7 @@ MOST_FOR_STATE_S = 25.0  # less than the phases that follow may last, whose limi
 ARRIVAL_S = (
     1800.0  # as torch waits for the ranks of a group: how long a process takes to import and build is the script's
 )
+CLOSE_AFTER_S = 2.0  # a peer that nobody calls back waits by then, and writes no more
 HOSTING_S = 60.0  # how long rank 0 tries to have the port of the store
 FIRST_POLL_S, LAST_POLL_S = 0.002, 0.2  # between looks at a key of the store, and at the agent's word
 LOOKS_PER_S = 5000  # of all ranks together
@@ -75,6 +77,7 @@ class ProcessGroups:
         self._served: StoreConnection | None = None
         self._connections: PeerConnections | None = None
         self._ended: list[PeerConnections] = []  # of former worlds
+        self._closing: threading.Timer | None = None
         self._stop_watching: Callable[[], object] = lambda: None
         self._hooks: tuple[Any, Any] = (None, None)  # sys.excepthook before and after torch has built a group
 
@@ -171,12 +174,15 @@ class ProcessGroups:
         """Free a rank of this process that waits in a collective for a peer that is gone; from any thread.
 
         An abort of torch does not free those of gloo, which fail when a connection ends; so all end, those of groups that the script
-        has made too. They close with the next `connect`, or `close`.
+        has made too. They close after CLOSE_AFTER_S, with the next `connect`, or with `close`.
         """
         connections, self._connections = self._connections, None
         if connections is not None:
             self._ended.append(connections)
             connections.end_reading()
+            self._closing = threading.Timer(CLOSE_AFTER_S, connections.close)
+            self._closing.daemon = True
+            self._closing.start()
         if self._served is not None:
             self._served.close("the generation is over")
         self.abort_queued()
@@ -190,7 +196,7 @@ class ProcessGroups:
             abort_groups()
 
     def leave(self) -> None:
-        """Take all groups down. Peers that are still inside a collective with this rank see it fail."""
+        """Take all groups down. Peers that are still inside a collective with this rank see it fail, after an `abort` a little later."""
         self._connections = None  # a peer may still be reading what this rank has sent last
         self._stop_watching()
         if dist.is_initialized():
@@ -208,6 +214,8 @@ class ProcessGroups:
         self._close_ended()
 
     def _close_ended(self) -> None:
+        if self._closing is not None:
+            self._closing.cancel()
         ended, self._ended = self._ended, []
         for each in ended:
             each.close()

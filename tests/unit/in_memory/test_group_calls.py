@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from tests.agent_client import until
 
 from elastipod.in_memory import process_groups
 from elastipod.in_memory.agent_link import WorldPlace
@@ -261,16 +262,21 @@ def test_what_is_published_is_in_the_store_of_the_generation_as_long_as_there_is
     assert torch_.store.values["elastipod/world/7/donors"] == "2"
 
 
-@pytest.mark.parametrize("how", ["the next world", "for good"])
-def test_connections_that_have_ended_are_closed_when_all_ranks_have_left_or_are_to_see_it(
-    torch_: Torch, how: str
+@pytest.mark.parametrize("how", ["the next world", "for good", "after a while"])
+def test_connections_that_have_ended_are_closed_when_no_peer_writes_any_more_or_all_are_to_see_it(
+    torch_: Torch, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if how == "after a while":
+        monkeypatch.setattr(process_groups, "CLOSE_AFTER_S", 0.2)
     groups = ProcessGroups("gloo", AN_HOUR)
     groups.connect(PLACE, lambda: False)
     connections = torch_.connections.return_value
     groups.abort()
     groups.leave()
     assert connections.mock_calls == [mock.call.end_reading()], "a peer may still write"
+    if how == "after a while":
+        until(lambda: connections.close.called, "the connections to close")
+        return
     for _ in range(2):
         groups.connect(PLACE, lambda: False) if how == "the next world" else groups.close()
         assert connections.mock_calls == [mock.call.end_reading(), mock.call.close()]
