@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -108,8 +110,12 @@ class Torch:
 
 
 @pytest.fixture
-def torch_(monkeypatch: pytest.MonkeyPatch) -> Torch:
-    return Torch(monkeypatch)
+def torch_(monkeypatch: pytest.MonkeyPatch) -> Iterator[Torch]:
+    yield Torch(monkeypatch)
+    for timer in threading.enumerate():
+        if isinstance(timer, threading.Timer):  # of an abort: other tests count timers
+            timer.cancel()
+            timer.join()
 
 
 def tcp_store(**changes: Any) -> tuple[Any, ...]:
