@@ -237,9 +237,8 @@ class State:
         chaos.reached(chaos.Moment.BEFORE_APPLY, rank=self.rank, step=batch.step)
         self._check_gradients(batch)
         by_script = self._optimizers.has_run
-        if not by_script:
-            self._optimizers.check_schedules()
         if self._apply is None and not by_script:
+            self._optimizers.check_schedules()
             unscale_gradients(self._members)
         self._memory.prepare(self._run_apply)
         if not by_script:

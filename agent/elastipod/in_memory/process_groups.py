@@ -76,7 +76,7 @@ class ProcessGroups:
         self._former_store: Any = None
         self._served: StoreConnection | None = None
         self._connections: PeerConnections | None = None
-        self._ended: list[PeerConnections] = []  # of former worlds
+        self._ended: PeerConnections | None = None  # of the former world
         self._closing: threading.Timer | None = None
         self._stop_watching: Callable[[], object] = lambda: None
         self._hooks: tuple[Any, Any] = (None, None)  # sys.excepthook before and after torch has built a group
@@ -102,7 +102,7 @@ class ProcessGroups:
         counts for all ranks: they train in the same group, or try again under another name together. arriving: is entered
         while ranks are waited for whose processes may still start; the limit of the phase is that of connecting them.
         """
-        self._close_ended()  # no rank is in a former world any more
+        self._close_ended()  # no rank is in the former world any more
         if not self._connects_beside_former:
             wait_until_released()
         try:
@@ -178,7 +178,7 @@ class ProcessGroups:
         """
         connections, self._connections = self._connections, None
         if connections is not None:
-            self._ended.append(connections)
+            self._ended = connections
             connections.end_reading()
             self._closing = threading.Timer(CLOSE_AFTER_S, connections.close)
             self._closing.daemon = True
@@ -216,9 +216,9 @@ class ProcessGroups:
     def _close_ended(self) -> None:
         if self._closing is not None:
             self._closing.cancel()
-        ended, self._ended = self._ended, []
-        for each in ended:
-            each.close()
+        if self._ended is not None:
+            self._ended.close()
+            self._ended = None
 
     def _init(self, **options: Any) -> None:
         """Build the default process group, without what torch has put around `sys.excepthook` for the one before.

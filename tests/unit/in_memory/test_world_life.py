@@ -305,7 +305,7 @@ def test_without_a_launcher_a_replicated_state_is_alone_and_needs_no_groups(monk
     assert rank.groups.await_former.mock_calls == []
     rank.life.leave(None)
     rank.life.close(True)
-    assert rank.groups.leave.mock_calls == []
+    assert rank.groups.leave.mock_calls == rank.groups.close.mock_calls == []
 
 
 def test_a_sharded_one_has_groups_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
