@@ -34,7 +34,10 @@ MAX_NONCES = 4096
 
 _NAME = rb"elastipod-request-v1", rb"elastipod-answer-v1"
 _PARAMETER = re.compile(r'([a-z]+)="?([0-9a-f]{1,64})"?')
-_NEEDS_KEY = f"calls of this agent need a MAC with the key of its job (in the pod: ${KEY_ENV}), scheme {SCHEME}"
+_NEEDS_KEY = (  # the same words for every caller; in the agent's log they must not make the operator's first call read like a fault
+    f"calls of this agent need a MAC with the key of its job (in the pod: ${KEY_ENV}), scheme {SCHEME}; "
+    "the first call of each operator has none, and learns from this answer what to sign"
+)
 _NEEDS_TOKEN = f"calls of this agent need the token of its job (in the pod: ${TOKEN_ENV}) in the header Authorization: Bearer TOKEN"
 
 
