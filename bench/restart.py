@@ -1,6 +1,6 @@
 """Where the pause of a change goes, part by part: real agents and workers of examples/lm as the demo runs them, without a cluster.
 
-python -m bench.restart [--repeat 5] [--sides process,former,memory,crash] [--page docs/design/in-memory.md]. Writes
+python -m bench.restart [--repeat 5] [--sides process,former,memory,crash] [--page docs/design/in-memory-measured.md]. Writes
 .run/bench/restart.json, and all that was noted into restart-spans.json; a choice of sides and fewer than five runs go to
 restart-part.json. --page writes the table of the parts into a page, between its marks.
 """

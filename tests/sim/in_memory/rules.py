@@ -30,7 +30,7 @@ class Rules:
     size: ranks. last_step: where training ends. num_faults: how many there may be. resize_to: a planned change to this size, which may
     come at any time; the present size: one rank is replaced. mesh: of a sharded state; None: every rank holds all of it (DDP). every:
     steps between two copies of shards; 0: no copies. breaks: what is left out. is_reduced: whether interleavings are left out that
-    cannot show anything else (docs/design/in-memory.md).
+    cannot show anything else (docs/design/in-memory-proof.md).
     """
 
     size: int = 3
