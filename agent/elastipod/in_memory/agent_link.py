@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 WATCH_S = 5.0  # after a planned end no answer comes; a watcher has a thread, and one of the few connections that a worker may have
 CLOSE_S = 2.0  # for a watcher that frees this rank already
-OWN_STOP_S = 5.0  # an operator calls all agents within milliseconds, and again after a second where a call is lost
+OWN_STOP_S = 8.0  # an operator calls all agents within milliseconds; one without an answer for 5 s is called again a second later
 OWN_STOP_POLL_S = 0.01
 _HANDLING_ENVS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")  # torch reads the first that is set
 Kind = Literal["replicated", "sharded"]

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 TRY_S = 2.0  # one try to connect all ranks, once all have arrived at the store
 MAX_TRIES = 5
-# Of parameters, with what an optimizer keeps of them: a slow CPU copies and sums them, while other ranks wait for it.
+# For each byte of parameters a slow CPU also copies and sums what an optimizer keeps, while other ranks wait for it.
 SLOWEST_BYTES_PER_S = 30e6
 MOST_FOR_STATE_S = 25.0  # less than the phases that follow may last, whose limits end the process
 ARRIVAL_S = (

@@ -173,7 +173,7 @@ def test_what_becomes_of_a_rank_that_has_stopped(leaves: bool | None, kept: bool
     assert fate_after_stop(leaves=leaves, kept=kept) == fate
 
 
-@pytest.mark.parametrize(("levels", "is_over", "slept"), [(0, False, 0), (3, False, 3), (99, True, 0), (99, False, 5)])
+@pytest.mark.parametrize(("levels", "is_over", "slept"), [(0, False, 0), (3, False, 3), (99, True, 0), (99, False, 8)])
 def test_the_stop_of_this_rank_is_waited_for_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch, levels: int, is_over: bool, slept: int
 ) -> None:
