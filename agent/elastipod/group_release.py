@@ -5,6 +5,7 @@ gloo's threads look for their end only every 10 ms, so the time is spent waiting
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from typing import Any
 
@@ -13,6 +14,10 @@ _releasing: list[threading.Thread] = []
 
 def release_in_background(held: list[Any]) -> None:
     """Empty a list whose objects hold the last references to gloo's part of process groups. Returns at once."""
+    if not threading.main_thread().is_alive():
+        # The interpreter is ending, and a thread could not come back into it. The system ends what groups hold with the process.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+        return
     # Not a daemon: a process that ends waits for it, because it would otherwise return into an interpreter that is gone.
     thread = threading.Thread(target=held.clear, name="elastipod-group-release")
     thread.start()

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import OptState
 from torch.nn.parallel import DistributedDataParallel as DistributedDataParallel
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 try:
@@ -27,7 +28,6 @@ except ImportError:  # torch 2.4 and 2.5
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.filesystem import _StorageInfo
-    from torch.optim.lr_scheduler import LRScheduler
 
     StorageInfo: TypeAlias = _StorageInfo
 
@@ -394,8 +394,17 @@ def set_last_learning_rates(schedule: LRScheduler, rates: Sequence[object]) -> N
     schedule._last_lr = list(rates)  # type: ignore[arg-type]  # floats, or the tensors of a compiled optimizer
 
 
+def epochs_of(schedule: LRScheduler) -> list[int]:
+    """Give numbers that each `step` of a schedule raises: its epoch, or those of the schedules that a ChainedScheduler steps."""
+    if isinstance(schedule, ChainedScheduler):  # it has no epoch of its own
+        return [epoch for each in schedule._schedulers for epoch in epochs_of(each)]
+    return [int(schedule.last_epoch)]
+
+
 def scale_updates(scaler: torch.amp.GradScaler) -> int:
     """Give a number that each `update` of a GradScaler raises. A look at the scale itself would await the device."""
+    if not scaler.is_enabled():  # it has none of the attributes below
+        return 0
     scale: torch.Tensor | None = scaler._scale
     return 0 if scale is None else scale._version
 
@@ -410,4 +419,5 @@ def forget_gradients(scaler: torch.amp.GradScaler) -> None:
 
     It has no public call for a step that is broken off; since torch 1.6 the states are in this dictionary, by optimizer.
     """
-    scaler._per_optimizer_states.clear()
+    if scaler.is_enabled():
+        scaler._per_optimizer_states.clear()

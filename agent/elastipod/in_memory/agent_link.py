@@ -176,12 +176,20 @@ class AgentLink:
         """Wait until the agent says that the generation is over; False when it has not in time."""
         return self._is_over.wait(timeout_s)
 
-    def report_fault(self, rank: int, message: str) -> None:
-        """Tell the agent that a collective failed, unless it has called this rank back already: the fault may be a network's."""
+    @property
+    def run(self) -> int:
+        """The agent's number of the generation that this rank was last released into."""
+        return self._client.run
+
+    def report_fault(self, rank: int, message: str, run: int | None = None) -> None:
+        """Tell the agent that a collective failed, unless it has called this rank back already: the fault may be a network's.
+
+        run: that it happened in, the present one by default. The agent ignores what belongs to a former one.
+        """
         if self.is_over:
             return
         try:
-            self._client.hyperpod_send_fault(rank, RestartMode.IN_PROCESS_RESTART, "CollectiveFailed", message)
+            self._client.hyperpod_send_fault(rank, RestartMode.IN_PROCESS_RESTART, "CollectiveFailed", message, run=run)
         except HyperPodIPCException as error:
             log.warning("the agent was not told of a failed collective: %s", error)
 

@@ -18,7 +18,7 @@ def unscale_gradients(members: Members) -> None:
     """
     for scaler in members.of_type(torch.amp.GradScaler):
         for optimizer in members.of_type(torch.optim.Optimizer):
-            if not is_unscaled(scaler, optimizer):
+            if scaler.is_enabled() and _has_gradients(optimizer) and not is_unscaled(scaler, optimizer):
                 scaler.unscale_(optimizer)
 
 
@@ -29,14 +29,21 @@ def apply_gradients(members: Members) -> None:
         raise TypeError("there are several GradScalers; give State an apply function that runs them")
     if members.of_type(ReduceLROnPlateau):
         raise TypeError("ReduceLROnPlateau needs a loss at each step; give State an apply function that passes it one")
+    is_scaled = False
     for optimizer in members.of_type(torch.optim.Optimizer):
-        if scaler is None:
+        # A GradScaler refuses an optimizer without any gradient, such as that of a network which other steps train.
+        if scaler is None or not _has_gradients(optimizer):
             optimizer.step()
         else:
             scaler.step(optimizer)
-    if scaler is not None:
+            is_scaled = True
+    if scaler is not None and is_scaled:
         scaler.update()
     for schedule in members.of_type(LRScheduler):
         schedule.step()
     for average in members.of_type(AveragedModel):
         average.update_parameters(members.model)
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(each.grad is not None for group in optimizer.param_groups for each in group["params"])

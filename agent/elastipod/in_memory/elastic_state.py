@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import time
@@ -126,7 +127,8 @@ class State:
         self._trained = Trained(0)
         self._started = 0.0
         self._step = None
-        self._has_finished = False
+        self._has_finished = self._is_closed = False
+        self._pid = 0  # of the process whose loop has begun
 
     _log_of_generation: SampleLog | None
     _log_before: SampleLog | None  # of the generation before, whose lines the next save makes durable
@@ -172,9 +174,17 @@ class State:
         """Give the steps of a plan from where the job stands, through every change of the world, until its end.
 
         Ends early, after a checkpoint, when the job must stop and this process cannot be kept. grain, local_sizes: as for
-        `ElasticBatches.iterate`. Raises StateDiffersError when this rank's state differs from its replicas'.
+        `ElasticBatches.iterate`. Raises StateDiffersError when this rank's state differs from its replicas', and TypeError when
+        this State has given steps already.
         """
         world = self._world
+        if self._pid:
+            raise TypeError(
+                "steps() is called a second time: one State trains one plan in one loop; give ElasticBatches all epochs of the training"
+            )
+        self._pid = os.getpid()
+        # A loop that an exception has ended may be held by its traceback until the interpreter is gone, and with it all threads.
+        atexit.register(self._close)
         # Before the first world is joined: that may fail too, and what this rank was filled with may be the last copy then.
         self._announce()
         try:
@@ -370,7 +380,7 @@ class State:
         if error is not None:
             self._world.end_collectives()
         self._buffers.restore()
-        self._world.leave(error, is_torn=self._optimizers.has_run)
+        self._world.leave(error, is_torn=self._optimizers.is_torn)
         self._buffers.forget()
         if self._log_of_generation is not None:  # a save that the world waited for has just written its last line
             self._log_of_generation.close()
@@ -419,7 +429,11 @@ class State:
             log.error("step %d could not be saved: %s", self.completed, error)
 
     def _close(self) -> None:
-        """End without waiting for anybody."""
+        """End without waiting for anybody. Does nothing a second time, and in processes that a script has forked."""
+        if self._is_closed or self._pid != os.getpid():
+            return
+        self._is_closed = True
+        atexit.unregister(self._close)
         self._step = None
         self._chaos.end()
         self._passes.close()

@@ -36,6 +36,11 @@ class ElasticStep:
         self._state = state
 
     def __enter__(self) -> Batch:
+        if self.is_open or self.is_done:
+            raise TypeError(
+                "a second block of the same step: the first one has applied its gradients and counted it; compute all gradients of "
+                "a step in one block"
+            )
         self.is_open = True
         if self.lost_to is None:  # else a block before it was interrupted, whose world this step cannot be trained in
             self._state.begin_step(self.batch)

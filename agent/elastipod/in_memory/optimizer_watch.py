@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from elastipod.chaos import Moment, reached
 from elastipod.in_memory.members import Members
-from elastipod.torch_compat import scale_updates
+from elastipod.torch_compat import epochs_of, scale_updates
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,10 @@ class OptimizerWatch:
     """Watches the members over the steps of one rank. has_run: whether an optimizer has run since the step began."""
 
     def __init__(self, members: Members, is_in_block: Callable[[], bool], *, steps_schedules: bool) -> None:
-        """is_in_block: whether the block of a step is being run. steps_schedules: whether State does, in a step that it applies."""
+        """is_in_block: whether the block of a step is being run. steps_schedules: whether State does, in a step that it applies.
+
+        Where State does not, the script's own `apply` does.
+        """
         self.has_run = self._is_told = self._applies = False
         self.rank = self.step = 0
         self._members = members
@@ -41,6 +45,7 @@ class OptimizerWatch:
         self._updates: list[int] = []
         self._steps_schedules = steps_schedules
         self._schedules_at: Sequence[int] | None = None  # None where the script may step them
+        self._before_apply: object = None  # what the script's own `apply` has found
         members.when_built(self._attach)
 
     def _attach(self) -> None:
@@ -52,6 +57,7 @@ class OptimizerWatch:
         """Begin a step. Raises TypeError when the script has stepped a schedule since State did."""
         self.check_schedules()
         self.has_run, self.rank, self.step = False, rank, step
+        self._before_apply = None
         self._updates = self._scale_updates()
         self._schedules_at = self._epochs() if self._steps_schedules else None
 
@@ -65,10 +71,21 @@ class OptimizerWatch:
         if self._schedules_at is not None and self._schedules_at != self._epochs():
             raise TypeError(TWICE)
 
+    @property
+    def is_torn(self) -> bool:
+        """Whether the step that is under way has changed the members, so that they are no step's if it does not count.
+
+        An `apply` of the script may use collectives, which fail, and change more than optimizers do. Not seen are changes of a
+        parameter through its ``data``, and of what an entry does not tell in its state_dict.
+        """
+        return self.has_run or (self._before_apply is not None and self._before_apply != self._changeable())
+
     @contextmanager
     def applying(self) -> Iterator[None]:
         """Let optimizers run, though the block has ended: State applies the step."""
         self._applies = True
+        if not self._steps_schedules:
+            self._before_apply = self._changeable()
         try:
             yield
         finally:
@@ -87,11 +104,11 @@ class OptimizerWatch:
                 "rank holds a whole step any more, and the job goes back to a checkpoint or to its beginning; leave the optimizer to State "
                 "or to its apply=, or let it be the last thing in the block"
             )
-        self.has_run = False
+        self.has_run, self._before_apply = False, None
 
     def left(self) -> None:
         """The world is over, and the members may be given another step's state."""
-        self.has_run, self._schedules_at = False, None
+        self.has_run, self._schedules_at, self._before_apply = False, None, None
 
     def close(self) -> None:
         """The loop is over: the script may use its optimizers as it likes."""
@@ -101,7 +118,12 @@ class OptimizerWatch:
         return [scale_updates(each) for each in self._members.of_type(torch.amp.GradScaler)]
 
     def _epochs(self) -> list[int]:
-        return [int(each.last_epoch) for each in self._members.of_type(LRScheduler)]
+        return [epoch for each in self._members.of_type(LRScheduler) for epoch in epochs_of(each)]
+
+    def _changeable(self) -> object:
+        """Give what differs once a script has changed something that optimizers do not: cheap, as it is asked for in each step."""
+        versions = [each._version for module in self._members.of_type(nn.Module) for each in module.parameters()]
+        return versions, self._epochs(), self._members.own_digests()
 
     def _note(self, *_: Any) -> None:
         if not self.step:  # before the first step of its own, a newcomer repeats those of others

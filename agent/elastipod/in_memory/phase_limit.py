@@ -33,7 +33,8 @@ class PhaseLimit:
         self._changed = threading.Condition()
         self._phase = Phase.TRAINING
         self._limit_s: float | None = None
-        self._until: float | None = None
+        self._until: float | None = None  # None in a phase without a limit, and in a pause
+        self._pauses = 0
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
@@ -42,29 +43,28 @@ class PhaseLimit:
         limit = LIMITS[phase]
         with self._changed:
             self._phase, self._limit_s = phase, None if limit is None else limit.total_seconds()
-            self._until = None if self._limit_s is None else time.monotonic() + self._limit_s
-            if self._thread is None and self._until is not None:
+            if self._thread is None and self._limit_s is not None:
                 self._thread = threading.Thread(target=self._watch, name="elastipod-phase-limit", daemon=True)
                 self._thread.start()
-            self._changed.notify_all()
+            self._restart()
 
     def progress(self) -> None:
-        """Restart the limit of this phase, because it made progress."""
+        """Restart the limit of this phase, because it made progress. Any thread may call it, also in a pause, which it does not end."""
         with self._changed:
-            if self._limit_s is not None:
-                self._until = time.monotonic() + self._limit_s
+            self._restart(wakes=False)  # the watch waits for the former end, and then for this one
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Suspend this phase's limit for code that has its own limits or belongs to the script. The limit restarts from zero afterwards."""
         with self._changed:
-            self._until = None
+            self._pauses += 1
+            self._restart(wakes=False)
         try:
             yield
         finally:
             with self._changed:
-                self._until = None if self._limit_s is None else time.monotonic() + self._limit_s
-                self._changed.notify_all()
+                self._pauses -= 1
+                self._restart()
 
     def close(self) -> None:
         """End the thread."""
@@ -73,6 +73,12 @@ class PhaseLimit:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
+
+    def _restart(self, *, wakes: bool = True) -> None:
+        """Let the limit run from now, unless it is paused."""
+        self._until = None if self._limit_s is None or self._pauses else time.monotonic() + self._limit_s
+        if wakes:
+            self._changed.notify_all()
 
     def _watch(self) -> None:
         with self._changed:

@@ -52,7 +52,7 @@ LIMITS: dict[Phase, timedelta | None] = {
     P.PREPARED: None,  # the same: it waits for ranks that compute
     P.QUIESCED: timedelta(seconds=5),  # groups that cannot be aborted so soon hang in a driver
     P.PARKED: None,  # the operator's: how long it waits for replicas
-    P.CONNECTING: timedelta(seconds=10),  # five tries of two seconds each
+    P.CONNECTING: timedelta(seconds=15),  # longer than its tries: after them a rank goes back to the barrier
     P.AGREEING: timedelta(seconds=10),
     P.FILLING: timedelta(seconds=60),  # without progress: a transfer that goes on may take longer
     P.VERIFYING: timedelta(seconds=30),

@@ -25,7 +25,6 @@ from elastipod.errors import ElastipodError
 from elastipod.group_release import release_in_background, wait_until_released
 from elastipod.in_memory.agent_link import WorldPlace
 from elastipod.in_memory.peer_connections import PeerConnections, open_sockets
-from elastipod.in_memory.phases import LIMITS, Phase
 from elastipod.in_memory.torch_store import TorchAgentStore
 from elastipod.ipc.protocol import WORKER_KEY_ENV
 from elastipod.store_wait import wait_until_listening
@@ -46,6 +45,8 @@ log = logging.getLogger(__name__)
 
 TRY_S = 2.0  # one try to connect all ranks, once all have arrived at the store
 MAX_TRIES = 5
+# Of all tries: less than the phase may last, whose limit would end the processes of all ranks that wait.
+CONNECT_S = 10.0
 # For each byte of parameters a slow CPU also copies and sums what an optimizer keeps, while other ranks wait for it.
 SLOWEST_BYTES_PER_S = 30e6
 MOST_FOR_STATE_S = 25.0  # less than the phases that follow may last, whose limits end the process
@@ -110,11 +111,7 @@ class ProcessGroups:
                 late = _Wait(time.monotonic() + ARRIVAL_S, is_over, place.world_size, is_served=bool(place.store))
                 self._store = self._served_store(place, late) if place.store else self._hosted_store(place, late)
                 _arrive(self._store, place, late)
-            limit = LIMITS[Phase.CONNECTING]
-            assert limit is not None
-            wait = _Wait(
-                time.monotonic() + limit.total_seconds(), is_over, place.world_size, is_served=bool(place.store)
-            )
+            wait = _Wait(time.monotonic() + CONNECT_S, is_over, place.world_size, is_served=bool(place.store))
             for number in range(MAX_TRIES):
                 store = dist.PrefixStore(f"try/{number}", self._store)  # type: ignore[attr-defined]
                 if self._try(store, place, wait, is_first=number == 0):
@@ -176,23 +173,29 @@ class ProcessGroups:
         An abort of torch does not free those of gloo, which fail when a connection ends; so all end, those of groups that the script
         has made too. They close after CLOSE_AFTER_S, with the next `connect`, or with `close`.
         """
+        ended = self._end_collectives()
+        if ended is not None:
+            self._closing = threading.Timer(CLOSE_AFTER_S, ended.close)
+            self._closing.daemon = True
+            self._closing.start()
+
+    def _end_collectives(self) -> PeerConnections | None:
+        """As `abort`, but the connections that this ends, if there are any, stay open until they are closed."""
         connections, self._connections = self._connections, None
         if connections is not None:
             self._ended = connections
             connections.end_reading()
-            self._closing = threading.Timer(CLOSE_AFTER_S, connections.close)
-            self._closing.daemon = True
-            self._closing.start()
-        if self._served is not None:
-            self._served.close("the generation is over")
+        if (served := self._served) is not None:  # the training thread may be leaving
+            served.close("the generation is over")
         self.abort_queued()
+        return connections
 
     def abort_queued(self) -> None:
         """End the collectives that an accelerator runs or has queued, which wait for a peer that is gone; gloo queues none.
 
         Connections of gloo stay, in which a peer may still be reading.
         """
-        if dist.is_initialized() and dist.get_backend() != "gloo":
+        if self._backend != "gloo" and dist.is_initialized():
             abort_groups()
 
     def leave(self) -> None:
@@ -208,8 +211,14 @@ class ProcessGroups:
         # The server of a store that this process hosts stays until the next world is built: others may be reading it.
         self._former_store, self._store = self._store or self._former_store, None
 
-    def close(self) -> None:
-        """Leave for good. Peers see it at once, which may be the first that they learn of it."""
+    def close(self, *, has_finished: bool) -> None:
+        """Leave for good. Peers see it at once, which may be the first that they learn of it.
+
+        has_finished: False where a collective may still wait for a peer that hangs, which must not keep this process from ending.
+        Starts no thread: the interpreter may be ending.
+        """
+        if not has_finished:
+            self._end_collectives()
         self.leave()
         self._close_ended()
 

@@ -175,9 +175,7 @@ class WorldLife:
             self.durable.close(None if has_finished else WorldLost("the process ends"))
         self._unwrap()
         if self._has_groups:
-            if not has_finished:  # a collective that waits for a peer that hangs would keep this process from ending
-                self._groups.abort()
-            self._groups.close()
+            self._groups.close(has_finished=has_finished)
         if self.link is not None:
             self.link.close()
 
@@ -207,7 +205,7 @@ class WorldLife:
                 return self.link.park()
             finally:
                 self.memory.finish_following()
-        tell = threading.Timer(TELL_AFTER_S, self.link.report_fault, (self.place.rank, str(error)))
+        tell = threading.Timer(TELL_AFTER_S, self.link.report_fault, (self.place.rank, str(error), self.link.run))
         tell.daemon = True
         tell.start()
         try:

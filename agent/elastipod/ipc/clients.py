@@ -132,12 +132,17 @@ class InProcessRestartSocketClient:
         restart_mode: RestartMode = RestartMode.IN_PROCESS_RESTART,
         reason: str | None = None,
         message: str | None = None,
+        *,
+        run: int | None = None,
     ) -> None:
-        """Report that this rank cannot continue, and which restart would help. Ignored if it belongs to an earlier run."""
+        """Report that this rank cannot continue, and which restart would help. Ignored if it belongs to an earlier run.
+
+        run: as `run` gives it, the present one by default.
+        """
         mode = RestartMode(restart_mode).value
         self._connections.call(
             "send_fault",
-            run=self._current_run,
+            run=self._current_run if run is None else run,
             global_rank=int(rank),
             restart_mode=mode,
             reason=reason,

@@ -148,9 +148,9 @@ def test_the_watcher_of_a_former_generation_takes_no_news_from_the_next_one() ->
 
 def test_a_failed_collective_is_reported_unless_the_agent_knows(client: Any, caplog: pytest.LogCaptureFixture) -> None:
     link = AgentLink(client)
-    link.report_fault(3, "Connection closed by peer")
+    link.report_fault(3, "Connection closed by peer", 7)
     told = mock.call.hyperpod_send_fault(
-        3, RestartMode.IN_PROCESS_RESTART, "CollectiveFailed", "Connection closed by peer"
+        3, RestartMode.IN_PROCESS_RESTART, "CollectiveFailed", "Connection closed by peer", run=7
     )
     assert client.mock_calls == [told]
     client.hyperpod_send_fault.side_effect = HyperPodIPCException("gone")

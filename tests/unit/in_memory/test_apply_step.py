@@ -78,3 +78,29 @@ def test_a_scaler_runs_the_optimizer_and_grows_by_its_own_count() -> None:
     apply_gradients(members)
     assert scaler.get_scale() == 8.0
     assert any(not torch.equal(one, other) for one, other in zip(before, members.model.parameters(), strict=True))
+
+
+def test_a_scaler_that_is_switched_off_scales_nothing() -> None:
+    """Scripts make one whatever the precision: GradScaler(enabled=...)."""
+    members, plain = (Members({**build(), "scaler": torch.amp.GradScaler("cpu", enabled=False)}), Members(build()))
+    for each in (members, plain):
+        each.zero_grad()
+        gradients(each)
+        unscale_gradients(each)
+        apply_gradients(each)
+    torch.testing.assert_close([*members.model.parameters()], [*plain.model.parameters()], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("idle", [("one",), ("other",), ("one", "other")])
+def test_an_optimizer_without_gradients_is_left_alone_as_it_is_without_a_scaler(idle: tuple[str, ...]) -> None:
+    """Steps that train one of two networks in turn."""
+    parts = {name: torch.nn.Linear(1, 1) for name in ("one", "other")}
+    optimizers = {name: torch.optim.SGD(part.parameters(), lr=1.0) for name, part in parts.items()}
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    members = Members({"model": torch.nn.ModuleDict(parts), **optimizers, "scaler": scaler})
+    before = {name: part.weight.item() for name, part in parts.items()}
+    for name in parts.keys() - set(idle):
+        scaler.scale(parts[name](torch.ones(1, 1)).sum()).backward()
+    unscale_gradients(members)
+    apply_gradients(members)
+    assert {name for name, part in parts.items() if part.weight.item() == before[name]} == set(idle)

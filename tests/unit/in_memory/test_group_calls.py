@@ -284,8 +284,19 @@ def test_connections_that_have_ended_are_closed_when_no_peer_writes_any_more_or_
         until(lambda: connections.close.called, "the connections to close")
         return
     for _ in range(2):
-        groups.connect(PLACE, lambda: False) if how == "the next world" else groups.close()
+        groups.connect(PLACE, lambda: False) if how == "the next world" else groups.close(has_finished=True)
         assert connections.mock_calls == [mock.call.end_reading(), mock.call.close()]
+
+
+@pytest.mark.parametrize("has_finished", [True, False])
+def test_a_process_that_ends_frees_itself_without_a_thread(torch_: Torch, has_finished: bool) -> None:
+    """The interpreter may be ending, and a thread that is started then is waited for in vain."""
+    groups = ProcessGroups("gloo", AN_HOUR)
+    groups.connect(PLACE, lambda: False)
+    with mock.patch.object(threading, "Timer", side_effect=AssertionError):
+        groups.close(has_finished=has_finished)
+    ended = [] if has_finished else [mock.call.end_reading(), mock.call.close()]
+    assert torch_.connections.return_value.mock_calls == ended
 
 
 @pytest.mark.parametrize(("backend", "aborts"), [("gloo", []), ("nccl", [("abort_groups",)])])

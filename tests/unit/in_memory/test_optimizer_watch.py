@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from contextlib import suppress
 from unittest.mock import Mock, call
 
 import pytest
 import torch
 from tests.unit.in_memory.models import build
+from torch import nn
+from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, ExponentialLR
 
 from elastipod.chaos import Moment
 from elastipod.in_memory import optimizer_watch
@@ -148,3 +152,59 @@ def test_a_step_does_not_wait_for_the_scale_of_an_accelerator(monkeypatch: pytes
     watch.begin(0, 1)
     watch.note_left_out()
     assert not watch.has_run
+
+
+def test_schedules_that_are_chained_are_watched_as_one_is() -> None:
+    watched = Watched()
+    optimizer = watched.members["optimizer"]
+    chained = ChainedScheduler([ConstantLR(optimizer), ExponentialLR(optimizer, 0.9)])
+    watched.members.take({**dict(watched.members.items()), "scheduler": chained})
+    watched.watch.begin(0, 1)
+    watched.apply()
+    watched.watch.begin(0, 2)
+    chained.step()
+    with pytest.raises(TypeError, match=re.escape(TWICE)):
+        watched.watch.check_schedules()
+
+
+class Counter:
+    count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+@pytest.mark.parametrize("what", ["nothing", "a parameter", "a counter", "a schedule", "an average"])
+def test_an_apply_that_fails_has_torn_the_step_if_it_has_changed_anything(what: str) -> None:
+    watched = Watched(steps_schedules=False)
+    members = watched.members
+    members.take({**dict(members.items()), "counter": Counter()})
+    watched.watch.begin(0, 1)
+    members.model(torch.eye(4, 3)).square().sum().backward()
+    changes: dict[str, Callable[[], object]] = {
+        "nothing": lambda: None,
+        "a parameter": lambda: nn.init.ones_(next(members.model.parameters())),
+        "a counter": lambda: setattr(members["counter"], "count", 1),
+        "a schedule": members["scheduler"].step,
+        "an average": lambda: members["ema"].update_parameters(members.model),
+    }
+    with suppress(ZeroDivisionError), watched.watch.applying():
+        assert not watched.watch.is_torn
+        changes[what]()
+        raise ZeroDivisionError
+    assert watched.watch.is_torn is (what != "nothing")
+    watched.watch.left()
+    assert not watched.watch.is_torn
+
+
+def test_a_step_that_counts_is_not_torn() -> None:
+    watched = Watched(steps_schedules=False)
+    watched.watch.begin(0, 1)
+    with watched.watch.applying():
+        apply_gradients(watched.members)
+    assert watched.watch.is_torn
+    watched.watch.committed(by_script=False, is_kept=True)
+    assert not watched.watch.is_torn

@@ -138,6 +138,28 @@ def test_a_pause_has_no_limit_and_the_phase_begins_anew_after_it(played: Played)
     assert played.changed.notified == 3, "the end of a pause, as each other change"
 
 
+def test_progress_of_another_thread_does_not_end_a_pause(played: Played) -> None:
+    """Digests of a state that stands still are computed beside a rank that waits for a process that still starts."""
+    played.limit.enter(Phase.CONNECTING)
+    paused = played.limit.paused()
+    waits = played.watch(
+        paused.__enter__, played.limit.progress, played.changed.notify_all, lambda: paused.__exit__(None, None, None)
+    )
+    assert waits == [0.5, None, None, None, 0.5]
+    assert played.said == [SENTENCE], "after the pause the limit runs"
+
+
+def test_a_phase_that_begins_in_a_pause_has_no_limit_before_its_end(played: Played) -> None:
+    played.limit.enter(Phase.TRAINING)
+    with played.limit.paused():
+        with played.limit.paused():
+            played.limit.enter(Phase.CONNECTING)
+        played.clock.now += 9
+        waits = played.watch(played.limit.progress, played.limit.close)
+    assert waits == [None, None]
+    assert played.said == []
+
+
 def test_a_pause_in_a_phase_without_a_limit_gives_it_none(played: Played) -> None:
     played.limit.enter(Phase.FILLING)
     played.limit.enter(Phase.TRAINING)

@@ -14,6 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -30,7 +31,7 @@ from elastipod.in_memory import process_groups
 from elastipod.in_memory.agent_link import WorldPlace
 from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.phases import LIMITS, Phase
-from elastipod.in_memory.process_groups import MAX_TRIES, ProcessGroups, _Wait
+from elastipod.in_memory.process_groups import CONNECT_S, MAX_TRIES, TRY_S, ProcessGroups, _Wait, world_prefix
 from elastipod.torch_compat import ends_groups_without_lock, gloo_backends
 
 
@@ -38,7 +39,7 @@ from elastipod.torch_compat import ends_groups_without_lock, gloo_backends
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give ranks of a busy machine the time to connect."""
     monkeypatch.setattr(process_groups, "TRY_S", 20.0)
-    monkeypatch.setattr(process_groups, "LIMITS", {**LIMITS, Phase.CONNECTING: timedelta(seconds=PATIENCE_S)})
+    monkeypatch.setattr(process_groups, "CONNECT_S", PATIENCE_S)
 
 
 def place(rank: int, size: int, port: int, *, generation: int = 1) -> WorldPlace:
@@ -247,9 +248,9 @@ def test_a_rank_whose_process_still_starts_is_waited_for_longer_than_the_limit(
     @contextmanager
     def arriving() -> Iterator[None]:
         told.append("waits")
-        monkeypatch.setattr(process_groups, "LIMITS", {**LIMITS, Phase.CONNECTING: timedelta(seconds=0)})
+        monkeypatch.setattr(process_groups, "CONNECT_S", 0.0)
         yield
-        monkeypatch.setattr(process_groups, "LIMITS", {**LIMITS, Phase.CONNECTING: timedelta(seconds=PATIENCE_S)})
+        monkeypatch.setattr(process_groups, "CONNECT_S", PATIENCE_S)
         told.append("all are there")
 
     def has_looked() -> bool:
@@ -442,6 +443,34 @@ def test_connections_of_groups_that_still_end_are_none_of_the_new_world() -> Non
     assert run_ranks(2, body) == [[True, 0, 1]] * 2
 
 
+def test_a_rank_that_cannot_connect_goes_back_before_the_limit_of_the_phase_ends_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A peer was stopped, or its node was lost, after it had come to the store: all others hold a state that must not be lost."""
+    monkeypatch.setattr(process_groups, "TRY_S", TRY_S)
+    monkeypatch.setattr(process_groups, "CONNECT_S", CONNECT_S)
+    port, is_over = free_port(), tmp_path / "over"
+
+    def body(rank: int) -> Any:
+        if rank == 1:
+            wait = _Wait(time.monotonic() + PATIENCE_S, never)
+            host = process_groups._store_of_host(place(rank, 2, port), wait)
+            store = dist.PrefixStore(world_prefix(1), host)  # type: ignore[attr-defined]
+            process_groups._arrive(store, place(rank, 2, port), wait)
+            until(is_over.exists, "the other rank to give up", PATIENCE_S)
+            return []
+        said: list[str] = []
+        limit = PhaseLimit(said.append)
+        limit.enter(Phase.CONNECTING)
+        groups = kept(ProcessGroups("gloo", None))
+        raised = raised_by(lambda: groups.connect(place(rank, 2, port), never, arriving=limit.paused()))
+        is_over.touch()
+        limit.close()
+        return [raised[0], said]
+
+    assert run_ranks(2, body) == [["WorldNotBuilt", []], []]
+
+
 def test_a_rank_whose_former_groups_do_not_end_is_ended_by_the_limit_of_its_phase(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -541,3 +570,12 @@ def test_a_rank_in_a_group_of_the_script_is_freed_from_a_peer_that_stands_still(
     assert kind in ("RuntimeError", "DistNetworkError"), text
     assert "Timed out" not in text
     assert (foreign, is_as_before) == ("x", True)
+
+
+def test_a_process_that_ends_leaves_its_groups_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit handlers run when the main thread counts as ended; a thread that they start could not come back into the interpreter."""
+    held = [object()]
+    monkeypatch.setattr(threading.main_thread(), "is_alive", lambda: False)
+    with mock.patch.object(threading, "Thread", side_effect=AssertionError):
+        group_release.release_in_background(held)
+    assert held, "their end could wait for a peer"

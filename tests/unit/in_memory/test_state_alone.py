@@ -21,6 +21,7 @@ from tests.unit.in_memory.models import build
 from tests.unit.library.sample_logs import PLAN
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, ExponentialLR
 
 from elastipod import ElasticBatches, State
 from elastipod.audit.log_reader import read_logs
@@ -337,3 +338,45 @@ def test_a_checkpoint_may_take_longer_to_load_than_a_regroup_may(
     assert train(state) == []
     assert state.completed == PLAN.total_steps
     assert ended == []
+
+
+def test_a_step_has_one_block() -> None:
+    state = State(build)
+    step = next(iter(state.steps(PLAN)))
+    with step as batch:
+        with pytest.raises(TypeError, match="a second block of the same step"):
+            step.__enter__()
+        loss_of(state.model, batch.indices).backward()  # type: ignore[no-untyped-call]
+    with pytest.raises(TypeError, match="compute all gradients of a step in one block"):
+        step.__enter__()
+    assert state.completed == 1
+
+
+def test_a_state_trains_one_plan_in_one_loop() -> None:
+    state = State(build)
+    train(state)
+    with pytest.raises(TypeError, match=r"steps\(\) is called a second time: one State trains one plan in one loop"):
+        train(state)
+
+
+def test_members_that_torch_makes_in_an_unusual_way_are_members_all_the_same() -> None:
+    def built() -> dict[str, Any]:
+        members = build()
+        chained = ChainedScheduler([ConstantLR(members["optimizer"]), ExponentialLR(members["optimizer"], 0.9)])
+        return {**members, "scheduler": chained, "scaler": torch.amp.GradScaler("cpu", enabled=False)}
+
+    state = State(built)
+    assert train(state) == list(range(1, PLAN.total_steps + 1))
+    assert state.scheduler.get_last_lr()[0] < 0.1 * 0.9**PLAN.total_steps * 1.001
+
+
+def test_a_process_that_a_script_forks_does_not_end_the_training_of_its_parent() -> None:
+    state = State(build)
+    loop = state.steps(PLAN)
+    next(loop)
+    state._pid += 1  # as in a child, whose exit handlers are the parent's
+    state._close()
+    assert not state._is_closed
+    state._pid -= 1
+    state._close()
+    assert state._is_closed

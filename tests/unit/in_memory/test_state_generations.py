@@ -23,7 +23,7 @@ def test_each_world_that_is_lost_is_followed_by_another_until_the_end(monkeypatc
         worlds.append((*given, played.state._is_first_step))
         yield f"step {len(worlds)}"
         if len(worlds) <= len(lost):
-            played.state._optimizers.has_run = len(worlds) == 2
+            played.state._optimizers.is_torn = len(worlds) == 2
             raise lost[len(worlds) - 1]
         return True  # type: ignore[return-value]
 

@@ -25,7 +25,7 @@ from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
 from elastipod.checkpoint.directory_store import DirectoryStore
 from elastipod.gradients import gradient_sync
-from elastipod.in_memory import process_groups
+from elastipod.in_memory import phase_limit, process_groups
 from elastipod.in_memory.members import digest_of
 from elastipod.in_memory.phases import LIMITS
 from elastipod.ipc.protocol import SOCKET_ENV
@@ -160,8 +160,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give ranks of a busy machine the time to connect."""
     limits = {phase: None for phase in LIMITS} | {phase: limit and limit * 24 for phase, limit in LIMITS.items()}
     monkeypatch.setattr(process_groups, "TRY_S", 20.0)
-    for module in ("process_groups", "phase_limit"):
-        monkeypatch.setattr(f"elastipod.in_memory.{module}.LIMITS", limits)
+    monkeypatch.setattr(process_groups, "CONNECT_S", PATIENCE_S)
+    monkeypatch.setattr(phase_limit, "LIMITS", limits)
 
 
 def end_when_reduced(folder: Path, state: State, step: int) -> None:

@@ -46,12 +46,12 @@ class Played:
         self.log, self.log_before = mock.Mock(spec=SampleLog), mock.Mock(spec=SampleLog)
         values: dict[str, Any] = {
             "_members": parts.members, "_world": self.world, "_memory": self.memory, "_durable": self.durable, "_limit": parts.limit,
-            "_optimizers": mock.MagicMock(has_run=False), "_chaos": parts.chaos, "_passes": parts.passes, "_apply": None,
+            "_optimizers": mock.MagicMock(has_run=False, is_torn=False), "_chaos": parts.chaos, "_passes": parts.passes, "_apply": None,
             "_checkpoint_every": 0,
             "_sample_log": "folder", "_log_of_generation": self.log, "_seed": 7, "_checks_changes": True, "_is_first_step": False,
             "_is_second_step": False, "_trained": Trained(0),
             "_log_before": self.log_before, "_notary": None, "_buffers": parts.buffers, "_started": 0.0, "_step": None,
-            "_has_finished": False, **settings,
+            "_has_finished": False, "_is_closed": False, "_pid": 0, **settings,
         }  # fmt: skip
         self.state: Any = object.__new__(State)
         self.state.__dict__.update(values)

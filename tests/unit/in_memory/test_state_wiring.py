@@ -54,7 +54,7 @@ def test_a_state_of_defaults_keeps_nothing_on_storage_and_checks_changes(parts: 
         "_notary": None, "_optimizers": parts.OptimizerWatch.return_value,
         "_buffers": parts.StepBuffers.return_value, "_chaos": parts.ChaosHooks.return_value,
         "_passes": parts.PassWatch.return_value, "_trained": Trained(0),
-        "_started": 0.0, "_step": None, "_has_finished": False,
+        "_started": 0.0, "_step": None, "_has_finished": False, "_is_closed": False, "_pid": 0,
     }  # fmt: skip
     assert vars(state) == settings
 

@@ -63,7 +63,7 @@ def test_a_rank_that_waits_for_a_peer_that_hangs_is_freed_by_an_abort(hanging_pe
         dist.all_reduce(torch.ones(3), group=None if is_default else other)
     abort.join()
     assert is_collective_failure(raised.value, lambda _: False)
-    groups.close()
+    groups.close(has_finished=True)
 
 
 @pytest.mark.parametrize("is_aborted", [False, True], ids=["a planned change", "a fault"])

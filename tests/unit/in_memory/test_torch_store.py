@@ -22,7 +22,6 @@ from elastipod import agent_store, elastic_event
 from elastipod.agent_store import StoreConnection, open_store
 from elastipod.in_memory import process_groups
 from elastipod.in_memory.agent_link import WorldPlace
-from elastipod.in_memory.phases import LIMITS, Phase
 from elastipod.in_memory.process_groups import ProcessGroups
 from elastipod.in_memory.torch_store import TorchAgentStore
 from elastipod.ipc.protocol import WORKER_KEY_ENV
@@ -33,7 +32,7 @@ from elastipod.store_wire import Greeting
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give ranks of a busy machine the time to connect, and the key of their job."""
     monkeypatch.setattr(process_groups, "TRY_S", 20.0)
-    monkeypatch.setattr(process_groups, "LIMITS", {**LIMITS, Phase.CONNECTING: timedelta(seconds=PATIENCE_S)})
+    monkeypatch.setattr(process_groups, "CONNECT_S", PATIENCE_S)
     monkeypatch.setenv(WORKER_KEY_ENV, KEY)
 
 

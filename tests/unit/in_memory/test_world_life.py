@@ -357,7 +357,9 @@ def test_a_rank_that_nobody_calls_back_after_a_failure_tells_its_agent(
     rank.link.park.side_effect = park
     rank.life.join(PLAN, rank.parts.before)
     assert rank.link.park.mock_calls == [mock.call(after_fault=True)]
-    assert rank.link.report_fault.mock_calls == ([] if is_called_back else [mock.call(2, "a peer is gone")])
+    assert rank.link.report_fault.mock_calls == (
+        [] if is_called_back else [mock.call(2, "a peer is gone", rank.link.run)]
+    )
     assert threads == [True] * len(threads), "the timer does not keep the process"
     assert not [
         each for each in threading.enumerate() if isinstance(each, threading.Timer) and not each.finished.is_set()
@@ -442,8 +444,8 @@ def test_the_end_waits_for_a_save_only_when_the_training_has_finished(
     rank.life.join(PLAN, rank.parts.before)
     rank.parts.reset_mock()
     rank.life.close(has_finished)
-    frees = [] if has_finished else ["groups.abort"]
-    assert rank.names() == ["durable.close", *frees, "groups.close", "link.close"]
+    assert rank.names() == ["durable.close", "groups.close", "link.close"]
+    assert rank.groups.close.mock_calls == [mock.call(has_finished=has_finished)]
     ((why,), _) = rank.parts.durable.close.call_args
     assert (why is None) if has_finished else (type(why) is WorldLost and str(why) == "the process ends")
 
