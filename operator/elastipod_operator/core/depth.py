@@ -12,7 +12,7 @@ from .record import Depth, Record, RestartMode, Transition, TransitionKind
 from .replica import Health, Replica, Replicas
 from .snapshot import REPLICATED, AgentState, Policy
 
-# By the number of faults that the same replica has had in a row without a new step.
+# By the number of faults in a row without a new step, as `repeated_faults` counts them.
 LADDER = (Depth.MEMORY, Depth.PROCESS, Depth.POD, Depth.JOB)
 _MODES = {
     Depth.MEMORY: RestartMode.IN_PROCESS,
@@ -80,7 +80,8 @@ def depth_of_change(
         return _UNEXPECTED
     if kind is TransitionKind.SUSPEND:
         return _because(Depth.PROCESS, DepthReason.JOB_SUSPENDED)
-    return _obstacle([r for r in _members(record, replicas) if r.id not in leavers], policy) or _IN_MEMORY
+    leave = frozenset(leavers)
+    return _obstacle([r for r in _members(record, replicas) if r.id not in leave], policy) or _IN_MEMORY
 
 
 def depth_of_recovery(
@@ -103,11 +104,22 @@ def depth_of_recovery(
 
 
 def _after_repeated_failures(record: Record, policy: Policy, fault: Fault) -> DepthChoice:
-    times = max(1, record.failures_in_place) if fault.uses_budget else 1
+    times = repeated_faults(record) if fault.uses_budget else 1
     limit = policy.max_full_restarts
     ladder = LADDER if limit is None or record.window.full_restarts < limit else LADDER[:-1]
     depth = ladder[min(times, len(ladder)) - 1]
-    return _IN_MEMORY if depth is Depth.MEMORY else _because(depth, DepthReason.REPEATED_FAILURES, times=times)
+    if depth is Depth.MEMORY:
+        return _IN_MEMORY
+    code = DepthReason.REPEATED_FAILURES if times == record.failures_in_place else DepthReason.NO_NEW_STEP
+    return _because(depth, code, times=times)
+
+
+def repeated_faults(record: Record) -> int:
+    """Count the faults in a row that say that a deeper restart may help: of one replica, or of any that brought no new step.
+
+    Where another replica has failed each time, the first of them says nothing yet.
+    """
+    return max(1, record.failures_in_place, record.stalled_recoveries)
 
 
 def count_failures_in_place(record: Record, replicas: Replicas, fault: Fault, *, has_progressed: bool) -> int:

@@ -46,6 +46,10 @@ class DepthReason(StrEnum):
         "RepeatedFailures", ("process", "pod", "job"), "the same replica failed {times} times in a row without a new step",
         "the same replica failed again and again without a new step",
     )  # fmt: skip
+    NO_NEW_STEP = (
+        "NoNewStep", ("process", "pod", "job"), "{times} recoveries in a row reached no new step",
+        "recoveries from faults of different replicas reached no new step again and again",
+    )  # fmt: skip
     JOB_REQUESTED = "JobRequested", ("job",), "a worker requested a job-level restart"
     RESTART_LIMIT = "RestartLimit", ("job",), "there were more restarts than numRestartBeforeFullJobRestart"
     UNKNOWN = "Unknown", ("memory", "process", "pod", "job"), "", "another version of the operator began the change"

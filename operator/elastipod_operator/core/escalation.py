@@ -7,7 +7,7 @@ from datetime import datetime
 
 from .actions import Action, JobEvent
 from .avoided_nodes import avoided, count_node_fault
-from .depth import LADDER
+from .depth import LADDER, repeated_faults
 from .incarnations import record_incarnations
 from .pod_removal import remove
 from .reasons import NO_REASON, AnyReason, Reason, ReasonAndMessage
@@ -109,9 +109,9 @@ def _why_it_ends(record: Record, policy: Policy) -> ReasonAndMessage | None:
 
 
 def _tries_new_pods(record: Record, transition: Transition) -> bool:
-    """Whether repeated faults of one replica bring new pods to a depth that was not tried yet, which may be what helps."""
-    times = record.failures_in_place
-    is_untried = 0 < times <= len(LADDER) and transition.depth is LADDER[times - 1]
+    """Whether repeated faults bring new pods to a depth that was not tried yet, which may be what helps."""
+    counts = (record.failures_in_place, repeated_faults(record))
+    is_untried = any(0 < times <= len(LADDER) and transition.depth is LADDER[times - 1] for times in counts)
     return is_untried and transition.depth in (Depth.POD, Depth.JOB)
 
 

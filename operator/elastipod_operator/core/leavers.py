@@ -14,7 +14,7 @@ from .names import PodId, Slot
 from .ranks import lacks_base, rank_order, usable
 from .record import Depth, Record, Transition, TransitionKind
 from .replica import Health, Replica, Replicas
-from .snapshot import SHARDED, AgentState, Policy
+from .snapshot import REPLICATED, SHARDED, AgentState, Policy
 from .time_order import latest
 
 # A fault in a resize brings those back who were to leave. After so many in a row the next one does not, so that the job shrinks.
@@ -35,6 +35,22 @@ def choose_leavers(record: Record, context: Context, target_size: int) -> tuple[
     if context.grant.sizes.fit(len(ready)):
         must_go.update(known.difference(r.id for r in ready[:target_size]))
     return tuple(m for m in record.members if m in must_go)
+
+
+def told_as_leavers(record: Record, context: Context, leavers: tuple[PodId, ...]) -> tuple[PodId, ...]:
+    """Give the members that are told that they leave: all, where those who stay could not train at once, so that a checkpoint is saved.
+
+    They would wait for a replacement with the only copy of the newest state, and be deleted with it when the user suspends the job or
+    their node is drained next. Their workers wait at the barrier all the same. Those with shards are told the truth: they hand them over.
+    """
+    members = [r for m in record.members if (r := context.replicas.get(m)) is not None]
+    if not any(r.agent.memory_state == REPLICATED for r in members):
+        return leavers
+    known, leave = frozenset(record.members), frozenset(leavers)
+    newcomers = [r for r in context.replicas.candidates() if r.id not in known]
+    staying = [r for r in members if r.id not in leave]
+    can_train = context.grant.sizes.fit(len(usable([*staying, *newcomers], record, context.grant))) > 0
+    return leavers if can_train else record.members
 
 
 def _may_stay(replica: Replica, context: Context) -> bool:
@@ -58,7 +74,18 @@ def next_members(record: Record, context: Context, ready: list[Replica], size: i
     Those who hold shards come first, because they may hold the only copy of a part of the state: in a planned change those who were told
     that they stay, after a fault all members, and so when one that was to stay has lost what it held. They begin it even if some of
     them must leave by now, or the job must be smaller: it changes from there, when the shards of those who leave can be handed over.
+    Where each member holds the whole state, one of those who do begins it, even if it was to leave. One that must go does not: the job
+    would have to change again at once, before any other holds the state.
     """
+    chosen = _next_members(record, context, ready, size)
+    holder = _left_out_holder(record, context.replicas, chosen)
+    if holder is None:
+        return chosen
+    able = list({r.id: r for r in (*ready, holder)}.values())
+    return _led_by([holder], able, context.policy.sizes.fit(len(able)), record, context) or chosen
+
+
+def _next_members(record: Record, context: Context, ready: list[Replica], size: int) -> list[Replica]:
     transition = record.transition
     if transition is None:
         return ready[:size]
@@ -72,11 +99,20 @@ def next_members(record: Record, context: Context, ready: list[Replica], size: i
         return ready[:size]
     stayed = [m for m in record.members if m not in transition.leavers]
     told = [r for r in holders if r.id in stayed]
-    if transition.depth is Depth.MEMORY and len(told) < len(stayed) and len(holders) > len(told):
+    may_undo = transition.depth is Depth.MEMORY and record.resizes_undone < MAX_RESIZES_UNDONE
+    if may_undo and len(told) < len(stayed) and len(holders) > len(told):
         undone = _led_by(holders, _that_may_begin(record, context, ready), size, record, context)
         if undone:
             return undone
     return _led_by(told, ready, size, record, context) or ready[:size]
+
+
+def undoes_resize(transition: Transition, chosen: list[Replica], wanted: list[Replica]) -> bool:
+    """Whether a generation has members that a planned change was to leave out, because of what they hold."""
+    brought_back = {replica.id for replica in chosen}.difference(replica.id for replica in wanted)
+    if transition.kind is TransitionKind.RECOVERY:
+        return bool(brought_back)
+    return not brought_back.isdisjoint(transition.leavers or ())
 
 
 def members_with_shards(record: Record, replicas: Replicas) -> list[Replica]:
@@ -96,13 +132,31 @@ def members_with_shards(record: Record, replicas: Replicas) -> list[Replica]:
 def kept_until_the_start(record: Record, replicas: Replicas, policy: Policy) -> dict[PodId, datetime]:
     """Give the members that a recovery may bring back, and until when their pods stay: those that must go not for long."""
     transition = record.transition
-    is_recovery = transition is not None and transition.kind is TransitionKind.RECOVERY
-    if transition is None or not is_recovery or not members_with_shards(record, replicas):
+    if transition is None or not _may_come_back(record, replicas):
         return {}
     soon = transition.deadline
     late = latest(soon, transition.detected_at + policy.faulty_timeout, transition.not_before) or soon
     back = [r for m in record.members if (r := replicas.get(m)) is not None and _takes_start(r)]
     return {r.id: soon if r.health is Health.DISRUPTED else late for r in back}
+
+
+def _may_come_back(record: Record, replicas: Replicas) -> bool:
+    """Whether the next generation may need members that were to leave, for what they hold."""
+    transition = record.transition
+    if transition is not None and transition.kind is TransitionKind.RECOVERY and members_with_shards(record, replicas):
+        return True
+    others = [r for r in replicas.candidates() if transition is None or r.id not in (transition.leavers or ())]
+    return _left_out_holder(record, replicas, others) is not None
+
+
+def _left_out_holder(record: Record, replicas: Replicas, chosen: list[Replica]) -> Replica | None:
+    """Give a member that holds the whole state for a change in memory and need not go, if none of the chosen replicas does; else None."""
+    transition = record.transition
+    if transition is None or transition.depth is not Depth.MEMORY or any(map(_waits_with_state, chosen)):
+        return None
+    left, members = frozenset(transition.leavers or ()), frozenset(record.members).difference(record.lost)
+    holders = [r for r in replicas.candidates() if r.id in members and _waits_with_state(r)]
+    return min(holders, key=lambda r: r.id in left, default=None)
 
 
 def slots_for_shards(record: Record, context: Context) -> list[Slot]:
@@ -177,6 +231,11 @@ def _size_with(fewest: int, most: int, size: int, transition: Transition, contex
 def _waits_with_shards(replica: Replica) -> bool:
     """Whether its workers are at the barrier, with shards, and its agent takes a /start."""
     return _takes_start(replica) and replica.agent.memory_state == SHARDED and bool(replica.agent.num_kept)
+
+
+def _waits_with_state(replica: Replica) -> bool:
+    """Whether its workers are at the barrier, with the whole state, and its agent takes a /start."""
+    return _takes_start(replica) and replica.agent.memory_state == REPLICATED and bool(replica.agent.num_kept)
 
 
 def _takes_start(replica: Replica) -> bool:

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from .context import Context
 from .depth import depth_of_change, waits_for_new_processes
 from .faults import START_LIMIT, STOP_TIME
-from .leavers import choose_leavers
+from .leavers import choose_leavers, told_as_leavers
 from .payback import record_step_time
 from .ranks import count_trainable
 from .reasons import AnyReason, Reason, ReasonAndMessage
@@ -44,6 +44,8 @@ def begin(
     """Begin a planned change: a drain if the workers have progress to save, else a hard stop."""
     leavers = choose_leavers(record, context, target_size) if kind is TransitionKind.RESIZE else None
     choice = depth_of_change(record, context.replicas, context.policy, kind, leavers or ())
+    if leavers is not None and choice.depth is Depth.MEMORY:
+        leavers = told_as_leavers(record, context, leavers)
     # Workers that wait for new processes are at no step to drain after; what they hold in memory lives through a hard stop too.
     # With shards they drain when all train: only then can those who leave hand theirs over.
     is_whole = not any(

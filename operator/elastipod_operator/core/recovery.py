@@ -33,8 +33,10 @@ def begin_recovery(
     # A fault during a drain keeps the target size of the drain.
     target_size = old.target_size if old is not None and old.target_size else len(record.members)
     in_place = count_failures_in_place(record, replicas, fault, has_progressed=progressed)
+    stalled = 0 if progressed else record.stalled_recoveries + fault.uses_budget
     asked = requested_restart(record, replicas)
-    choice = depth_of_recovery(replace(record, failures_in_place=in_place), replicas, policy, fault, asked)
+    counted = replace(record, failures_in_place=in_place, stalled_recoveries=stalled)
+    choice = depth_of_recovery(counted, replicas, policy, fault, asked)
     reach = _farthest(asked, MINIMUM_RESTART[policy.new_processes], mode_of(choice.depth if in_place else Depth.MEMORY))
     transition = Transition(
         kind=TransitionKind.RECOVERY, cause=fault.cause, message=fault.message, from_size=len(record.members), target_size=target_size,
@@ -49,7 +51,7 @@ def begin_recovery(
         restarts=record.restarts + 1, retries=record.retries + fault.uses_budget,
         window=_counted(record.window, now) if fault.uses_budget else record.window,
         consecutive_failures=failures, best_step=max(record.best_step, newest),
-        stalled_recoveries=0 if progressed else record.stalled_recoveries + fault.uses_budget,
+        stalled_recoveries=stalled,
         faulty_replicas=fault.faulty_replicas, is_full_restart=False, failures_in_place=in_place,
     )  # fmt: skip
 

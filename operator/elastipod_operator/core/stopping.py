@@ -78,7 +78,7 @@ def _must_end_kept(replica: Replica, record: Record) -> bool:
     transition = record.transition
     assert transition is not None
     is_deep = transition.kind is TransitionKind.RECOVERY and transition.depth is not Depth.MEMORY
-    waits = replica.agent.state is AgentState.READY and replica.agent.num_kept is not None
+    waits = replica.agent.state is AgentState.READY and bool(replica.agent.num_kept)  # new processes hold nothing
     return is_deep and waits and replica.agent.memory_state != "" and replica.id in record.members
 
 
@@ -102,7 +102,9 @@ def hard_stop(replica: Replica, record: Record) -> StopWorkers:
     named = record.generation if generation is None or generation > MAX_GENERATION else generation
     transition = record.transition
     reach = transition.reach if transition is not None else RestartMode.IN_PROCESS
-    keeps = transition is not None and transition.depth is Depth.MEMORY
+    # A member that took the /start of an older generation late may hold the only state that the present one is to begin with.
+    depth = transition.depth if transition is not None else record.phase_times.depth
+    keeps = depth == Depth.MEMORY and (transition is not None or replica.id in record.members)
     return StopWorkers(replica.pod.name, named, graceful=False, timeout_s=0, reach=reach, keeps=keeps)
 
 

@@ -17,7 +17,7 @@ from .growth import CAUSE, growth_failed, mark_interrupted_growth, warm
 from .health import AGENT_EXPECTED
 from .history import HistoryEntry
 from .incarnations import record_incarnations
-from .leavers import members_with_shards, next_members
+from .leavers import members_with_shards, next_members, undoes_resize
 from .partial_gangs import follow_partial_gang, next_gang_check
 from .payback import record_step_time
 from .planned_change import drain_limit, suspension
@@ -162,7 +162,8 @@ def _gather(record: Record, context: Context) -> PlanDraft:
         return _suspended(suspension(record, context), context)
     if transition.cause == RECORD_LOST and any(_may_report_generation(r, now) for r in context.replicas.by_id.values()):
         return PlanDraft(record, wake_at=now + RECHECK_AFTER)
-    candidates = context.replicas.candidates()
+    given_up = frozenset(record.lost)  # just now, perhaps: they are to be removed
+    candidates = [replica for replica in context.replicas.candidates() if replica.id not in given_up]
     if transition.kind is TransitionKind.RESIZE and transition.cause == CAUSE:
         candidates = warm(candidates, now)
     ready = usable(candidates, record, context.grant)
@@ -184,8 +185,8 @@ def _gather(record: Record, context: Context) -> PlanDraft:
     is_lacking = len(chosen) < target_size or not _has_all_shards(record, context, chosen)
     if is_lacking and now < patience:
         return PlanDraft(record, wake_at=patience)
-    undoes = transition.kind is TransitionKind.RECOVERY and any(replica not in ready[:size] for replica in chosen)
-    record = replace(record, resizes_undone=record.resizes_undone + 1 if undoes else 0)
+    undone = record.resizes_undone + 1 if undoes_resize(transition, chosen, ready[:size]) else 0
+    record = replace(record, resizes_undone=undone)
     return _start(record, context, chosen)
 
 

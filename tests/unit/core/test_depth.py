@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.nonempty import every
 from tests.unit.core.builders import (
+    LONG_AGO,
     NOW,
     acts,
     agent,
@@ -186,7 +187,8 @@ def test_a_replica_that_fails_in_place_again_takes_the_job_deeper(
         pytest.param(2, 3, {}, "", id="even if the first fault came without a new step"),
         pytest.param(3, 9, {}, "", id="or if others failed before"),
         pytest.param(4, 3, {}, "NoProgress", id="all pods were new"),
-        pytest.param(1, 2, {}, "NoProgress", id="new processes alone are no new rung"),
+        pytest.param(1, 2, {}, "", id="another one failed before, and the pods of this one are new"),
+        pytest.param(1, 4, {}, "NoProgress", id="new processes alone are no new rung"),
         pytest.param(3, 2, {"max_full_restarts": 0}, "NoProgress", id="the last rung may not be used"),
     ],
 )
@@ -201,6 +203,26 @@ def test_a_job_without_progress_ends_only_after_each_depth_was_tried(
     record, _ = stops(before, [faulted(step=7, **KEEPS), running(1, step=7, **KEEPS)], wishes)
     then = plan(observed(job(record, wishes), [(pod(0), ready(1)), (pod(1), ready(1))]))
     assert then.record.outcome_reason == outcome
+
+
+def test_faults_that_different_replicas_are_blamed_for_take_the_job_deeper_too() -> None:
+    """A bad link, or a fault that several ranks raise, is reported by one of them and then by another."""
+    record, depths = trains(2, running_since=LONG_AGO), []
+    wishes = policy(1, 4)
+    for number in range(6):
+        agents = [running(record.generation, step=7, **KEEPS), running(record.generation, step=7, **KEEPS)]
+        agents[number % 2] = faulted(record.generation, step=7, restart_mode="in_process_restart", **KEEPS)
+        record, _ = stops(record, agents, wishes)
+        assert record.transition is not None
+        depths.append((record.transition.depth, record.transition.depth_code))
+        idle = [(pod(n), ready(record.generation)) for n in range(2)]
+        ended = plan(observed(job(record, wishes), idle)).record.outcome_reason
+        assert ended == ("NoProgress" if number == 5 else ""), "each depth is tried before the job ends"
+        record = replace(record, transition=None, generation=record.generation + 1, members=(pid(0), pid(1)), lost=())
+    assert depths == [
+        (Depth.MEMORY, "WorkersKept"), (Depth.MEMORY, "WorkersKept"), (Depth.PROCESS, "NoNewStep"), (Depth.POD, "NoNewStep"),
+        (Depth.JOB, "NoNewStep"), (Depth.JOB, "NoNewStep"),
+    ]  # fmt: skip
 
 
 def test_a_new_step_another_replica_or_a_lost_pod_go_in_memory_again() -> None:

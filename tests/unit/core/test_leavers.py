@@ -24,10 +24,10 @@ from tests.unit.core.builders import (
 )
 
 from elastipod_operator.core.actions import Plan, StartWorkers, StopWorkers
-from elastipod_operator.core.leavers import choose_leavers
+from elastipod_operator.core.leavers import choose_leavers, kept_until_the_start
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Depth, Record
+from elastipod_operator.core.record import Depth, Record, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedPod, Policy, SpecLimits
@@ -162,6 +162,71 @@ def test_replicated_state_needs_none_of_them() -> None:
     whole = replace(parked(), memory_state="replicated")
     seen = [(pod(0), whole), (pod(1, **GOES), whole), (pod(2), whole), (pod(3), whole)]
     assert start(*seen, leavers=LAST_TWO) == [pid(0), pid(2)]
+
+
+HOLDS, NEW = ready(1, memory_state="replicated", num_kept=1), ready(1, memory_state="replicated", num_kept=0)
+ONE_TWO_OR_FOUR = policy(1, 4, sizes=Sizes((1, 2, 4), 2), specs=TWO_SPECS)
+
+
+@pytest.mark.parametrize("kind", [TransitionKind.RESIZE, TransitionKind.RECOVERY])
+@pytest.mark.parametrize(
+    ("first", "second", "begins"),
+    [
+        pytest.param((pod(0), HOLDS), (pod(1), HOLDS), 0, id="as it was decided"),
+        pytest.param((pod(0), NEW), (pod(1), HOLDS), 1, id="its processes have ended"),
+        pytest.param(
+            (pod(0), NEW), (pod(1, **GOES), HOLDS), 0, id="the other must go, before any could hold its state"
+        ),
+        pytest.param((pod(0), NEW), (pod(1), NEW), 0, id="nobody holds anything"),
+    ],
+)
+def test_one_that_holds_the_whole_state_begins_the_next_generation(
+    kind: TransitionKind, first: Seen, second: Seen, begins: int
+) -> None:
+    begun = transition(
+        kind, depth=Depth.MEMORY, leavers=(pid(1),), target_size=1, graceful=False, is_budget_checked=True
+    )
+    todo = shrink(first, second, record=trains(2, transition=begun), wishes=policy(1, 1))
+    assert todo.record.members == (pid(begins),)
+
+
+def test_new_pods_of_the_base_do_not_take_the_place_of_the_only_one_that_holds_the_state() -> None:
+    begun = transition(TransitionKind.RECOVERY, depth=Depth.MEMORY, target_size=2, is_budget_checked=True)
+    second, other = pid(1, spec="base"), pid(1, spec="extra")
+    record = trains(members=(BASE, second, EXTRA, other), transition=begun)
+    seen = [(pod(PodId("base", n, 1)), ready(0)) for n in range(2)]
+    todo = plan(observed(job(record, ONE_TWO_OR_FOUR), [*seen, (pod(EXTRA), HOLDS)]))
+    assert EXTRA in todo.record.members
+    assert len(todo.record.members) == 2
+
+
+def test_the_pod_of_the_only_one_that_holds_the_state_stays_until_the_next_generation() -> None:
+    begun = transition(depth=Depth.MEMORY, leavers=(pid(1),), target_size=1)
+    stops = agent(AgentState.STOPPING, memory_state="replicated")
+    for first, stays in ((stops, True), (HOLDS, False)):
+        replicas = context(observed(job(trains(2, transition=begun)), [(pod(0), first), (pod(1), HOLDS)])).replicas
+        assert (pid(1) in kept_until_the_start(trains(2, transition=begun), replicas, policy(1, 1))) is stays
+
+
+def test_where_those_who_stay_cannot_train_at_once_all_save_and_wait_with_their_state() -> None:
+    """The only copy of the newest steps would otherwise go with the next node that is drained, or with a suspension."""
+    whole = replace(TRAINS, memory_state="replicated")
+    fixed = policy(2, 2)
+    todo = shrink((pod(0, **GOES), whole), (pod(1), whole), record=trains(2), wishes=fixed)
+    assert todo.record.transition is not None
+    assert todo.record.transition.depth is Depth.MEMORY
+    told = acts(todo, StopWorkers)
+    assert [(one.graceful, one.leaves, one.keeps) for one in told] == [(True, True, True)] * 2
+    replaced = [(pod(0, **GOES), whole), (pod(1), whole), (pod(pid(2)), ready(0))]
+    assert leaves(shrink(*replaced, record=trains(2), wishes=policy(2, 2, specs=(SpecLimits("workers", 3),)))) == [
+        True,
+        False,
+    ]
+    back = [(pod(pid(0, 1)), ready(0)), (pod(1), HOLDS)]
+    assert shrink(*back, record=todo.record, wishes=fixed).record.members == (pid(1), pid(0, 1))
+    assert leaves(shrink(*members(2, p0=GOES), record=trains(2), wishes=fixed)) == [True, False], (
+        "shards are handed over"
+    )
 
 
 def test_workers_that_were_told_to_stay_come_before_newcomers_of_the_base() -> None:

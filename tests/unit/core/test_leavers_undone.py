@@ -212,6 +212,14 @@ def test_a_shrink_is_undone_too_if_one_that_stays_loses_its_shard_before_the_nex
     assert begin(decide(stopped(stays), policy(2, 2), begun)) == members
 
 
+def test_a_shrink_is_not_undone_again_and_again() -> None:
+    begun = transition(depth=Depth.MEMORY, leavers=LAST_TWO, from_size=4, graceful=False)
+    todo = decide(stopped((pod(1), NEW)), policy(2, 2), begun, resizes_undone=1)
+    assert (begin(todo), todo.record.resizes_undone) == ([0, 1, 2, 3], 2)
+    todo = decide(stopped((pod(1), NEW)), policy(2, 2), begun, resizes_undone=MAX_RESIZES_UNDONE)
+    assert (begin(todo), todo.record.resizes_undone) == ([0, 1], 0)
+
+
 def test_they_are_no_more_of_a_spec_than_trained_together() -> None:
     """One of the base is gone. The successor of a pod of the other spec that must go cannot stand for it: that spec has two places."""
     base, extra = ([PodId(spec, n, 0) for n in range(3)] for spec in ("base", "extra"))

@@ -306,3 +306,16 @@ def test_ranks_of_starts_that_did_not_arrive_are_those_of_the_record() -> None:
     step = step_of(observed(job(record), [(pod(2), ready(0)), (pod(1), running()), (pod(0), ready(0))]))
     assert [(a.pod, a.group_rank) for a in step.actions] == [(pod(0).name, 0), (pod(2).name, 2)]  # type: ignore[union-attr]
     assert [pid(n) for n in range(3)] == list(step.record.members)
+
+
+@pytest.mark.parametrize(("depth", "keeps"), [("memory", True), ("process", False), ("", False)])
+def test_a_member_that_took_an_older_start_late_keeps_what_the_generation_is_to_begin_with(
+    depth: str, keeps: bool
+) -> None:
+    """It may be the only one that holds the state."""
+    record = trains(2, generation=3, running_since=None, generation_began_at=NOW - seconds(1))
+    record = replace(record, phase_times=replace(record.phase_times, depth=depth))
+    whole = {"memory_state": "replicated"}
+    seen = [(pod(0), running(3, **whole)), (pod(1), running(2, **whole)), (pod(2), running(2, **whole))]
+    told = {one.pod: one.keeps for one in acts(plan(observed(job(record), seen)), StopWorkers)}
+    assert told == {pod(1).name: keeps, pod(2).name: False}

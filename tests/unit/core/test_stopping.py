@@ -11,6 +11,7 @@ from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
     Seen,
+    acts,
     agent,
     context,
     faulted,
@@ -27,9 +28,10 @@ from tests.unit.core.builders import (
     transition,
 )
 
-from elastipod_operator.core.actions import Action, DeletePod, ShutDownAgent, StopWorkers
+from elastipod_operator.core.actions import Action, DeletePod, ShutDownAgent, StartWorkers, StopWorkers
 from elastipod_operator.core.names import PodId, Slot
-from elastipod_operator.core.record import Depth, Record, TransitionKind
+from elastipod_operator.core.plan import plan
+from elastipod_operator.core.record import Depth, Record, RestartMode, TransitionKind
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent
 from elastipod_operator.core.stopping import is_hard_stop_due, stop_members
 
@@ -207,3 +209,21 @@ def test_an_agent_that_never_answered_has_its_time_from_the_first_call_on() -> N
 @pytest.mark.parametrize(("left_s", "forced"), [(2.1, False), (2, True), (-9, True)])
 def test_agents_end_their_workers_by_force_a_little_before_the_deadline(left_s: float, forced: bool) -> None:
     assert is_hard_stop_due(draining(left_s), NOW) is forced
+
+
+def test_new_processes_that_hold_nothing_may_begin_a_recovery_with_new_processes() -> None:
+    """Those of --inprocess-restart are replaced at once, and announce at the barrier what they could keep."""
+    parked = ready(1, memory_state="replicated", num_kept=0, restart_mode="in_process_restart")
+    begun = transition(
+        TransitionKind.RECOVERY, depth=Depth.PROCESS, reach=RestartMode.PROCESSES, is_budget_checked=True
+    )
+    todo = plan(observed(job(trains(2, transition=begun), policy(2, 2)), [(pod(0), parked), (pod(1), parked)]))
+    assert not acts(todo, StopWorkers)
+    assert len(acts(todo, StartWorkers)) == 2
+
+
+def test_a_pod_that_is_given_up_does_not_begin_the_next_generation() -> None:
+    begun = transition(TransitionKind.RECOVERY, began_s=76.0 + 30.0, depth=Depth.PROCESS, is_budget_checked=True)
+    holds = ready(1, memory_state="replicated", num_kept=1)
+    todo = plan(observed(job(trains(2, transition=begun), policy(1, 2)), [(pod(0), holds), (pod(1), ready(1))]))
+    assert todo.record.members == (pid(1),)
