@@ -65,6 +65,15 @@ class CoreOperator:
         """Announce the end of a pod, as a notice for its node does: it is not deleted yet."""
         self._pods[ordinal] = replace(self._pods[ordinal], disruption="a test")
 
+    def add(self, agent: AgentProcess) -> None:
+        """Let another pod be there, with the next ordinal."""
+        ordinal = max(self._agents) + 1
+        self._agents[ordinal] = agent
+        self._pods[ordinal] = added = pod(
+            ordinal, ip="127.0.0.1", generation=self.record.generation if self.record else 0
+        )
+        self._answers.facts[added.uid] = ObservedAgent(trying_since=datetime.now(UTC))
+
     @property
     def has_ended(self) -> bool:
         return self.record is not None and bool(self.record.outcome)
