@@ -125,6 +125,8 @@ class StoreKeys:
             return [(ticket, self._ended(pending))], 0.0
         if not wait_s:
             return [(ticket, [AnswerKind.LATE])], 0.0
+        if ticket in self._waits:
+            raise CallRefused("a call that waits has this number already")
         if self._num_waiting.get(ticket[0], 0) >= MAX_WAITING:
             raise CallRefused(f"a rank waits for keys with {MAX_WAITING} calls at once at most")
         self._waits[ticket] = pending

@@ -156,6 +156,20 @@ def test_a_connection_waits_with_a_few_calls_at_once_and_then_again() -> None:
     caller.call(b"wait", b"1", b"k")
 
 
+def test_a_number_that_a_waiting_call_has_is_refused_and_costs_nobody_else_anything() -> None:
+    keys = StoreKeys(2)
+    ticket, other = (0, b"1"), (1, b"1")
+    assert keys.call(ticket, b"wait", [b"60", b"a"]) == ([], 60)
+    assert keys.call(other, b"wait", [b"60", b"b"]) == ([], 60), "numbers are those of a connection"
+    for key in (b"a", b"b"):
+        with pytest.raises(CallRefused, match=r"^a call that waits has this number already$"):
+            keys.call(ticket, b"wait", [b"60", key])
+    assert keys.call((1, b"2"), b"set", [b"a", b"", b"b", b""]) == (
+        [((1, b"2"), [OK]), (ticket, [OK]), (other, [OK])],
+        0,
+    )
+
+
 @pytest.mark.parametrize(
     ("call", "why"),
     [
