@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,25 @@ def parse_json(text: str) -> Any:
         raise JsonError("is nested too deeply") from None
     except ValueError as error:
         raise JsonError(f"is not JSON: {error}") from error
+
+
+def parse_finite_json(text: str | bytes) -> Any:
+    """Give the JSON value of a text that others will read. Raises ValueError for numbers that JSON lacks, and RecursionError.
+
+    Python reads and writes NaN and infinities, and other parsers, and strict ones in Python, refuse the whole text that has one.
+    """
+    return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+
+
+def _no_number(name: str) -> object:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{_shortened(text)} is too large for a number")
+    return value
 
 
 @dataclass(frozen=True, slots=True)

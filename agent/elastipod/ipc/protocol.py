@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from elastipod.json_values import parse_finite_json
 from elastipod.string_enum import StringEnum
 
 SOCKET_ENV: Final = "HYPERPOD_ELASTICAGENT_SOCKET_SERVER_PATH"
@@ -57,7 +58,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 def decode(line: bytes) -> dict[str, Any]:
     """Give the message in one line. Raises MalformedMessage."""
     try:
-        message = json.loads(line)
+        message = parse_finite_json(line)
     except (ValueError, RecursionError) as error:
         raise MalformedMessage(f"the line is no JSON: {error}") from error
     if not isinstance(message, dict):

@@ -15,6 +15,7 @@ _MAX_NAME = 256
 _MAX_PREFIX = 1024
 _MAX_PATH = 4096
 _MAX_TEXT = 4000
+_MAX_DEPTH = 100  # of data; parsers that meet it in /status and in each /start give up at some depth
 _STALE = {"is_stale": True}
 
 Fields = Mapping[str, Any]
@@ -91,7 +92,10 @@ class WorkerCalls:
     def _data(self, local_rank: int, call: Fields) -> Fields | None:
         if _integer(call, "run") != self._coordinator.run:
             return _STALE
-        self._coordinator.store_data(local_rank, call.get("data"))
+        data = call.get("data")
+        if _is_deeper(data, _MAX_DEPTH):
+            raise BadCall(f"data is nested deeper than {_MAX_DEPTH} lists or objects")
+        self._coordinator.store_data(local_rank, data)
         return None
 
     def _send_fault(self, local_rank: int, call: Fields) -> Fields | None:
@@ -137,6 +141,15 @@ class WorkerCalls:
 
     def _latest(self, local_rank: int, call: Fields) -> Fields:
         return {"path": self._coordinator.checkpoints.latest(_prefix(call))}
+
+
+def _is_deeper(value: Any, limit: int) -> bool:
+    """Tell whether a value has more lists and objects within each other than that."""
+    level = [value]
+    for _ in range(limit):
+        insides = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        level = [inner for inside in insides for inner in inside]
+    return any(isinstance(each, dict | list) for each in level)
 
 
 def _integer(call: Fields, name: str) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
+from elastipod.json_values import parse_finite_json
 from elastipod_agent.agent import Agent
 from elastipod_agent.core.fences import CallDecision, CallVerdict
 from elastipod_agent.core.requests import BadBody, parse_prepare, parse_start, parse_stop, parse_update
@@ -119,14 +119,10 @@ class ControlApi:
 
 def _json(body: bytes) -> object:
     try:
-        parsed: object = json.loads(body, parse_constant=_no_constant)
+        parsed: object = parse_finite_json(body)
     except (ValueError, RecursionError) as error:
         raise BadBody("", f"the body is not JSON: {error}") from error
     return parsed
-
-
-def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is not a JSON value")
 
 
 def _query_number(request: Request, name: str) -> float | None:

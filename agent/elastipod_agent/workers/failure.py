@@ -111,7 +111,7 @@ def reported_error(path: Path) -> str:
         with open(path, "rb") as file:
             report = json.loads(file.read(_MAX_REPORT_BYTES))
         message = report["message"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
     if not isinstance(message, dict):
         return str(message)

@@ -150,6 +150,7 @@ async def test_a_method_that_is_not_allowed(method: str, path: str, allowed: str
         (b"{", ["body"], "the body is not JSON: "),
         (b"", ["body"], "the body is not JSON: "),
         (b'{"rank": NaN}', ["body"], "the body is not JSON: NaN is not a JSON value"),
+        (b'{"worker_data": [1e999]}', ["body"], "the body is not JSON: 1e999 is too large for a number"),
         (b"[" * 100_000, ["body"], "the body is not JSON: "),
         (b"[]", ["body"], "the body must be a JSON object, not a list"),
         (b'{"rank": 0}', ["body", "nnodes"], "is required"),

@@ -92,6 +92,7 @@ def test_the_report_of_torchs_record_comes_before_what_was_printed(tmp_path: Pat
         ('{"other": 1}', ""),
         ("[]", ""),
         ("no json", ""),
+        ("[" * 100_000, ""),
     ],
 )
 def test_reports_of_any_shape(tmp_path: Path, content: str, found: str) -> None:

@@ -38,6 +38,9 @@ async def test_too_much_data_is_refused_with_one_sentence(pod: Pod) -> None:
         pytest.param(b"no json\n", "no JSON", id="no JSON"),
         pytest.param(b"[" * 100_000 + b"\n", "no JSON", id="deep"),
         pytest.param(b"[1]\n", "no JSON object", id="no object"),
+        pytest.param(b'{"v":1,"data":NaN}\n', "no JSON: NaN is not a JSON value", id="no number"),
+        pytest.param(b'{"v":1,"data":[-Infinity]}\n', "no JSON: -Infinity is not a JSON value", id="no finite number"),
+        pytest.param(b'{"v":1,"data":1e999}\n', "no JSON: 1e999 is too large for a number", id="too large a number"),
         pytest.param(b'{"v":1}\n', "local_rank must be an integer", id="no rank"),
         pytest.param(b'{"v":1,"local_rank":9,"call":"hello"}\n', "outside of this pod's 0..1", id="another rank"),
         pytest.param(b'{"v":1,"local_rank":-1,"call":"hello"}\n', "outside of this pod's 0..1", id="negative rank"),
@@ -70,6 +73,16 @@ async def test_nonsense_is_answered_with_one_sentence(pod: Pod, sent: bytes, err
     writer.close()
     await writer.wait_closed()
     assert await ask(pod, call="hello") == {"run": 0, "now": 0}
+
+
+async def test_data_that_is_nested_too_deep_for_a_status_is_refused(pod: Pod) -> None:
+    pod.begin()
+    deep = json.loads("[" * 100 + "]" * 100)
+    assert await ask(pod, call="data", run=1, global_rank=0, data=deep) == {}
+    error = "data is nested deeper than 100 lists or objects"
+    for data in ([deep], {"x": {"y": deep}}):
+        assert await ask(pod, call="data", run=1, global_rank=0, data=data) == {"error": error}
+    assert pod.coordinator.worker_data()[0]["data"] == deep
 
 
 async def test_who_talks_while_a_call_is_pending_is_cut_off(pod: Pod) -> None:
