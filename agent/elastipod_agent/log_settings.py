@@ -36,6 +36,10 @@ class LogSettings:
     stdout_filters: tuple[str, ...] = ()
     stderr_filters: tuple[str, ...] = ()
 
+    def direct_streams(self, local_rank: int) -> int:
+        """Give the bits of the streams that a worker writes into a file itself, unless somebody reads them."""
+        return self.redirects.of(local_rank) & ~self.tee.of(local_rank)
+
     def without_files(self) -> LogSettings:
         """Give settings with which everything goes to the console."""
         nothing = StreamSelection()

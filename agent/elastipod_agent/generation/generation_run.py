@@ -219,8 +219,12 @@ class GenerationRun:
             print_line = self._runtime.pump.print_line
             self._hang_monitor = HangMonitor(settings, group, print_line, lambda: self.is_ending, self.reports_before)
             wanted.append(self._hang_monitor)
-        if self._log_monitor is not None:
+        if self._log_monitor is not None and group.has_tap:
             wanted.append(self._log_monitor)
+        elif self._log_monitor is not None:  # silence would be a fault
+            self._runtime.log.warning(
+                "log rules apply to new processes only: local rank 0 was started before there were any, and writes to a file"
+            )
         self._monitors.begin(wanted)
 
     async def hang_culprits(self) -> frozenset[int]:

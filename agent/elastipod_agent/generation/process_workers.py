@@ -29,7 +29,9 @@ class ProcessWorkers:
     """Starts one process per local rank, and ends all of them. See `GenerationWorkers`."""
 
     def __init__(self, runtime: AgentRuntime, run: GenerationRun) -> None:
-        self.tap: OutputTap | None = None if run.output_tap is None else OutputTap(run.output_tap)
+        # Workers may be kept until rules are added. Output that goes straight to a file is not read for that alone.
+        is_read = run.output_tap is not None or not runtime.settings.logs.direct_streams(0)
+        self.tap: OutputTap | None = OutputTap(run.output_tap) if is_read else None
         self.directory = runtime.root / f"gen-{run.start.run_generation:06d}"
         self._runtime = runtime
         self._settings = runtime.settings

@@ -41,7 +41,7 @@ class KeepableWorkers:
 
     async def start(self) -> bool:
         """Release the kept workers into the run, or start new ones; False if the generation has already ended."""
-        pool, run = self._usable_pool(), self._run
+        pool, run = self._kept.pool, self._run
         if pool is not None:
             self._pooled, self._pool = self._pooled_workers(pool), pool
             if await self._pooled.start() or not pool.is_closing or run.is_ending:
@@ -90,12 +90,6 @@ class KeepableWorkers:
         self._has_begun = True
         start = self._run.start
         self._coordinator.begin_run(start, progress=start.progress, is_fresh=True)
-
-    def _usable_pool(self) -> WorkerPool | None:
-        """Give the kept workers, unless this run must read their output and cannot."""
-        pool = self._kept.pool
-        is_readable = pool is None or self._run.output_tap is None or pool.group.has_tap
-        return pool if is_readable else None
 
     def _pooled_workers(self, pool: WorkerPool) -> PooledWorkers:
         return PooledWorkers(

@@ -64,6 +64,8 @@ class PooledWorkers:
         pool.left.clear()
         run.reports_before = {rank: pool.group.file.num_reports(rank) for rank in self._local_ranks}
         pool.tap.target = run.output_tap
+        if run.output_tap is not None:
+            pool.group.tap = pool.tap  # also where nobody read the output before
         pool.release(run.start)
         self._join_by = time.monotonic() + self._settings.inprocess_timeout_s
         run.begin_monitors(pool.group)

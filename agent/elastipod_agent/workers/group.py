@@ -33,6 +33,8 @@ from elastipod_agent.workers.reaper import ChildProcess, PendingChild, Reaper
 from elastipod_agent.workers.worker_output import WorkerOutput, open_worker_output
 from elastipod_agent.workers.worker_process import WorkerProcess as WorkerProcess
 
+Tap = Callable[[bytes], None]
+
 KILL_AGAIN_S = 0.2  # between two attempts to end a worker that hangs in its start
 _LAST_WORDS_S = 2.0  # how long the output of a worker that failed is waited for
 _ENDS_TO_WAIT_S = 30.0
@@ -42,7 +44,8 @@ class WorkerGroup:
     """The processes of one pod's workers.
 
     directory: private to this group; holds the worker file and, without --log-dir, the error reports. tap: called with the output of
-    local rank 0, in the output thread. hangs: what is known of the pace of the processes, over all generations.
+    local rank 0, in the output thread, if there was a tap when its process was started. hangs: what is known of the pace of the processes,
+    over all generations.
     """
 
     def __init__(
@@ -53,16 +56,16 @@ class WorkerGroup:
         reaper: Reaper,
         pump: OutputPump,
         *,
-        tap: Callable[[bytes], None] | None = None,
+        tap: Tap | None = None,
     ) -> None:
         self.workers: list[WorkerProcess] = []
+        self.tap = tap
         self.hangs = HangDetector(settings.hang_timeout_s)
         self._settings = settings
         self._start = start
         self._directory = directory
         self._reaper = reaper
         self._pump = pump
-        self._tap = tap
         self._given_up = asyncio.Event()
         self._wake_signal: int | None = None  # of the event that was raised
         self._num_replacements = 0
@@ -123,8 +126,8 @@ class WorkerGroup:
 
     @property
     def has_tap(self) -> bool:
-        """True if the output of local rank 0 can be read."""
-        return self._tap is not None
+        """True if the output of the process that local rank 0 has now can be read."""
+        return any(worker.has_tap for worker in self.workers if worker.local_rank == 0)
 
     def raise_event(self, timeout_s: float, wake_signal: int, *, leaves: bool | None, kept: bool | None) -> None:
         """Ask for a drain: store the event level, then send the signal to each worker, also to workers that start later."""
@@ -226,7 +229,8 @@ class WorkerGroup:
         self, base: Mapping[str, str], local_rank: int, pending: PendingChild | None
     ) -> WorkerProcess | None:
         """Start one worker; None when spawning was given up while its files were opened. Raises OSError."""
-        error_file, opened = await self._open_output(local_rank)
+        tap = self.tap if local_rank == 0 else None
+        error_file, opened = await self._open_output(local_rank, tap)
         if self._given_up.is_set():
             opened.close()
             if pending is not None:
@@ -251,14 +255,14 @@ class WorkerGroup:
             streams = outputs.hand_over(self._pump)
         return WorkerProcess(
             local_rank, child, error_file, streams, outputs.stderr, outputs.stderr_file,
-            is_killed=self._given_up.is_set(), reports_before=reports_before,
+            is_killed=self._given_up.is_set(), has_tap=tap is not None, reports_before=reports_before,
         )  # fmt: skip
 
-    async def _open_output(self, local_rank: int) -> tuple[Path, WorkerOutput]:
+    async def _open_output(self, local_rank: int, tap: Tap | None) -> tuple[Path, WorkerOutput]:
         """Open a worker's output; gives its error file too. Without files of --log-dir if its storage is full or hangs. Raises OSError."""
         if self._settings.logs.directory is not None and not self._lacks_files:
             directory = self._log_directory(self._settings.logs.directory, local_rank)
-            work = partial(self._open_files, self._settings.logs, directory, local_rank)
+            work = partial(self._open_files, self._settings.logs, directory, local_rank, tap)
             try:
                 return await in_thread(work, discard=lambda late: late[1].close())
             except OSError as error:
@@ -268,13 +272,14 @@ class WorkerGroup:
                     f"opened: {error.strerror}"
                 )
         logs = self._settings.logs.without_files()
-        return self._open_files(logs, self._directory / str(local_rank), local_rank)
+        return self._open_files(logs, self._directory / str(local_rank), local_rank, tap)
 
-    def _open_files(self, logs: LogSettings, directory: Path, local_rank: int) -> tuple[Path, WorkerOutput]:
+    def _open_files(
+        self, logs: LogSettings, directory: Path, local_rank: int, tap: Tap | None
+    ) -> tuple[Path, WorkerOutput]:
         directory.mkdir(parents=True, exist_ok=True)
         error_file = directory / "error.json"
         error_file.unlink(missing_ok=True)
-        tap = self._tap if local_rank == 0 else None
         return error_file, open_worker_output(logs, self._prefix(local_rank), local_rank, directory, tap=tap)
 
     def _bind(self, child: ChildProcess, local_rank: int) -> None:

@@ -110,13 +110,13 @@ def _open(
     path: Path,
     tap: Callable[[bytes], None] | None,
 ) -> None:
-    is_redirect = bool(logs.redirects.of(local_rank) & stream)
-    is_tee = bool(logs.tee.of(local_rank) & stream)
-    if is_redirect and not is_tee and tap is None:
+    if logs.direct_streams(local_rank) & stream and tap is None:
         outputs.sinks[stream] = os.open(path, _NEW_FILE, 0o644)
         if stream == STDERR:
             outputs.stderr_file = path
         return
+    is_redirect = bool(logs.redirects.of(local_rank) & stream)
+    is_tee = bool(logs.tee.of(local_rank) & stream)
     is_shown = is_tee or not is_redirect
     is_shown &= logs.only_local_ranks is None or local_rank in logs.only_local_ranks
     file = LogFile(path) if is_tee or is_redirect else None

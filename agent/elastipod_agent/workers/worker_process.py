@@ -12,7 +12,10 @@ from elastipod_agent.workers.reaper import ChildProcess
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """One worker process and where its output goes. reports_before: how many reports its slot of the worker file had before it."""
+    """One worker process and where its output goes.
+
+    has_tap: its output can be read for log rules. reports_before: how many reports its slot of the worker file had before it.
+    """
 
     local_rank: int
     child: ChildProcess
@@ -21,6 +24,7 @@ class WorkerProcess:
     stderr: OutputStream | None
     stderr_file: Path | None  # if standard error goes directly to a file
     is_killed: bool = False
+    has_tap: bool = False
     reports_before: int = 0
 
     def stderr_tail(self) -> str:

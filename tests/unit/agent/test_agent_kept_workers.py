@@ -496,21 +496,43 @@ def test_what_is_announced_must_be_known(job: Job) -> None:
     job.run(scenario, "whatever")
 
 
-@pytest.mark.slow
-def test_rules_that_must_read_the_output_start_processes_whose_output_can_be_read(job: Job) -> None:
-    rules = [{"name": "spike", "logPattern": "no such line", "faultOnMatch": True}]
+def test_log_rules_that_are_added_later_apply_to_kept_workers(job: Job) -> None:
+    rules = [{"name": "long", "logPattern": "a long step", "faultOnMatch": True}]
 
     def scenario() -> None:
         first = job.start(1)
         job.announced()
         job.drain(1, restart_mode=KEEP)
-        second = job.start(2, log_monitoring_configuration=rules)
-        assert not set(first.values()) & set(second.values())
-        job.announced()
-        job.drain(2, restart_mode=KEEP)
-        assert job.start(3, log_monitoring_configuration=rules) == second
+        assert job.start(2, log_monitoring_configuration=rules) == first
+        job.order(0, "long")
+        assert job.agent.until("faulted")["reason"] == "LogFault_long"
+        assert job.stop(2, restart_mode=KEEP)["in_memory"] == {"kind": "replicated", "kept": 2}
 
     job.run(scenario)
+
+
+def test_kept_workers_whose_output_cannot_be_read_keep_their_state_and_log_rules_apply_to_their_successors(
+    job: Job,
+) -> None:
+    rules = [{"name": "quiet", "logPattern": "no such line", "expectedStartCutOffInSeconds": 0.1}]
+
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        job.drain(1, restart_mode=KEEP)
+        assert job.start(2, log_monitoring_configuration=rules) == first
+        job.agent.until_printed("WARNING log rules apply to new processes only")
+        until(lambda: (job.agent.status()["worker"]["step"] or 0) > 20, "a second of silence")
+        assert job.agent.status()["status"] == "running"
+        job.order(0, "crash")
+        assert job.agent.until("faulted")["reason"] == "WorkerCrash"
+        assert job.stop(2, restart_mode=KEEP)["in_memory"] == {"kind": "replicated", "kept": 1}
+        third = job.start(3, log_monitoring_configuration=rules)
+        assert (third[0] == first[0], third[1] == first[1]) == (False, True)
+        assert job.agent.until("faulted")["reason"] == "LogHang_quiet"
+
+    job.run(scenario, options=("--redirects=0:2", f"--log-dir={job.agent.folder / 'logs'}"))
+    assert job.agent.printed().count("log rules apply to new processes only") == 1
 
 
 def test_a_rank_that_hangs_is_killed_and_replaced_and_the_other_keeps_its_process(job: Job) -> None:
