@@ -124,6 +124,7 @@ class Agent:
         if self._settings.is_inprocess:
             self._pool = self._reporter.pool = WorkerPool.standing(self._runtime, self._coordinator)
             self._pool.on_change = self._reporter.workers_gathered
+            self._pool.on_renewal = self._reporter.workers_renewed
             self._pool_task = asyncio.ensure_future(self._guarded(self._pool.run()))
         self._reporter.ready()
         event = "ready" if self._pool is None else "listening; workers are on their way to the barrier"
@@ -219,7 +220,9 @@ class Agent:
             asyncio.get_running_loop().call_later(limit_s, self._begin_shutdown)
 
     def _kept_workers_changed(self, pool: WorkerPool | None) -> None:
-        self._reporter.pool = pool
+        self._reporter.kept_workers(pool)
+        if pool is not None:
+            pool.on_renewal = self._reporter.workers_renewed
 
     async def _guarded(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Do a part of the agent's own work; gives None if it failed by an error of the agent."""

@@ -50,6 +50,18 @@ class StatusReporter:
             self._status.enter(S.READY, **self._pool_fields())
             self._log.info("ready")
 
+    def workers_renewed(self) -> None:
+        """A worker of the last run has ended before the next one: its successor holds nothing of what it held."""
+        status = self._status
+        if self.pool is not None and status.current.state is S.READY and status.current.num_kept is not None:
+            status.set(num_kept=self.pool.num_kept, has_priority=self.pool.kept_all_processes)
+
+    def kept_workers(self, pool: WorkerPool | None) -> None:
+        """Workers live on from now on, or, with None, no longer: those that are prepared afterwards have lived through no run."""
+        self.pool = pool
+        if pool is None and self._status.current.state is S.READY:
+            self._status.set(num_kept=None, has_priority=False, **self._reported())
+
     def preparation(self, now: WorkerPreparation | None) -> None:
         """Workers that were started ahead of their first run have come this far. A run that takes them over says the rest."""
         status = self._status

@@ -52,7 +52,8 @@ class WorkerPool:
     its own. is_preparing: the processes are still to be started, ahead of their first run; when one of them ends before that run, all
     do, and ``has_failed`` says so, because a script may need to know its rank before it comes to the barrier.
 
-    on_change: called when ranks moved, ended, or were gathered. fault: why gathering was given up. stuck: pids that SIGKILL did not end.
+    on_change: called when ranks moved, ended, or were gathered. on_renewal: called when a process has ended between two runs. fault:
+    why gathering was given up. stuck: pids that SIGKILL did not end.
 
     The environment of a worker names the ranks of the last run, or ranks that cannot be used; the ranks that count are the ones that
     the worker receives at the barrier.
@@ -72,6 +73,7 @@ class WorkerPool:
         is_preparing: bool = False,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
+        self.on_renewal: Callable[[], None] = lambda: None
         self.group = group
         self.tap = tap
         self.left = asyncio.Event()  # no run reads the files of the group
@@ -323,6 +325,7 @@ class WorkerPool:
         if worker.child.status is None or record.last_ended is worker:
             return
         record.last_ended, record.gone_at, record.is_renewed = worker, now, True
+        self.on_renewal()
         if worker.is_killed:
             return
         record.num_failures += 1

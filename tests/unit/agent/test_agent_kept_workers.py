@@ -19,6 +19,8 @@ from elastipod_agent.inprocess.worker_pool import WorkerPool
 from elastipod_agent.ipc.link import REPORT_DELAY_S
 from elastipod_agent.workers.group import WorkerGroup
 
+STANDING = ("--inprocess-restart",)
+
 
 @pytest.fixture
 def job(agent: AgentInProcess) -> Job:
@@ -434,11 +436,44 @@ def test_a_worker_that_dies_while_it_waits_is_replaced(job: Job) -> None:
     def scenario() -> None:
         first = job.start(1)
         job.announced()
-        job.drain(1, restart_mode=KEEP)
+        assert job.drain(1, restart_mode=KEEP)["in_memory"]["kept"] == 2
         os.kill(first[0], signal.SIGKILL)
-        job.agent.until_printed("env {", 3)
+        job.announced(kept=1)
         second = job.start(2)
         assert (second[0] == first[0], second[1] == first[1]) == (False, True)
+
+    job.run(scenario)
+
+
+@pytest.mark.parametrize("options", [pytest.param((), id="kept"), pytest.param(STANDING, id="standing")])
+def test_a_pod_whose_last_kept_worker_dies_while_it_waits_says_that_it_holds_nothing(
+    job: Job, options: tuple[str, ...]
+) -> None:
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        job.order(1, "crash")
+        job.agent.until("faulted")
+        assert job.stop(1, restart_mode=KEEP)["in_memory"] == {"kind": "replicated", "kept": 1}
+        os.kill(first[0], signal.SIGKILL)
+        job.announced(kept=0)
+        assert not set(first.values()) & set(job.start(2).values())
+        job.announced()
+
+    job.run(scenario, options=options)
+
+
+def test_workers_that_are_prepared_after_kept_ones_have_ended_have_lived_through_no_run(job: Job) -> None:
+    def scenario() -> None:
+        job.start(1)
+        job.announced()
+        job.drain(1, restart_mode=KEEP)
+        job.announced(kept=2)
+        assert job.agent.stop(1, restart_mode="process_level_restart") == (200, None)
+        until(lambda: job.agent.status()["in_memory"] is None, "the end of the kept workers")
+        assert job.agent.call("POST", "/prepare", {"nnodes": 1, "generation": 1}) == (200, None)
+        until(lambda: job.agent.status()["preparation"] == "ready", "other workers")
+        assert job.agent.status()["in_memory"] == {"kind": "replicated", "kept": None}
 
     job.run(scenario)
 
