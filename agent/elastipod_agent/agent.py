@@ -27,7 +27,7 @@ from elastipod_agent.core.fences import (
     decide_stop,
     decide_update,
 )
-from elastipod_agent.core.inprocess_restart import keeps_processes, parse_restart_mode
+from elastipod_agent.core.inprocess_restart import keeps_processes, parse_restart_mode, ranks_to_replace
 from elastipod_agent.core.requests import PrepareRequest, StartRequest, StopRequest, UpdateRequest
 from elastipod_agent.core.run_env import before_generation
 from elastipod_agent.core.states import AgentState as S
@@ -257,9 +257,9 @@ class Agent:
         self._log_unless_acted("stop", decision, request.generation)
         if decision.verdict is CallVerdict.NOTHING and request.is_graceful and request.timeout_s is not None:
             self._change_drain(request.timeout_s, leaves=bool(request.leaves))
+        if decision.verdict is not CallVerdict.REFUSE:
+            self._end_kept_workers(request)
         if decision.verdict is not CallVerdict.ACT:
-            if decision.verdict is CallVerdict.NOTHING:
-                self._end_kept_workers(request)
             return decision
         is_graceful = request.is_graceful and self.status.current.state is S.RUNNING
         timeout_s = self._settings.shutdown_timeout_s if request.timeout_s is None else request.timeout_s
@@ -280,10 +280,20 @@ class Agent:
             self._store.end()
 
     def _end_kept_workers(self, request: StopRequest) -> None:
-        """End workers that wait for the next start, as a /stop asks that reaches beyond them."""
+        """End workers that wait for the next start, or for others of their pod, as a /stop asks that goes deeper than the last one."""
         is_ready = self.status.current.state is S.READY
-        if is_ready and not keeps_processes(request.restart_mode, is_graceful=request.is_graceful):
-            self._kept.close()
+        if not is_ready and (request.is_graceful or self.status.current.state is not S.STOPPING):
+            return
+        if self._pool is None:
+            if not keeps_processes(request.restart_mode, is_graceful=request.is_graceful):
+                self._kept.close()
+            return
+        mode = parse_restart_mode(request.restart_mode)
+        everyone = ranks_to_replace(mode, self._settings.layout.nproc, frozenset())
+        if everyone and is_ready and self._pool.num_kept:
+            self._pool.recall(everyone, is_faulty=False)
+        elif everyone and not is_ready and self._supervisor is not None:
+            self._supervisor.stop(StopMode.HARD, 0, request.restart_mode)
 
     def _change_drain(self, timeout_s: float, *, leaves: bool) -> None:
         """Give a drain that is under way less time, as a repeated /stop asks; it never gets more. leaves: the pod ends afterwards."""

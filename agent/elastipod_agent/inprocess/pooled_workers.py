@@ -111,7 +111,7 @@ class PooledWorkers:
                 return self._end(outcome, note=note)
             outcome = Outcome.STOPPED  # during the script
         if outcome is Outcome.DRAINED:
-            pool.recall(frozenset(), is_faulty=False)
+            pool.recall(self._to_replace(), is_faulty=False)
             return self._end(outcome)  # ready at once: the next start waits for new processes
         return await self._gather(outcome)
 
@@ -129,13 +129,14 @@ class PooledWorkers:
         A script that does not know of elastic events listens for faults: a drain that runs out of time returns it to the barrier as one.
         """
         run, pool = self._run, self._pool
-        is_late = self.is_late
-        mode = parse_restart_mode(run.restart_mode)
-        replace = ranks_to_replace(mode, len(self._local_ranks), self._requested_replacement())
+        is_late, replace = self.is_late, self._to_replace()
         run.drop_deadline()
         pool.recall(replace, is_faulty=not self._has_ended, within_s=LATE_RETURN_S if is_late else None)
         while not pool.may_get_start and not pool.is_closing:
             await run.wait_for_change()
+            if not self._to_replace() <= replace:  # a later stop goes deeper
+                replace = self._to_replace()
+                pool.recall(replace, is_faulty=False)
         return self._end(outcome, is_late=is_late, note=LATE_CALLED_BACK if is_late else "")
 
     def _end(self, outcome: Outcome, *, is_late: bool = False, note: str = "") -> GenerationEnd:
@@ -193,6 +194,11 @@ class PooledWorkers:
         group = self._pool.group
         back = [WorkerExit(one.local_rank, 0, group.file.acknowledged(one.local_rank)) for one in group.living]
         return classify([*group.exits(), *back], self._run.stop_mode)
+
+    def _to_replace(self) -> frozenset[int]:
+        """Give the local ranks that get a new process, as the stop or a fault says."""
+        mode = parse_restart_mode(self._run.restart_mode)
+        return ranks_to_replace(mode, len(self._local_ranks), self._requested_replacement())
 
     def _requested_replacement(self) -> frozenset[int]:
         """Give the local rank whose worker asked for a new process."""

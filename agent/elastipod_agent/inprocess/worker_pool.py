@@ -150,8 +150,9 @@ class WorkerPool:
 
     @property
     def has_all_processes(self) -> bool:
-        """True if every rank has a living process, at the barrier or on its way, or gathering was given up."""
-        is_whole = len(self.group.living) == len(self._ranks) and not self._is_killing
+        """True if every rank has a living process that stays, at the barrier or on its way, or gathering was given up."""
+        is_ending = self._is_killing or any(record.to_be_replaced for record in self._ranks)
+        is_whole = len(self.group.living) == len(self._ranks) and not is_ending
         return self.fault is not None or is_whole
 
     @property

@@ -432,6 +432,104 @@ def test_kept_workers_that_wait_are_ended_by_a_stop_that_goes_deeper(job: Job) -
     job.run(scenario)
 
 
+@pytest.mark.parametrize("mode", ["process_level_restart", pytest.param(None, marks=pytest.mark.slow)])
+def test_a_stop_that_goes_deeper_does_not_wait_for_a_successor_that_still_imports(job: Job, mode: str | None) -> None:
+    held = job.agent.folder / "held"
+
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        held.touch()
+        job.order(1, "crash")
+        job.agent.until("faulted")
+        job.agent.until_printed("imports in", 3)
+        assert job.agent.stop(1, restart_mode=KEEP) == (200, None)
+        job.agent.until_printed("called back 0")
+        assert job.agent.stop(1, restart_mode=KEEP) == (200, None)
+        assert job.agent.status()["status"] == "stopping"
+        seen = job.stop(1, **({} if mode is None else {"restart_mode": mode}))
+        assert seen["in_memory"] is None
+        assert not any(map(is_alive, imported(job.agent)))
+        held.unlink()
+        assert not set(first.values()) & set(job.start(2).values())
+
+    job.run(scenario)
+
+
+def test_a_stop_that_goes_deeper_does_not_wait_for_a_worker_that_a_drain_has_not_reached(job: Job) -> None:
+    held = job.agent.folder / "held"
+
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        held.touch()
+        job.order(0, "long")
+        job.agent.until_printed("a long step")
+        assert job.agent.drain(1, restart_mode=KEEP, timeout=0.2) == (200, None)
+        job.agent.until_printed("told None True")
+        time.sleep(0.4)  # until the time of the drain is over
+        assert job.agent.status()["status"] == "stopping"
+        assert job.stop(1, restart_mode="process_level_restart")["in_memory"] is None
+        assert not any(map(is_alive, first.values()))
+
+    job.run(scenario)
+    assert "did not reach the barrier" not in job.agent.printed()
+
+
+def test_a_standing_pod_that_waits_for_a_successor_replaces_all_workers_if_a_stop_goes_deeper(job: Job) -> None:
+    held = job.agent.folder / "held"
+
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        held.touch()
+        job.order(1, "crash")
+        job.agent.until("faulted")
+        assert job.agent.stop(1, restart_mode=KEEP) == (200, None)
+        job.agent.until_printed("imports in", 3)
+        assert job.agent.stop(1, restart_mode="process_level_restart") == (200, None)
+        until(lambda: not is_alive(first[0]), "the end of the other rank")
+        assert job.agent.status()["status"] == "stopping"
+        held.unlink()
+        assert job.agent.until("ready")["in_memory"] == {"kind": "replicated", "kept": 0}
+        assert not set(first.values()) & set(job.start(2).values())
+
+    job.run(scenario, options=STANDING)
+
+
+@pytest.mark.parametrize("is_at_once", [False, True])
+def test_a_stop_that_goes_deeper_replaces_the_workers_of_a_standing_pod_that_wait(job: Job, is_at_once: bool) -> None:
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        assert job.drain(1, restart_mode=KEEP)["in_memory"] == {"kind": "replicated", "kept": 2}
+        assert job.agent.stop(1, restart_mode=KEEP) == (200, None)
+        assert job.agent.status()["in_memory"]["kept"] == 2
+        assert job.agent.stop(1, restart_mode="process_level_restart") == (200, None)
+        if not is_at_once:
+            job.agent.until_printed("env {", 4)
+            job.announced(kept=0)
+            again = set(imported(job.agent))
+            assert job.agent.stop(1, restart_mode="process_level_restart") == (200, None)
+        second = set(job.start(2).values())
+        assert not set(first.values()) & second
+        if not is_at_once:
+            assert second <= again, "those that hold nothing are left alone"
+
+    job.run(scenario, options=STANDING)
+
+
+def test_a_drain_that_goes_deeper_replaces_the_workers_of_a_standing_pod(job: Job) -> None:
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        assert job.drain(1, restart_mode="process_level_restart")["drained"] is True
+        job.announced(kept=0)
+        assert not set(first.values()) & set(job.start(2).values())
+
+    job.run(scenario, options=STANDING)
+
+
 def test_a_worker_that_dies_while_it_waits_is_replaced(job: Job) -> None:
     def scenario() -> None:
         first = job.start(1)
