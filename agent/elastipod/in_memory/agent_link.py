@@ -189,7 +189,8 @@ class AgentLink:
         if self.is_over:
             return
         try:
-            self._client.hyperpod_send_fault(rank, RestartMode.IN_PROCESS_RESTART, "CollectiveFailed", message, run=run)
+            failed_in = self._client.run if run is None else run
+            self._client.send_fault_of(failed_in, rank, RestartMode.IN_PROCESS_RESTART, "CollectiveFailed", message)
         except HyperPodIPCException as error:
             log.warning("the agent was not told of a failed collective: %s", error)
 

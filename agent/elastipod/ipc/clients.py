@@ -132,19 +132,19 @@ class InProcessRestartSocketClient:
         restart_mode: RestartMode = RestartMode.IN_PROCESS_RESTART,
         reason: str | None = None,
         message: str | None = None,
-        *,
-        run: int | None = None,
     ) -> None:
-        """Report that this rank cannot continue, and which restart would help. Ignored if it belongs to an earlier run.
+        """Report that this rank cannot continue, and which restart would help. Ignored if it belongs to an earlier run."""
+        self.send_fault_of(self._current_run, rank, RestartMode(restart_mode), reason, message)
 
-        run: as `run` gives it, the present one by default.
-        """
-        mode = RestartMode(restart_mode).value
+    def send_fault_of(
+        self, run: int, rank: int, restart_mode: RestartMode, reason: str | None, message: str | None
+    ) -> None:
+        """Report the same of a certain run, as `run` gives it. Ignored if it is not the present one."""
         self._connections.call(
             "send_fault",
-            run=self._current_run if run is None else run,
+            run=run,
             global_rank=int(rank),
-            restart_mode=mode,
+            restart_mode=restart_mode.value,
             reason=reason,
             message=message,
         )

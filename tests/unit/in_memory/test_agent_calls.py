@@ -149,16 +149,16 @@ def test_the_watcher_of_a_former_generation_takes_no_news_from_the_next_one() ->
 def test_a_failed_collective_is_reported_unless_the_agent_knows(client: Any, caplog: pytest.LogCaptureFixture) -> None:
     link = AgentLink(client)
     link.report_fault(3, "Connection closed by peer", 7)
-    told = mock.call.hyperpod_send_fault(
-        3, RestartMode.IN_PROCESS_RESTART, "CollectiveFailed", "Connection closed by peer", run=7
+    told = mock.call.send_fault_of(
+        7, 3, RestartMode.IN_PROCESS_RESTART, "CollectiveFailed", "Connection closed by peer"
     )
     assert client.mock_calls == [told]
-    client.hyperpod_send_fault.side_effect = HyperPodIPCException("gone")
+    client.send_fault_of.side_effect = HyperPodIPCException("gone")
     link.report_fault(3, "again")
     assert caplog.messages == ["the agent was not told of a failed collective: gone"]
     link._is_over.set()
     link.report_fault(3, "and again")
-    assert client.hyperpod_send_fault.call_count == 2
+    assert client.send_fault_of.call_count == 2
 
 
 @pytest.mark.parametrize(
