@@ -168,7 +168,7 @@ class WorkerPool:
     @property
     def is_releasable(self) -> bool:
         """True if a run may begin: every rank has a process. New ones have come as far as the barrier once."""
-        return self.is_gathered if self.is_renewed else self.has_all_processes
+        return self.has_all_processes and (self.is_gathered or not self.is_renewed)
 
     def release(self, start: StartRequest) -> None:
         """Begin a run. From now on the run handles ranks that end."""
@@ -276,6 +276,8 @@ class WorkerPool:
             self.has_failed = True
             self.close()
             return None
+        if plan.kill or plan.spawn:
+            self._is_gathered = False  # a run that began meanwhile would not be one that the new process waits for
         if plan.kill:
             await self._kill(plan)
             return self._now()

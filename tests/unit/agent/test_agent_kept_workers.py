@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
 import time
+from threading import Event
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from tests.slow import all_but_first
 from tests.unit.agent.agent_in_process import AgentInProcess
 from tests.unit.agent.kept_workers_job import KEEP, LOOP, Job
 
+from elastipod_agent.inprocess.process_starter import ProcessStarter
 from elastipod_agent.inprocess.worker_pool import WorkerPool
 from elastipod_agent.ipc.link import REPORT_DELAY_S
 from elastipod_agent.workers.group import WorkerGroup
@@ -559,6 +562,34 @@ def test_a_pod_whose_last_kept_worker_dies_while_it_waits_says_that_it_holds_not
         job.announced()
 
     job.run(scenario, options=options)
+
+
+def test_a_start_waits_for_the_process_that_replaces_the_last_kept_worker(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, may_start = ProcessStarter.start, Event()
+    may_start.set()
+
+    async def start_late(starter: ProcessStarter, *arguments: Any) -> Any:
+        await asyncio.to_thread(may_start.wait, PATIENCE_S)
+        return await start(starter, *arguments)
+
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        job.order(1, "crash")
+        job.agent.until("faulted")
+        assert job.stop(1, restart_mode=KEEP)["in_memory"] == {"kind": "replicated", "kept": 1}
+        may_start.clear()
+        os.kill(first[0], signal.SIGKILL)
+        job.announced(kept=0)
+        assert job.agent.start(2) == (200, None)
+        assert job.agent.status()["status"] == "running"
+        may_start.set()
+        until(lambda: len(job.pids(2)) == 2, "both ranks in the run")
+
+    monkeypatch.setattr(ProcessStarter, "start", start_late)
+    job.run(scenario)
 
 
 def test_workers_that_are_prepared_after_kept_ones_have_ended_have_lived_through_no_run(job: Job) -> None:
