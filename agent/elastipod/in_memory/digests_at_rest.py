@@ -34,10 +34,10 @@ class DigestsAtRest:
         """Whether digests are being computed, or some are known."""
         return self._thread is not None or bool(self._known)
 
-    def forget(self, keys: Collection[str] | None = None) -> None:
-        """These tensors are about to change; all of them without keys."""
+    def forget(self, *, but: Collection[str] = ()) -> None:
+        """All tensors are about to change, but for those with these keys."""
         self._join()
-        self._known = {} if keys is None else {key: each for key, each in self._known.items() if key not in keys}
+        self._known = {key: each for key, each in self._known.items() if key in but}
 
     def digests(self) -> dict[str, str]:
         """Give the digests of now."""

@@ -185,21 +185,24 @@ class Members:
             forget_gradients(scaler)
 
     def sharded_keys(self) -> frozenset[str]:
-        """Give the keys of the tensors of which this rank holds a part."""
+        """Give those keys of `digests` that are of tensors of which this rank holds a part."""
+        _, tensors = self._in_common()
         return frozenset(
             key
-            for key, tensor in self.content().tensors.items()
+            for key, tensor in tensors.items()
             if isinstance(tensor, DTensor) and not all(each.is_replicate() for each in tensor.placements)
         )
 
     def uncompared(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Give those of these members' tensors that `digests` leaves out."""
-        compared = {
-            f"{name}.{key}"
-            for name, member in self._by_name.items()
-            if isinstance(member, nn.Module)
-            for key, _ in member.named_parameters(remove_duplicate=False)
-        }
+        """Give those of these members' tensors that `digests` leaves out. tensors: by their keys in `content`."""
+        of_modules: dict[str, torch.Tensor] = {}
+        parameters = set()
+        for name, member in self._by_name.items():
+            if isinstance(member, nn.Module):
+                split_tensors(member.state_dict(), name, of_modules)
+                parameters |= {_memory_of(each) for each in member.parameters()}
+        # By their memory: a wrapper's part of a parameter's name may be missing in the state, as with torch's checkpoint_wrapper.
+        compared = {key for key, each in of_modules.items() if _memory_of(each) in parameters}
         prefixes = tuple(
             f"{name}."
             for name, member in self._by_name.items()
@@ -216,6 +219,11 @@ class Members:
         Buffers are left out: DDP lets them differ between replicas. So are members of other kinds than those of torch that do not
         follow the world, since their state may be its rank's own (`own_digests`).
         """
+        found, tensors = self._in_common()
+        return found | digests_by_key(tensors, known or {}, progress)
+
+    def _in_common(self) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+        """Give what `digests` covers: the digests of plain values by member, and tensors, parameters under the names of their module."""
         shared: dict[str, Stateful] = {name: member for name, member in self._by_name.items() if _is_replicated(member)}
         tensors: dict[str, torch.Tensor] = {}
         found = {
@@ -226,7 +234,7 @@ class Members:
         for name, member in shared.items():
             if isinstance(member, nn.Module):
                 tensors |= {f"{name}.{key}": value.detach() for key, value in member.named_parameters()}
-        return found | digests_by_key(tensors, known or {}, progress)
+        return found, tensors
 
     def own_digests(self) -> dict[str, str]:
         """Give a checksum of the plain values of each member whose state may be its rank's own, by name.
@@ -268,6 +276,11 @@ def digests_by_key(
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[torch.device, int]:
+    local = _local(tensor.detach())
+    return local.device, local.data_ptr()
 
 
 @lru_cache(maxsize=8)  # most values are those of the time before

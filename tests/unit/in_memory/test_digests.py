@@ -118,7 +118,7 @@ def test_a_state_that_stands_still_is_read_by_a_thread_of_its_own(monkeypatch: p
     at_rest.begin()
     assert [(each["target"], each["daemon"]) for each in made] == [(at_rest._compute, True)]
     at_rest.digests()
-    at_rest.forget({"a", "other"})
+    at_rest.forget(but={"b", "other"})
     at_rest.digests()
     at_rest.forget()
     at_rest.digests()
@@ -135,7 +135,7 @@ def test_each_tensor_that_is_read_restarts_the_limit_of_the_phase_that_waits_for
     tensors = [name for name in found if "." in name]
     assert calls == ["elastipod-digests"] * len(tensors)
     calls.clear()
-    at_rest.forget({tensors[0]})
+    at_rest.forget(but=tensors[1:])
     assert at_rest.digests() == found
     assert calls == [threading.main_thread().name]
 

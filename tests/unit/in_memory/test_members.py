@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.unit.in_memory.models import train, trained
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.optim.swa_utils import AveragedModel
 
 from elastipod.errors import CheckpointError
@@ -287,3 +288,13 @@ def test_what_no_digest_covers_is_named() -> None:
     assert not set(found) & set(members.digests())
     for sharded in ("optimizer.state.0.exp_avg", "model.b.weight", "model.a.weight"):
         assert sharded in content.tensors
+
+
+def test_a_parameter_whose_name_in_the_state_is_another_one_is_compared_all_the_same() -> None:
+    """`checkpoint_wrapper` takes its own part of the name out of `state_dict()`, and not out of `named_parameters()`."""
+    model = nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2)), nn.BatchNorm1d(2))
+    members = Members({"model": model})
+    tensors = members.content().tensors
+    assert "model.0.weight" in tensors
+    buffers = [f"model.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")]
+    assert list(members.uncompared(tensors)) == buffers

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.free_ports import free_port
+from tests.unit.in_memory.forked_ranks import raised_by, run_ranks, world
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from elastipod.in_memory import shard_checks
 from elastipod.in_memory.members import Members, TensorShape
@@ -65,3 +70,21 @@ def test_each_tensor_whose_digest_was_computed_is_progress() -> None:
     beats: list[str] = []
     compare_shards(Members({"model": nn.Linear(2, 3)}), 1, "now", lambda: beats.append("one"))
     assert len(beats) == 2
+
+
+def test_shards_of_a_wrapped_module_are_those_of_each_rank() -> None:
+    """`checkpoint_wrapper` takes its own part of the name out of `state_dict()`, and not out of `named_parameters()`."""
+    port = free_port()
+
+    def body(rank: int) -> Any:
+        torch.manual_seed(1)
+        model = nn.Sequential(checkpoint_wrapper(nn.Linear(4, 4)), nn.Linear(4, 4))
+        with world(rank, 2, port):
+            mesh = init_device_mesh("cpu", (2,))
+            for module in (*model, model):
+                fully_shard(module, mesh=mesh)
+            members = Members({"model": model})
+            found = raised_by(lambda: compare_shards(members, 2, "now", lambda: None))
+        return [sorted(members.sharded_keys()) == sorted(members.digests()), found]
+
+    assert run_ranks(2, body) == [[True, []]] * 2

@@ -12,8 +12,10 @@ from tests.free_ports import free_port
 from tests.unit.in_memory.forked_ranks import raised_by, run_ranks, world
 from tests.unit.in_memory.models import trained
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from elastipod.in_memory import state_transfer
+from elastipod.in_memory.digests_at_rest import DigestsAtRest
 from elastipod.in_memory.members import Content, Members, TensorShape, digest_of
 from elastipod.in_memory.state_manifest import BadManifest, describe, read_manifest
 from elastipod.in_memory.state_transfer import MAX_IN_FLIGHT, Piece, Span, dealt_out, pieces, transfer
@@ -135,6 +137,24 @@ def test_a_tensor_whose_memory_is_not_contiguous_is_filled_too() -> None:
     first, second = run_ranks(2, body)
     assert first == second
     assert first[:4] == [0.0, 3.0, 6.0, 9.0]
+
+
+def test_a_follower_knows_no_digest_any_more_of_what_it_gets() -> None:
+    """`checkpoint_wrapper` takes its own part of the name out of `state_dict()`, and not out of the names of digests."""
+    port = free_port()
+
+    def body(rank: int) -> Any:
+        wrapped, plain = nn.Linear(2, 2), nn.Linear(2, 2)
+        nn.init.constant_(wrapped.bias, rank)
+        nn.init.ones_(plain.bias)
+        members = Members({"model": nn.Sequential(checkpoint_wrapper(wrapped), plain)})
+        at_rest = DigestsAtRest(members, lambda: None)
+        at_rest.begin()
+        with world(rank, 2, port):
+            transfer(members, [0], [1], lambda: None, at_rest, followers=[1])
+        return [at_rest.digests() == members.digests(), "model.1.bias" in at_rest._known]
+
+    assert run_ranks(2, body) == [[True, True]] * 2
 
 
 def test_a_rank_that_neither_gives_nor_takes_learns_nothing() -> None:
