@@ -10,16 +10,19 @@ from elastipod.in_memory.members import Members
 from elastipod.torch_compat import is_unscaled
 
 
-def unscale_gradients(members: Members) -> None:
-    """Unscale the gradients of all optimizers if there is a GradScaler, unless the script has.
+def unscale_gradients(members: Members) -> bool:
+    """Unscale the gradients of all optimizers if there is a GradScaler, unless the script has. Tell whether there were any.
 
     With sharded gradients it is a collective: the ranks agree whether any of them overflows. `GradScaler.step` would unscale them, too,
     but a rank must be able to apply its gradients alone. Raises RuntimeError when a peer is gone.
     """
+    has_unscaled = False
     for scaler in members.of_type(torch.amp.GradScaler):
         for optimizer in members.of_type(torch.optim.Optimizer):
             if scaler.is_enabled() and _has_gradients(optimizer) and not is_unscaled(scaler, optimizer):
                 scaler.unscale_(optimizer)
+                has_unscaled = True
+    return has_unscaled
 
 
 def apply_gradients(members: Members) -> None:

@@ -249,7 +249,8 @@ class State:
         by_script = self._optimizers.has_run
         if self._apply is None and not by_script:
             self._optimizers.check_schedules()
-            unscale_gradients(self._members)
+            if unscale_gradients(self._members) and self._memory.kind == "sharded":
+                self._world.await_gradients()  # an accelerator has only queued the collective of that
         self._memory.prepare(self._run_apply)
         if not by_script:
             self._run_apply()

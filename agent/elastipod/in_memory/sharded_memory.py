@@ -225,7 +225,9 @@ class ShardedMemory(MemoryState):
     def build_mesh(self, world_size: int) -> None:
         """Have the mesh of the present world. Collective. Raises WorldLost."""
         if self._mesh is None:
-            with lost_world("the mesh could not be built"):
+            # A mesh of two dimensions has groups of its own. They wait for each other's members as long as torch's default says, and there
+            # is no public way to have it otherwise. The agent's word frees this rank from a member that hangs, and the limit would end it.
+            with lost_world("the mesh could not be built"), self._limit.paused():
                 self._mesh = self._plan.build(world_size)
 
     def build(self) -> None:

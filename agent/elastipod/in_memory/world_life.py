@@ -255,7 +255,8 @@ class WorldLife:
         elif self._has_groups:
             self._groups.allow_for(memory.members.num_bytes)
         memory.build_mesh(world_size)
-        memory.build()
+        with self._may_lose_peers("the members could not be built"):
+            memory.build()
         if self._has_groups and is_sharded:
             # From here on all ranks do the same at the same time, so one that hangs can be given up before this phase ends the others.
             with lost_world("the ranks could not wait for each other's members"), self._limit.paused():
@@ -284,13 +285,19 @@ class WorldLife:
         members = self.memory.members
         if self._wrap is None or not self._has_groups:
             return
-        try:
+        with self._may_lose_peers("the model could not be wrapped"):
             self._wrapped = wrapped_as_it_is(self._wrap, members.model)
+        refuse_fsdp1(self.model)
+
+    @contextmanager
+    def _may_lose_peers(self, what: str) -> Iterator[None]:
+        """Raise WorldLost in place of a failure of the script's own code, where a lost peer is the reason for it."""
+        try:
+            yield
         except RuntimeError as error:
             if not self.is_lost_to(error):
                 raise
-            raise WorldLost(f"the model could not be wrapped: {error}") from error
-        refuse_fsdp1(self.model)
+            raise WorldLost(f"{what}: {error}") from error
 
     def _pass(self, moment: chaos.Moment) -> None:
         chaos.reached(moment, rank=self.place.rank, step=1 + (self.memory.rank.completed or 0))

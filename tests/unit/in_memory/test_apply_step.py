@@ -53,8 +53,8 @@ def test_gradients_are_unscaled_once_before_they_are_applied(by_script: bool) ->
     wanted = [each / 4 for each in gradients_of(members)]
     if by_script:
         scaler.unscale_(optimizer)
-    for _ in range(2):
-        unscale_gradients(members)
+    for is_first in (True, False):
+        assert unscale_gradients(members) is (is_first and not by_script)
         torch.testing.assert_close(gradients_of(members), wanted, rtol=0, atol=0)
     apply_gradients(members)  # unscales nothing again, and begins anew
     scaler.scale(members.model(torch.eye(4, 3)).square().sum()).backward()
@@ -65,7 +65,7 @@ def test_without_a_scaler_nothing_is_unscaled() -> None:
     members = Members(build())
     gradients(members)
     before = gradients_of(members)
-    unscale_gradients(members)
+    assert unscale_gradients(members) is False
     torch.testing.assert_close(gradients_of(members), before, rtol=0, atol=0)
 
 

@@ -237,3 +237,12 @@ def test_members_are_built_once_for_a_world_and_the_mesh_too(monkeypatch: pytest
     part.memory._mesh = None
     with pytest.raises(WorldLost, match="the mesh could not be built: closed"):
         part.memory.build_mesh(3)
+
+
+def test_no_limit_runs_while_the_groups_of_a_mesh_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for each other's members as long as the script allows: a member that hangs must not end all the others."""
+    part = Part(monkeypatch)
+    monkeypatch.setattr(MeshPlan, "build", lambda *_: part.limited.append("built"))
+    part.memory._mesh = None
+    part.memory.build_mesh(3)
+    assert part.limited == ["paused", "built", "resumed"]

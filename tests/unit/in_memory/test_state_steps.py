@@ -162,6 +162,21 @@ def test_a_step_is_applied_once_and_committed_in_one_order(
     assert played.parts.apply_gradients.call_count == 1 + (not has_run)
 
 
+@pytest.mark.parametrize("has_unscaled", [True, False])
+@pytest.mark.parametrize("kind", ["replicated", "sharded"])
+def test_no_rank_is_prepared_before_the_ranks_have_agreed_whether_a_sharded_gradient_overflows(
+    monkeypatch: pytest.MonkeyPatch, kind: str, has_unscaled: bool
+) -> None:
+    """An accelerator has only queued that collective when it returns."""
+    played = Played(monkeypatch)
+    played.memory.kind, played.parts.unscale_gradients.return_value = kind, has_unscaled
+    played.state.commit_step(mock.Mock(batch=batch_of(), loss=0.5))
+    again = ["world.await_gradients"] * (kind == "sharded" and has_unscaled)
+    assert played.names()[:6] == [
+        "chaos.end", "world.await_gradients", "reached", "unscale_gradients", *again, "memory.prepare", "buffers.redo",
+    ][:6]  # fmt: skip
+
+
 @pytest.mark.parametrize("what", ["copy", "compare"])
 def test_a_step_is_done_though_the_world_is_lost_in_what_follows_its_commit(
     monkeypatch: pytest.MonkeyPatch, what: str

@@ -53,6 +53,21 @@ def test_a_model_that_cannot_be_wrapped_may_have_lost_a_peer(monkeypatch: pytest
     assert str(caught.value) == ("the model could not be wrapped: no reply" if is_lost else "no reply")
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_build_whose_collective_has_lost_a_peer_has_lost_the_world(
+    monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """It may spread weights from one rank, or wait for all at a barrier."""
+    resumed(monkeypatch)
+    rank = Rank(monkeypatch, kind="sharded")
+    rank.memory.build.side_effect = RuntimeError("no reply")
+    monkeypatch.setattr(rank.life, "is_lost_to", lambda _: is_lost)
+    with pytest.raises(WorldLost if is_lost else RuntimeError) as caught:
+        rank.life.join(PLAN, rank.parts.before)
+    assert str(caught.value) == ("the members could not be built: no reply" if is_lost else "no reply")
+    assert rank.memory.fill.mock_calls == []
+
+
 # ---- gradients of an accelerator
 
 
