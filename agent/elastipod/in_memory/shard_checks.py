@@ -70,9 +70,12 @@ def placed_sum(raw: torch.Tensor, start: int, shape: ShardedShape, progress: Cal
     return int(total)
 
 
-def compare_shards(members: Members, num_shards: int, when: str, progress: Callable[[], None]) -> None:
-    """Compare what all ranks have in common with rank 0, and each part with its first holder. Collective.
+def compare_shards(
+    members: Members, holders: Sequence[int], reference: int, when: str, progress: Callable[[], None]
+) -> None:
+    """Compare what all ranks have in common with one rank's, and each part with that of one holder. Collective.
 
+    holders: the rank that the others with a part are compared with, by the part's index. reference: the same for what is common.
     progress: called after each tensor.
     Raises StateDiffersError, which names ranks and tensors, on ranks that differ, and WorldLost on the others.
     """
@@ -85,7 +88,7 @@ def compare_shards(members: Members, num_shards: int, when: str, progress: Calla
         differing = [
             rank
             for rank, (of_common, of_own) in enumerate(told)
-            if of_common != told[0][0] or of_own != told[rank % num_shards][1]
+            if of_common != told[reference][0] or of_own != told[holders[rank % len(holders)]][1]
         ]
         if not differing:
             return
@@ -94,7 +97,7 @@ def compare_shards(members: Members, num_shards: int, when: str, progress: Calla
     others = [one for one in differing if one != rank]
     if rank not in differing:
         raise WorldLost(f"{when} the state of {format_ranks(others)} differs from that of its replicas")
-    expected: Mapping[str, str] = {**every[0][0], **every[rank % num_shards][1]}
+    expected: Mapping[str, str] = {**every[reference][0], **every[holders[rank % len(holders)]][1]}
     keys = sorted(key for key in {*digests, *expected} if digests.get(key) != expected.get(key))
     raise StateDiffersError(
         f"{when} the state of {format_ranks([rank])} differs from that of its replicas, in {_named(keys)}"

@@ -134,6 +134,19 @@ def newest_copied(images: Collection[int], complete: Collection[int]) -> int:
     return max((step for step in images if step in complete), default=min(images))
 
 
+def first_holders(donors: Mapping[int, Sequence[int]], parts: Sequence[int]) -> list[int]:
+    """Give the rank that answers for each part of the new layout, by index: one that had that very part before, if there is any.
+
+    donors: ranks of the new world, by part of the former layout. parts: of the new one, by rank; the first ranks have all of them.
+    """
+    num_shards, _ = place_of(parts[0])
+    found = []
+    for part in parts[:num_shards]:
+        holders = [rank for rank, own in enumerate(parts) if own == part]
+        found.append(min([rank for rank in holders if rank in donors.get(part, ())] or holders))
+    return found
+
+
 def receivers_of_parts(leaving: Mapping[int, int], staying: Sequence[int], num_shards: int) -> dict[int, int]:
     """Choose, for each part that leaves with its only holders, the rank that keeps it: the one that will probably need it.
 

@@ -45,7 +45,7 @@ from elastipod.in_memory.rank import RankState
 from elastipod.in_memory.shard_checks import compare_layouts, compare_shards
 from elastipod.in_memory.shard_copies import Copies, ShardCopies
 from elastipod.in_memory.shard_exchange import PartsDiffer, any_raised, exchange_parts
-from elastipod.in_memory.shard_plan import Need, local_spans, messages, newest_layout, receivers_of_parts
+from elastipod.in_memory.shard_plan import Need, first_holders, local_spans, messages, newest_layout, receivers_of_parts
 from elastipod.in_memory.shard_transfer import PartSources, PartTarget, copy_own, exchange
 from elastipod.in_memory.shard_wire import decode_shapes, encode_shapes
 from elastipod.in_memory.state_transfer import check_received
@@ -75,6 +75,9 @@ class ShardedMemory(MemoryState):
         self._apply: Callable[[], None] = lambda: None
         self._copies = ShardCopies(copies)
         self._is_frozen = False
+        self._holders = [
+            0
+        ]  # of the parts of the present world, by index: those that the others with a part are compared with
         self._num_checked = 0  # parameters of which the optimizers' states were looked at in this world
 
     def move(self, rank: RankState) -> None:
@@ -270,6 +273,7 @@ class ShardedMemory(MemoryState):
         content = room_for(shapes, self._part, self.members, self._mesh)
         target = PartTarget(self._part, shapes, {key: local_of(tensor) for key, tensor in content.tensors.items()})
         needs = self._needs(resume, len(offers))
+        self._holders = first_holders(resume.donors, [need.part for need in needs])
         sources = PartSources(parts)
         copy_own(target, sources, list(local_spans(shapes, needs[rank], num_shards)), progress)
         concerned = [
@@ -282,7 +286,7 @@ class ShardedMemory(MemoryState):
             exchange(concerned, {self._part: target}, sources, progress)
             target.finish(progress)
             given = [part for part, donors in resume.donors.items() if donors[0] == rank]
-            is_counted = rank < self._plan.num_shards(len(offers))  # one of each part, where there are replicas
+            is_counted = rank in self._holders  # one of each part, where there are replicas
             differing = compare_layouts(shapes, sources, given, target, self._part if is_counted else None, progress)
         if differing:
             raise StateDiffersError(
@@ -301,8 +305,8 @@ class ShardedMemory(MemoryState):
         self._is_live = True
 
     def compare(self, reference: int, when: str) -> None:
-        """Compare what ranks have in common, and the parts of replicas. Collective. Raises as `compare_shards`."""
-        compare_shards(self.members, self._plan.num_shards(_world_size()), when, self._limit.progress)
+        """Compare what ranks have in common with one rank's, and the parts of replicas. Collective. Raises as `compare_shards`."""
+        compare_shards(self.members, self._holders, reference, when, self._limit.progress)
 
     def donor_of(self, resume: ResumePlan) -> int:
         return min(donors[0] for donors in resume.donors.values())
@@ -375,7 +379,3 @@ def _check_optimizers(members: Members) -> None:
 
 def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _world_size() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1

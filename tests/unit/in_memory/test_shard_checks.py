@@ -68,7 +68,7 @@ def test_each_block_that_was_summed_is_progress(monkeypatch: pytest.MonkeyPatch)
 
 def test_each_tensor_whose_digest_was_computed_is_progress() -> None:
     beats: list[str] = []
-    compare_shards(Members({"model": nn.Linear(2, 3)}), 1, "now", lambda: beats.append("one"))
+    compare_shards(Members({"model": nn.Linear(2, 3)}), [0], 0, "now", lambda: beats.append("one"))
     assert len(beats) == 2
 
 
@@ -84,7 +84,35 @@ def test_shards_of_a_wrapped_module_are_those_of_each_rank() -> None:
             for module in (*model, model):
                 fully_shard(module, mesh=mesh)
             members = Members({"model": model})
-            found = raised_by(lambda: compare_shards(members, 2, "now", lambda: None))
+            found = raised_by(lambda: compare_shards(members, [0, 1], 0, "now", lambda: None))
         return [sorted(members.sharded_keys()) == sorted(members.digests()), found]
 
     assert run_ranks(2, body) == [[True, []]] * 2
+
+
+@pytest.mark.parametrize(("wrong", "reference", "holders"), [(0, 1, [1]), (2, 0, [1]), (1, 0, [2])])
+@pytest.mark.parametrize("what", ["common", "sharded"])
+def test_only_ranks_that_differ_from_those_that_held_the_state_are_refused(
+    what: str, wrong: int, reference: int, holders: list[int]
+) -> None:
+    """A newcomer may have any number, also the first one."""
+    port = free_port()
+
+    def body(rank: int) -> Any:
+        model = nn.Linear(2, 2)
+        for parameter in model.parameters():
+            nn.init.ones_(parameter)
+        if rank == wrong:
+            nn.init.zeros_(model.weight)
+        members = Members({"model": model})
+        members.sharded_keys = lambda: frozenset({"model.weight"} if what == "sharded" else ())  # type: ignore[method-assign]
+        with world(rank, 3, port):
+            return raised_by(lambda: compare_shards(members, holders, reference, "now", lambda: None))
+
+    told = {
+        rank: ["WorldLost", f"now the state of rank {wrong} differs from that of its replicas"] for rank in range(3)
+    }
+    told[wrong] = [
+        "StateDiffersError", f"now the state of rank {wrong} differs from that of its replicas, in model.weight"
+    ]  # fmt: skip
+    assert run_ranks(3, body) == [told[rank] for rank in range(3)]

@@ -15,6 +15,7 @@ from elastipod.in_memory.parts import ShardedShape, part_of, parts_of, place_of
 from elastipod.in_memory.shard_plan import (
     Message,
     Need,
+    first_holders,
     local_spans,
     messages,
     newest_layout,
@@ -158,3 +159,12 @@ def test_each_part_of_a_single_holder_gets_a_second_one_in_equal_numbers() -> No
     assert second_holders(holders, [0, 1, 2]) == {first: 1, second: 0, third: 2, fourth: 0}
     assert second_holders([(first, 0), (first, 1), (second, 1)], [0, 1]) == {second: 0}, "the first one has replicas"
     assert second_holders([(first, 0)], [0]) == {}
+
+
+def test_replicas_are_compared_with_one_that_had_its_part_before() -> None:
+    first, second = part_of(2, 0), part_of(2, 1)
+    parts = [first, second, first, second]
+    assert first_holders({first: (2,), second: (1, 3)}, parts) == [2, 1]
+    assert first_holders({first: (1, 2), second: (0,)}, parts) == [2, 1], "rank 0 had what it has no more, as an image"
+    assert first_holders({part_of(1, 0): (3,)}, parts) == [0, 1], "in another layout nobody had it"
+    assert first_holders({first: (1,)}, [first, second]) == [0, 1]
