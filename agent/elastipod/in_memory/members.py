@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -209,6 +209,11 @@ class Members:
             if _is_replicated(member) and not isinstance(member, nn.Module)
         )
         return {key: each for key, each in tensors.items() if key not in compared and not key.startswith(prefixes)}
+
+    def own_keys(self, keys: Iterable[str]) -> frozenset[str]:
+        """Give those keys that are of members whose state may be their rank's own (`own_digests`)."""
+        prefixes = tuple(f"{name}." for name, member in self._by_name.items() if not _is_replicated(member))
+        return frozenset(key for key in keys if key.startswith(prefixes))
 
     def digests(
         self, known: Mapping[str, str] | None = None, progress: Callable[[], None] = lambda: None

@@ -40,18 +40,27 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one rank is to hold. own: the parts of the former layout that it has itself."""
+    """What one rank is to hold.
+
+    own: the parts of the former layout that it has itself. of_first: keys of tensors, whole on every rank, that it gets from the first
+    holder of the first part all the same, because another rank's may differ.
+    """
 
     receiver: int
     part: int
     own: frozenset[int]
+    of_first: frozenset[str] = frozenset()
+
+    def has(self, each: PartSpan) -> bool:
+        """Whether it takes a stretch from its own memory."""
+        return each.part in self.own and each.span.key not in self.of_first
 
 
 def local_spans(shapes: Sequence[ShardedShape], need: Need, num_shards: int) -> Iterator[PartSpan]:
     """Give the stretches that a rank has itself. num_shards: of the former layout."""
     for shape in shapes:
         for each in _spans(shape, need, num_shards):
-            if each.part in need.own:
+            if need.has(each):
                 yield each
 
 
@@ -77,7 +86,7 @@ def messages(
 
     for shape in shapes:
         for each in _spans(shape, need, num_shards):
-            if each.part in need.own:
+            if need.has(each):
                 continue
             for start in range(each.span.start, each.span.stop, size):
                 stop = min(start + size, each.span.stop)
@@ -100,7 +109,8 @@ def _spans(shape: ShardedShape, need: Need, num_shards: int) -> Iterator[PartSpa
     if start == stop:
         return
     if shape.dim is None:  # whole everywhere: its own, or that of the first part
-        yield PartSpan(Span(shape.key, start, stop), min(need.own, default=part_of(num_shards, 0)))
+        own = () if shape.key in need.of_first else need.own
+        yield PartSpan(Span(shape.key, start, stop), min(own, default=part_of(num_shards, 0)))
         return
     first_row, end_row = shape.rows(need.part)
     step = -(-shape.whole.sizes[shape.dim] // num_shards)

@@ -272,7 +272,12 @@ class ShardedMemory(MemoryState):
         shapes = told.shapes
         content = room_for(shapes, self._part, self.members, self._mesh)
         target = PartTarget(self._part, shapes, {key: local_of(tensor) for key, tensor in content.tensors.items()})
-        needs = self._needs(resume, len(offers))
+        # The plain values are those of the first rank, and a member's tensors belong to its values.
+        of_first = self.members.own_keys(shape.key for shape in shapes if shape.dim is None)
+        needs = [
+            need if need.receiver == first else replace(need, of_first=of_first)
+            for need in self._needs(resume, len(offers))
+        ]
         self._holders = first_holders(resume.donors, [need.part for need in needs])
         sources = PartSources(parts)
         copy_own(target, sources, list(local_spans(shapes, needs[rank], num_shards)), progress)
@@ -292,8 +297,10 @@ class ShardedMemory(MemoryState):
             raise StateDiffersError(
                 f"after the change to {len(offers)} ranks the state of step {resume.step} is not what it was, in {differing}"
             )
-        if not needs[rank].own:
-            check_received({key: content.tensors[key] for key in told.uncompared}, told.uncompared, first)
+        received = {
+            key: each for key, each in told.uncompared.items() if not needs[rank].own or key in needs[rank].of_first
+        }
+        check_received({key: content.tensors[key] for key in received}, received, first)
         self.members.load(Content(content.tensors, told.values))
 
     def _described(self, held: PartContent) -> str:

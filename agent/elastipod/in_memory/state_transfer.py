@@ -126,7 +126,11 @@ def transfer(
         check_received({key: target.tensors[key] for key in manifest.uncompared}, manifest.uncompared, first)
         return target
     if rank in donors:
-        if [(each.key, each.num_bytes) for each in content.shapes()] != [(each.key, each.num_bytes) for each in shapes]:
+        own_uncompared = members.uncompared(
+            content.tensors
+        )  # may have other sizes on each rank, and are sent by the first alone
+        held = [(each.key, each.num_bytes) for each in content.shapes() if each.key not in own_uncompared]
+        if held != [(each.key, each.num_bytes) for each in shapes if each.key not in manifest.uncompared]:
             raise BadManifest(f"rank {rank} holds another set of tensors than rank {first}; was the script changed?")
         _send(content, {to: [each for each in all_ if each.donor == rank] for to, all_ in dealt.items()}, progress)
     return None
