@@ -6,7 +6,6 @@ import json
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
 
 import torch
 import torch.distributed as dist
@@ -83,6 +82,21 @@ def dealt_out(manifest: StateManifest, lacking: Sequence[TensorShape], donors: S
     return (*pieces(of_all, donors), *pieces(of_first, donors[:1]))
 
 
+def sends_of(donor: int, dealt: Mapping[int, Sequence[Piece]]) -> list[tuple[int, Piece]]:
+    """Give what a donor sends, with the receivers, in order. dealt: all that each receiver gets, from all donors.
+
+    A piece's place is that among all that its receiver gets, since the receiver takes them in that order. With one order of all
+    messages, no circle of ranks waits, also where receivers lack different tensors. Pure.
+    """
+    own = [
+        (place, receiver, piece)
+        for receiver, all_ in dealt.items()
+        for place, piece in enumerate(all_)
+        if piece.donor == donor
+    ]
+    return [(receiver, piece) for _, receiver, piece in sorted(own, key=lambda each: each[:2])]
+
+
 def transfer(
     members: Members,
     donors: Sequence[int],
@@ -132,7 +146,7 @@ def transfer(
         held = [(each.key, each.num_bytes) for each in content.shapes() if each.key not in own_uncompared]
         if held != [(each.key, each.num_bytes) for each in shapes if each.key not in manifest.uncompared]:
             raise BadManifest(f"rank {rank} holds another set of tensors than rank {first}; was the script changed?")
-        _send(content, {to: [each for each in all_ if each.donor == rank] for to, all_ in dealt.items()}, progress)
+        _send(content, sends_of(rank, dealt), progress)
     return None
 
 
@@ -161,8 +175,8 @@ def _is_held(content: Content, shape: TensorShape, own: Mapping[str, str], expec
     return is_alike and shape.key in expected and own.get(shape.key) == expected[shape.key]
 
 
-def _send(content: Content, own: Mapping[int, Sequence[Piece]], progress: Callable[[], None]) -> None:
-    """Send each receiver its pieces, by turns.
+def _send(content: Content, own: Sequence[tuple[int, Piece]], progress: Callable[[], None]) -> None:
+    """Send receivers their pieces, in this order.
 
     All leave from host memory: optimizers keep counters there, which travel with tensors of an accelerator, and a message that a
     group for accelerators has taken may still fail.
@@ -170,8 +184,7 @@ def _send(content: Content, own: Mapping[int, Sequence[Piece]], progress: Callab
     raws = {key: as_bytes(tensor) for key, tensor in content.tensors.items()}
     sent: deque[tuple[dist.Work | None, torch.Tensor]] = deque()
     former: tuple[Piece | None, torch.Tensor] = (None, torch.empty(0, device="cpu"))
-    by_turns = zip_longest(*([(receiver, piece) for piece in own[receiver]] for receiver in own))
-    for receiver, piece in filter(None, chain.from_iterable(by_turns)):
+    for receiver, piece in own:
         if piece != former[0]:  # receivers that lack the same get the same
             views = [raws[span.key][span.start : span.stop].to(HOST) for span in piece.spans]
             former = (piece, views[0] if len(views) == 1 else torch.cat(views))

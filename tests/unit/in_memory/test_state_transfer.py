@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from elastipod.in_memory import state_transfer
 from elastipod.in_memory.digests_at_rest import DigestsAtRest
 from elastipod.in_memory.members import Content, Members, TensorShape, digest_of
 from elastipod.in_memory.state_manifest import BadManifest, describe, read_manifest
-from elastipod.in_memory.state_transfer import MAX_IN_FLIGHT, Piece, Span, dealt_out, pieces, transfer
+from elastipod.in_memory.state_transfer import MAX_IN_FLIGHT, Piece, Span, dealt_out, pieces, sends_of, transfer
 
 RIGHT = pieces
 PIECE_BYTES = 40  # small, so that more pieces are on their way than may be
@@ -251,7 +252,7 @@ class Work:
         self._log.append(f"arrived {self._name}")
 
 
-def test_pieces_are_sent_by_turns_and_no_more_are_on_their_way_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_are_sent_in_one_order_and_no_more_are_on_their_way_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """A receiver with fewer pieces gets the same bytes as the others as long as it lacks the same."""
     log: list[str] = []
     sent: list[torch.Tensor] = []
@@ -266,12 +267,35 @@ def test_pieces_are_sent_by_turns_and_no_more_are_on_their_way_than_may_be(monke
     monkeypatch.setattr(state_transfer, "MAX_IN_FLIGHT", 2)
     content = Content({"a": torch.tensor([1, 2, 3], dtype=torch.uint8), "b": torch.tensor([4], dtype=torch.uint8)}, "")
     both, whole = Piece((Span("a", 1, 3), Span("b", 0, 1)), 0), Piece((Span("a", 0, 2),), 0)
-    state_transfer._send(content, {5: [both, whole], 7: [both]}, lambda: log.append("."))
+    state_transfer._send(content, sends_of(0, {5: [both, whole], 7: [both]}), lambda: log.append("."))
     assert log == [
         "020304 to 5", "020304 to 7", "0102 to 5", "arrived 020304 to 5", ".",
         "arrived 020304 to 7", ".", "arrived 0102 to 5", ".",
     ]  # fmt: skip
     assert sent[0] is sent[1]
+
+
+def test_receivers_that_lack_different_tensors_and_their_donors_do_not_wait_for_each_other() -> None:
+    """Every message waits for its receiver here, and every rank for the oldest of those that it has on their way."""
+    large = TensorShape("large", "uint8", (36 << 20,))
+    small = [TensorShape(f"small.{number}", "uint8", (256 << 10,)) for number in range(400)]
+    donors, receivers = range(8), {8: [large, *small], 9: small}
+    dealt = {receiver: list(RIGHT(lacking, donors)) for receiver, lacking in receivers.items()}
+    places = {
+        (to, piece.spans): (to, place) for to, all_ in dealt.items() for place, piece in enumerate(all_)
+    }  # of each message, which has that name below
+    left = {to: [(to, place) for place in range(len(all_))] for to, all_ in dealt.items()}
+    left |= {donor: [places[to, piece.spans] for to, piece in sends_of(donor, dealt)] for donor in donors}
+    arrived: set[tuple[int, int]] = set()
+    while any(left.values()):
+        under_way = Counter(message for own in left.values() for message in own[: MAX_IN_FLIGHT + 1])
+        ready = {message for message, ends in under_way.items() if ends == 2} - arrived
+        assert ready, "a circle of ranks that wait"
+        arrived |= ready
+        for own in left.values():
+            while own and own[0] in arrived:
+                own.pop(0)
+    assert len(arrived) == sum(map(len, dealt.values()))
 
 
 def test_pieces_are_received_from_their_donors_into_place(monkeypatch: pytest.MonkeyPatch) -> None:
