@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from elastipod.in_memory.offers import Offer, newest_resume
 from elastipod.in_memory.parts import ShardedShape, part_of, parts_of, place_of
@@ -103,23 +104,65 @@ def messages(
     return made
 
 
+def concerned_messages(
+    shapes: Sequence[ShardedShape],
+    needs: Sequence[Need],
+    rank: int,
+    num_shards: int,
+    donors: Mapping[int, Sequence[int]],
+    progress: Callable[[], None],
+) -> list[Message]:
+    """Give the messages that a rank gets or sends. needs: of all ranks. progress: called after each rank's that was looked at.
+
+    What the others send each other is left out before it is worked out, which takes milliseconds for each of them.
+    """
+    new_shards, _ = place_of(needs[0].part)
+    own = [place_of(part)[1] for part, ranks in donors.items() if rank in ranks]
+    # Indexes of the new parts that may overlap with what this rank holds.
+    near: set[int] = set()
+    for rows in {shape.whole.sizes[shape.dim] for shape in shapes if shape.dim is not None and shape.whole.num_bytes}:
+        step, new_step = -(-rows // num_shards), -(-rows // new_shards)
+        for index in own:
+            first_row, end_row = index * step, min((index + 1) * step, rows)
+            if first_row < end_row:
+                near.update(range(first_row // new_step, (end_row - 1) // new_step + 1))
+    gives_whole = donors[part_of(num_shards, 0)][0] == rank and any(shape.dim is None for shape in shapes)
+    found: list[Message] = []
+    for need in needs:
+        takes_whole = gives_whole and bool(not need.own or need.of_first)
+        if need.receiver == rank or takes_whole or place_of(need.part)[1] in near:
+            made = messages(shapes, need, num_shards, donors)
+            found += [message for message in made if rank in (message.receiver, message.donor)]
+            progress()
+    return found
+
+
 def _spans(shape: ShardedShape, need: Need, num_shards: int) -> Iterator[PartSpan]:
     """Divide what a rank needs of a tensor by the parts that have it."""
-    start, stop = shape.stretch(need.part)
-    if start == stop:
-        return
     if shape.dim is None:  # whole everywhere: its own, or that of the first part
         own = () if shape.key in need.of_first else need.own
-        yield PartSpan(Span(shape.key, start, stop), min(own, default=part_of(num_shards, 0)))
+        if shape.whole.num_bytes:
+            yield PartSpan(Span(shape.key, 0, shape.whole.num_bytes), min(own, default=part_of(num_shards, 0)))
         return
-    first_row, end_row = shape.rows(need.part)
-    step = -(-shape.whole.sizes[shape.dim] // num_shards)
-    for index in range(first_row // step, (end_row - 1) // step + 1):
-        part = part_of(num_shards, index)
-        held_from, held_to = shape.stretch(part)
-        first, last = max(start, held_from), min(stop, held_to)
-        if first < last:
-            yield PartSpan(Span(shape.key, first, last), part)
+    rows = shape.whole.sizes[shape.dim]
+    row_bytes = shape.whole.num_bytes // max(1, rows)
+    if row_bytes:
+        for part, first, last in _overlaps(rows, need.part, num_shards):
+            yield PartSpan(Span(shape.key, first * row_bytes, last * row_bytes), part)
+
+
+@lru_cache(maxsize=1 << 12)  # most tensors have one of a few numbers of rows
+def _overlaps(rows: int, part: int, num_shards: int) -> tuple[tuple[int, int, int], ...]:
+    """Divide the rows of a part by the parts of another layout that have them: each with its first row, and the first that it has not."""
+    new_shards, own_index = place_of(part)
+    step, new_step = -(-rows // num_shards), -(-rows // new_shards)
+    start, stop = min(own_index * new_step, rows), min((own_index + 1) * new_step, rows)
+    if start == stop:
+        return ()
+    indexes = range(start // step, (stop - 1) // step + 1)
+    return tuple(
+        (part_of(num_shards, index), max(start, index * step), min(stop, (index + 1) * step)) for index in indexes
+    )
 
 
 def newest_layout(offers: Sequence[Offer], prefer: int) -> int | None:

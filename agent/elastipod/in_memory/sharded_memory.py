@@ -45,7 +45,14 @@ from elastipod.in_memory.rank import RankState
 from elastipod.in_memory.shard_checks import compare_layouts, compare_shards
 from elastipod.in_memory.shard_copies import Copies, ShardCopies
 from elastipod.in_memory.shard_exchange import PartsDiffer, any_raised, exchange_parts
-from elastipod.in_memory.shard_plan import Need, first_holders, local_spans, messages, newest_layout, receivers_of_parts
+from elastipod.in_memory.shard_plan import (
+    Need,
+    concerned_messages,
+    first_holders,
+    local_spans,
+    newest_layout,
+    receivers_of_parts,
+)
 from elastipod.in_memory.shard_transfer import PartSources, PartTarget, copy_own, exchange
 from elastipod.in_memory.shard_wire import decode_shapes, encode_shapes
 from elastipod.in_memory.state_transfer import check_received
@@ -281,12 +288,7 @@ class ShardedMemory(MemoryState):
         self._holders = first_holders(resume.donors, [need.part for need in needs])
         sources = PartSources(parts)
         copy_own(target, sources, list(local_spans(shapes, needs[rank], num_shards)), progress)
-        concerned = [
-            message
-            for need in needs
-            for message in messages(shapes, need, num_shards, resume.donors)
-            if rank in (message.receiver, message.donor)
-        ]
+        concerned = concerned_messages(shapes, needs, rank, num_shards, resume.donors, progress)
         with lost_world("the state could not be transferred"):
             exchange(concerned, {self._part: target}, sources, progress)
             target.finish(progress)

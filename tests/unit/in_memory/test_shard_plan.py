@@ -9,12 +9,14 @@ import pytest
 import torch
 from tests.nonempty import every
 
+from elastipod.in_memory import shard_plan
 from elastipod.in_memory.members import TensorShape
 from elastipod.in_memory.offers import Offer
 from elastipod.in_memory.parts import ShardedShape, part_of, parts_of, place_of
 from elastipod.in_memory.shard_plan import (
     Message,
     Need,
+    concerned_messages,
     first_holders,
     local_spans,
     messages,
@@ -168,3 +170,46 @@ def test_replicas_are_compared_with_one_that_had_its_part_before() -> None:
     assert first_holders({first: (1, 2), second: (0,)}, parts) == [2, 1], "rank 0 had what it has no more, as an image"
     assert first_holders({part_of(1, 0): (3,)}, parts) == [0, 1], "in another layout nobody had it"
     assert first_holders({first: (1,)}, [first, second]) == [0, 1]
+
+
+def needs_of(
+    old: int, new: int, num_replicas: int, of_first: frozenset[str]
+) -> tuple[list[Need], dict[int, list[int]]]:
+    """Give what ranks need, the last of which are newcomers, and who holds the parts of the former layout."""
+    num_ranks = new * num_replicas
+    donors = {part_of(old, index): [index % num_ranks] for index in range(old)}
+    for rank in range(old, num_ranks // 2):
+        donors[part_of(old, rank % old)].append(rank)
+    held = [frozenset(part for part, ranks in donors.items() if rank in ranks) for rank in range(num_ranks)]
+    return [
+        Need(rank, part_of(new, rank % new), own, of_first if rank else frozenset()) for rank, own in enumerate(held)
+    ], donors
+
+
+@pytest.mark.parametrize("of_first", [frozenset[str](), frozenset({"e"})])
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize(("old", "new"), [(1, 4), (4, 1), (2, 5), (5, 3), (4, 4), (3, 60)])
+def test_each_rank_finds_all_messages_that_concern_it(
+    old: int, new: int, num_replicas: int, of_first: frozenset[str]
+) -> None:
+    needs, donors = needs_of(old, new, num_replicas, of_first)
+    everything = [message for need in needs for message in messages(SHAPES, need, old, donors)]
+    beats: list[int] = []
+    for rank in range(len(needs)):
+        wanted = [message for message in everything if rank in (message.receiver, message.donor)]
+        assert concerned_messages(SHAPES, needs, rank, old, donors, lambda: beats.append(1)) == wanted
+    assert len(beats) >= len(needs)
+
+
+@pytest.mark.parametrize(("rank", "most"), [(0, 5), (200, 5), (511, 5)])
+def test_no_rank_of_many_works_out_what_the_others_send_each_other(
+    monkeypatch: pytest.MonkeyPatch, rank: int, most: int
+) -> None:
+    """That takes about 20 s for 512 ranks and some thousand tensors."""
+    calls: list[int] = []
+    monkeypatch.setattr(shard_plan, "messages", lambda _, need, *__: calls.append(need.receiver) or [])  # type: ignore[func-returns-value]
+    needs, donors = needs_of(510, 512, 1, frozenset())
+    shapes = [shape("a", 4096, 8), shape("b", 11008, 8), shape("c", 12, 4096, dim=1), shape("e", dim=None)]
+    concerned_messages(shapes, needs, rank, 510, donors, lambda: None)
+    assert rank in calls
+    assert len(calls) <= most

@@ -177,7 +177,9 @@ def test_a_part_is_filled_from_others_and_compared(filling: Callable[[str], Part
         ("compared", (SHAPE,), [part_of(2, 0), part_of(2, 1)], part_of(1, 0)),
         ("loaded", [7.0, 7.0, 7.0, 8.0, 8.0, 8.0], "values"),
     ]
-    assert part.limit.progress.call_count == 3, "the copies of both parts, and what is written back of the tensor"
+    assert part.limit.progress.call_count == 4, (
+        "the copies of both parts, the messages, and what is written back of the tensor"
+    )
 
 
 def test_a_change_that_lost_something_is_refused_by_name(filling: Callable[[str], Part]) -> None:
