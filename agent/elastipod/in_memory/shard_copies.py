@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -132,6 +132,13 @@ class ShardCopies:
             )
         return [own.content, *taken]
 
+    def held_by_ranks(self, parts: Collection[int]) -> list[list[int]]:
+        """Give, by rank, the parts of which it has images of one step; nothing without copies.
+
+        parts: those of this rank. Collective. Raises RuntimeError when a peer is gone.
+        """
+        return [] if self._wanted is None else [json.loads(text) for text in all_texts(json.dumps(sorted(parts)))]
+
     def second_holders(
         self,
         holders: Sequence[tuple[int, int]],
@@ -142,13 +149,14 @@ class ShardCopies:
     ) -> dict[int, int]:
         """Give a second holder for each part that one rank alone will hold when others leave, the same on every rank.
 
-        None without copies, or where one of those who stay would exceed its budget. holders, staying: as for `shard_plan.second_holders`.
-        part: of this rank. older_bytes: of the images that this rank holds of former steps. Collective. Raises RuntimeError when a peer is
-        gone.
+        None without copies, or where one of those who stay would exceed its budget. holders, staying: as for `shard_plan.second_holders`;
+        parts of other layouts among them take room. part: of this rank. older_bytes: of the images that this rank holds of former steps.
+        Collective. Raises RuntimeError when a peer is gone.
         """
         if self._wanted is None:
             return {}
-        chosen = second_holders(holders, staying)
+        num_shards, _ = place_of(part)
+        chosen = second_holders([each for each in holders if place_of(each[0])[0] == num_shards], staying)
         shapes = live_part(members, part).shapes
         held = [*holders, *chosen.items()]
         told = [json.loads(text) for text in all_texts(json.dumps([older_bytes, self._wanted.memory_bytes]))]

@@ -140,7 +140,6 @@ class ShardedMemory(MemoryState):
         orphans = {part: rank for part, rank in givers.items() if part not in kept}
         if not staying or len(kept) + len(orphans) < self._plan.num_shards(size):
             return False  # nobody knows what becomes of some part
-        takers = receivers_of_parts(orphans, staying, self._plan.num_shards(size))
         try:
             self._check_optimizers_states()
         except UnknownSharding as error:
@@ -150,7 +149,7 @@ class ShardedMemory(MemoryState):
         if newest is not None:  # all ranks have stopped, so all have ended the copies of that step
             self._drop_steps({step for step in self._kept if step < newest})
         try:
-            taken = self._hand_over(fates, takers, orphans)
+            taken = self._hand_over(fates, orphans)
         except PartsDiffer as error:
             if _rank() == 0:
                 log.warning("%s; the ranks save a checkpoint, unless they have no place for it", error)
@@ -159,22 +158,25 @@ class ShardedMemory(MemoryState):
             self._keep(self.completed, image)
         return True
 
-    def _hand_over(
-        self, fates: Sequence[Fate], takers: Mapping[int, int], orphans: Mapping[int, int]
-    ) -> list[PartContent]:
+    def _hand_over(self, fates: Sequence[Fate], orphans: Mapping[int, int]) -> list[PartContent]:
         """Give and take what leavers alone hold, once or twice. Collective. Raises WorldLost, PartsDiffer."""
         size = len(fates)
         staying = [rank for rank, fate in enumerate(fates) if fate is Fate.STAYS]
         passing = chaos.passing(chaos.Moment.HAND_OVER, self._limit.progress, rank=_rank(), step=self.completed + 1)
         with lost_world("the shards of those who leave could not be handed over"):
+            own = [(self._plan.part(rank, size), rank) for rank in staying]
+            held = self._copies.held_by_ranks(self._kept.get(self.completed, {}))
+            copied = [(part, rank) for one, rank in own if held for part in held[rank] if part != one]
+            known = {part for part, _ in copied}
+            lacking = {part: rank for part, rank in orphans.items() if part not in known}
+            takers = receivers_of_parts(lacking, staying, self._plan.num_shards(size))
             taken = exchange_parts(self.members, self._part, takers, orphans, passing)
             if Fate.LEAVES in fates:
                 # The new world makes its first copies after a step; a rank that dies before must not take its part with it.
-                holders = [(self._plan.part(rank, size), rank) for rank in staying] + list(takers.items())
+                holders = [*own, *copied, *takers.items()]
                 older = self._image_bytes(before=self.completed)
                 seconds = self._copies.second_holders(holders, staying, self.members, self._part, older)
-                first = {**dict(holders), **orphans}
-                taken += exchange_parts(self.members, self._part, seconds, first, passing)
+                taken += exchange_parts(self.members, self._part, seconds, {**dict(own), **orphans}, passing)
             any_raised(False)
         return taken
 

@@ -182,6 +182,7 @@ def test_who_leaves_hands_over_to_who_stays(monkeypatch: pytest.MonkeyPatch) -> 
     """Rank 2 leaves; rank 1 will need its part, and a second holder is chosen for each part."""
     part = Part(monkeypatch, rank=1, copies=Copies(1 << 20))
     seconds = {part_of(3, 0): 1}
+    monkeypatch.setattr(part.memory._copies, "held_by_ranks", lambda _: [[], [], []])
     second_holders = mock.Mock(return_value=seconds)
     part.memory._copies.second_holders = second_holders  # type: ignore[method-assign]
     part.taken = [[content(part_of(3, 2), 2.0)], [content(part_of(3, 0), 1.0)]]
@@ -201,6 +202,7 @@ def test_images_of_former_steps_count_when_second_holders_are_chosen(monkeypatch
     """Those before the newest copied step go: all ranks have stopped, so all have ended its copies."""
     part = Part(monkeypatch, rank=1, copies=Copies(1 << 20))
     with_images(part, 2, 3, complete={2, 3})
+    monkeypatch.setattr(part.memory._copies, "held_by_ranks", lambda _: [[], [], []])
     second_holders = mock.Mock(return_value={})
     part.memory._copies.second_holders = second_holders  # type: ignore[method-assign]
     assert part.memory.hand_over([STAY, STAY, LEAVE]) is True
