@@ -33,11 +33,12 @@ def compare_layouts(
     target: PartTarget,
     part: int | None,
     progress: Callable[[], None] = lambda: None,
+    await_all: Callable[[], None] = lambda: None,
 ) -> str:
     """Compare each tensor's sum over the former layout with that over the new one; name those that differ. Collective.
 
     given: the parts of the former layout that this rank answers for. part: its new one, None where another rank answers for it. progress:
-    called for every few megabytes, since the sums take seconds for each gigabyte.
+    called for every few megabytes, since the sums take seconds for each gigabyte. await_all: called when this rank has its sums.
     """
     sharded = [shape for shape in shapes if shape.dim is not None]
     sums = torch.zeros(2, len(sharded), dtype=torch.int64, device="cpu")
@@ -48,6 +49,7 @@ def compare_layouts(
         if part is not None:
             span = PartSpan(Span(shape.key, *shape.stretch(part)), part)
             sums[1, at] += placed_sum(target.view(span), span.span.start, shape, progress)
+    await_all()
     if sharded and dist.is_initialized():
         dist.all_reduce(sums)
     differing = [shape.key for at, shape in enumerate(sharded) if sums[0, at] != sums[1, at]]

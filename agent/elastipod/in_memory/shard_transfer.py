@@ -65,20 +65,39 @@ def copy_own(target: PartTarget, sources: PartSources, spans: Sequence[PartSpan]
 
 
 def exchange(
-    concerned: Sequence[Message], targets: Mapping[int, PartTarget], sources: PartSources, progress: Progress
+    concerned: Sequence[Message],
+    targets: Mapping[int, PartTarget],
+    sources: PartSources,
+    progress: Progress,
+    meet: Callable[[bool], bool] | None = None,
+    *,
+    meet_after: int = 1,
 ) -> None:
     """Send and receive the messages that concern this rank, all in the order that all ranks keep to.
 
-    targets: by number of the part that a message's receiver fills; with one target, its messages go there. Raises RuntimeError when
-    a peer is gone.
+    targets: by number of the part that a message's receiver fills; with one target, its messages go there. meet: a collective that all
+    ranks, also those without messages, come to when they have handled as many messages of each receiver as ``meet_after`` says, with
+    whether they have more; tells whether any has. Raises RuntimeError when a peer is gone.
     """
     rank = dist.get_rank()
     on_way: deque[Callable[[], None]] = deque()
+    until = meet_after
     for message in sorted(concerned, key=lambda each: each.order):
+        while meet is not None and message.number >= until:
+            # Nothing is on its way then, so no rank waits for a message of one that waits for it.
+            _finish(on_way, progress)
+            meet(True)
+            until += meet_after
         on_way.append(_receive(message, targets) if message.receiver == rank else _send(message, sources))
         if len(on_way) > MAX_IN_FLIGHT:
             on_way.popleft()()
             progress()
+    _finish(on_way, progress)
+    while meet is not None and meet(False):
+        pass
+
+
+def _finish(on_way: deque[Callable[[], None]], progress: Progress) -> None:
     while on_way:
         on_way.popleft()()
         progress()

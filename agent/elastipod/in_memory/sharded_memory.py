@@ -45,6 +45,7 @@ from elastipod.in_memory.rank import RankState
 from elastipod.in_memory.shard_checks import compare_layouts, compare_shards
 from elastipod.in_memory.shard_copies import Copies, ShardCopies
 from elastipod.in_memory.shard_exchange import PartsDiffer, any_raised, exchange_parts
+from elastipod.in_memory.shard_meetings import Meetings
 from elastipod.in_memory.shard_plan import (
     Need,
     concerned_messages,
@@ -55,7 +56,7 @@ from elastipod.in_memory.shard_plan import (
 )
 from elastipod.in_memory.shard_transfer import PartSources, PartTarget, copy_own, exchange
 from elastipod.in_memory.shard_wire import decode_shapes, encode_shapes
-from elastipod.in_memory.state_transfer import check_received
+from elastipod.in_memory.state_transfer import MAX_IN_FLIGHT, check_received
 from elastipod.torch_compat import drop_sharding_caches, release_shard_groups
 
 log = logging.getLogger(__name__)
@@ -289,14 +290,22 @@ class ShardedMemory(MemoryState):
         ]
         self._holders = first_holders(resume.donors, [need.part for need in needs])
         sources = PartSources(parts)
-        copy_own(target, sources, list(local_spans(shapes, needs[rank], num_shards)), progress)
-        concerned = concerned_messages(shapes, needs, rank, num_shards, resume.donors, progress)
+        meetings = Meetings(progress)  # ranks have very unequal amounts to copy, to send and to sum
+        copy_own(target, sources, list(local_spans(shapes, needs[rank], num_shards)), meetings.progress)
+        concerned = concerned_messages(shapes, needs, rank, num_shards, resume.donors, meetings.progress)
+        meetings.finish()
+        # The fewer ranks give, the more of them wait for each of these.
+        num_donors = len({each for holders in resume.donors.values() for each in holders})
+        meet_after = max(1, MAX_IN_FLIGHT * num_donors // len(offers))
         with lost_world("the state could not be transferred"):
-            exchange(concerned, {self._part: target}, sources, progress)
-            target.finish(progress)
+            exchange(concerned, {self._part: target}, sources, progress, meetings.meet, meet_after=meet_after)
+            target.finish(meetings.progress)
             given = [part for part, donors in resume.donors.items() if donors[0] == rank]
             is_counted = rank in self._holders  # one of each part, where there are replicas
-            differing = compare_layouts(shapes, sources, given, target, self._part if is_counted else None, progress)
+            counted = self._part if is_counted else None
+            differing = compare_layouts(
+                shapes, sources, given, target, counted, meetings.progress, await_all=meetings.finish
+            )
         if differing:
             raise StateDiffersError(
                 f"after the change to {len(offers)} ranks the state of step {resume.step} is not what it was, in {differing}"
