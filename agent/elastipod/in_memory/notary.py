@@ -93,7 +93,7 @@ class Notary:
         if self._sharded is not None:
             places = {each.name: at for at, each in enumerate(self._sampled)}
 
-            def note(name: str, gradient: torch.Tensor) -> None:
+            def note(name: str, gradient: torch.Tensor | None) -> None:
                 if (at := places.get(name)) is not None:
                     self._note(at, gradient)
 
@@ -153,8 +153,8 @@ class Notary:
             start = part.stop
         return ""
 
-    def _note(self, at: int, gradient: torch.Tensor) -> None:
-        if gradient.is_sparse:
+    def _note(self, at: int, gradient: torch.Tensor | None) -> None:
+        if gradient is None or gradient.is_sparse:  # None: a function has given this parameter no gradient
             return
         self._unseen.discard(at)
         if self._own.has_passes(at) and self._is_dropped(at):

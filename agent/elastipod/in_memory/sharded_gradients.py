@@ -18,7 +18,7 @@ def is_sharded(model: nn.Module) -> bool:
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
-def watch_own_gradients(model: nn.Module, note: Callable[[str, torch.Tensor], None]) -> Callable[[], None]:
+def watch_own_gradients(model: nn.Module, note: Callable[[str, torch.Tensor | None], None]) -> Callable[[], None]:
     """Call ``note`` with a parameter's name and gradient in each backward pass, before it is reduced; give a function that ends it.
 
     FSDP2 puts whole parameters in the place of its shards while a module runs, so they are found as the module begins. Parameters that

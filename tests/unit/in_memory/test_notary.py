@@ -345,6 +345,40 @@ def test_a_sparse_gradient_is_not_compared_beside_those_that_are() -> None:
         assert notary._wrong_gradient() == said
 
 
+class _FrozenWeight(torch.autograd.Function):
+    """Multiplies with a weight that gets no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return inputs @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None
+
+
+@pytest.mark.usefixtures("only_rank")
+@pytest.mark.parametrize("as_ddp", [False, True])
+def test_a_function_may_give_a_weight_no_gradient(as_ddp: bool) -> None:
+    """Autograd calls the weight's hooks all the same."""
+    model = nn.Linear(2, 2)
+
+    def forward(inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = _FrozenWeight.apply(inputs, model.weight)
+        return found + model.bias
+
+    model.forward = forward  # type: ignore[assignment]
+    wrapped = DistributedDataParallel(model) if as_ddp else model
+    notary = Notary(model, wrapped, seed=3)
+    wrapped(torch.ones(1, 2)).sum().backward()
+    if not as_ddp:
+        announce_reduced_gradients(1.0)
+    notary.close()
+    assert notary._wrong_gradient() == ""
+    assert notary._own.has_passes(1)
+    assert not notary._own.has_passes(0)
+
+
 def test_a_rank_whose_gradient_is_not_the_mean_of_all_is_named() -> None:
     port = free_port()
 

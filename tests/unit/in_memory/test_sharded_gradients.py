@@ -77,7 +77,12 @@ def test_gradients_that_were_not_reduced_as_they_should_be_are_named(mesh: Any) 
 def test_own_gradients_are_seen_with_the_names_of_the_whole_model_until_that_ends(mesh: Any) -> None:
     model = build(mesh)
     seen: list[tuple[str, tuple[int, ...]]] = []
-    end = watch_own_gradients(model, lambda name, gradient: seen.append((name, tuple(gradient.shape))))
+
+    def note(name: str, gradient: torch.Tensor | None) -> None:
+        assert gradient is not None
+        seen.append((name, tuple(gradient.shape)))
+
+    end = watch_own_gradients(model, note)
     model(torch.ones(4, 2)).sum().backward()
     assert sorted(seen) == [("0.bias", (3,)), ("0.weight", (3, 2)), ("1.bias", (1,)), ("1.weight", (1, 3))]
     end()
