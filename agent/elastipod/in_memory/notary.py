@@ -41,6 +41,7 @@ MAX_COUNTED = 1 << 16  # samples of a global batch that are looked at one by one
 OTHER_ROUNDINGS = 4  # in one reduction, beside its additions: the division, and conversions to another type and back
 LEAST_TOLERANCE = 2.0**-17  # of the sizes of all passes' gradients: float32 loses no more in any order of 128 additions
 COMPRESSED = 0.05  # what a communication hook may differ by, since it may compress
+COMPRESSED_STEP = 2.0**-24  # and in each rounding, as it may reduce in float16, which has no smaller numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,8 @@ class Notary:
         expected, size, rounding = of_ranks.view(-1, *own.shape).sum(0) / self._divisor
         compresses = self._ddp is not None and bool(getattr(self._ddp, "_comm_hooks", None))
         allowed = (COMPRESSED if compresses else LEAST_TOLERANCE) * size + rounding
+        if compresses:
+            allowed += COMPRESSED_STEP * (dist.get_world_size() + OTHER_ROUNDINGS)
         start = 0
         for each, reduced in zip(self._sampled, self._reduced, strict=True):
             part = slice(start, start + len(reduced))

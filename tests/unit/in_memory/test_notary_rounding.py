@@ -11,6 +11,7 @@ import torch.distributed as dist
 from tests.free_ports import free_port
 from tests.unit.in_memory.forked_ranks import run_ranks, world
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from elastipod import fixed_order_passes
@@ -135,6 +136,43 @@ def test_a_mistake_is_found_beside_the_rounding_of_many_passes(mistake: Mistake,
             return [bool(found_in_noise(rank, seed, dtype, mistake)) for seed in range(3)]
 
     assert run_ranks(WORLD, body) == [[True] * 3] * WORLD
+
+
+# -- gradients that a communication hook compresses ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "mistake", "is_found"),
+    [
+        (1.0, no_mistake, False),
+        (1e-6, no_mistake, False),
+        (1e-7, no_mistake, False),
+        (1e-9, no_mistake, False),
+        (1.0, a_lost_pass, True),
+        (1.0, a_lost_pass_of_one_rank, True),
+        (1e-3, a_wrong_divisor, True),
+    ],
+)
+def test_gradients_that_float16_has_no_numbers_for_are_no_mistake(
+    size: float, mistake: Mistake, is_found: bool
+) -> None:
+    port = free_port()
+
+    def body(rank: int) -> bool:
+        with world(rank, WORLD, port):
+            torch.manual_seed(0)
+            model = nn.Linear(64, 64)
+            wrapped = DistributedDataParallel(model)
+            wrapped.register_comm_hook(None, fp16_compress_hook)
+            notary = Notary(model, wrapped, seed=3)
+            for number in (6, 7):
+                torch.manual_seed(10 * rank + number)
+                with gradient_sync(wrapped, number == 7), unseen_factor(model, mistake(rank, number)):
+                    (wrapped(torch.randn(4, 64)) * torch.randn(4, 64) * size).sum().backward()
+            notary.close()
+            return bool(notary._wrong_gradient())
+
+    assert run_ranks(WORLD, body) == [is_found] * WORLD
 
 
 # -- gradients that a script drops ---------------------------------------------------------------------------------
