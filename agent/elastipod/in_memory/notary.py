@@ -30,7 +30,7 @@ from elastipod.in_memory.sharded_gradients import (
     is_sharded,
     reduced_elements,
     reduced_in,
-    watch_own_gradients,
+    watch_whole_parameters,
 )
 from elastipod.rank_ranges import format_ranks
 from elastipod.torch_compat import DistributedDataParallel, run_after_backward, without_compile_wrapper
@@ -82,6 +82,8 @@ class Notary:
         self._own = OwnGradients(
             [Noted(len(each.elements), each.parameter.dtype, reduced.get(each.name)) for each in self._sampled]
         )
+        # By parameter: its elements, and whether nothing is left of the passes before.
+        self._held: dict[int, tuple[torch.Tensor, bool]] = {}
         self._watch_own(model)
         self._stop_observing = observe_reduced_gradients(self._announced)
 
@@ -94,17 +96,20 @@ class Notary:
         if self._sharded is not None:
             places = {each.name: at for at, each in enumerate(self._sampled)}
 
-            def note(name: str, gradient: torch.Tensor | None) -> None:
-                if (at := places.get(name)) is not None:
-                    self._note(at, gradient)
+            def watch(name: str, parameter: nn.Parameter) -> list[Any]:
+                at = places.get(name)
+                return [] if at is None else self._watch(at, parameter)
 
-            self._stop_watching = watch_own_gradients(model, note)
+            self._stop_watching = watch_whole_parameters(model, watch)
             return
-        handles = [
-            each.parameter.register_hook(partial(self._note, at))  # type: ignore[no-untyped-call]
-            for at, each in enumerate(self._sampled)
-        ]
+        handles = [handle for at, each in enumerate(self._sampled) for handle in self._watch(at, each.parameter)]
         self._stop_watching = lambda: [handle.remove() for handle in handles]
+
+    def _watch(self, at: int, parameter: nn.Parameter) -> list[Any]:
+        return [
+            parameter.register_hook(partial(self._hold, at)),  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(partial(self._note_held, at)),  # type: ignore[no-untyped-call]
+        ]
 
     def problems(self, batch: Batch, plan: ElasticBatches, random_step: int, trained: Trained) -> list[str]:
         """Give what is wrong, the same on every rank; nothing when all is well. Collective. Raises WorldLost.
@@ -156,13 +161,23 @@ class Notary:
             start = part.stop
         return ""
 
-    def _note(self, at: int, gradient: torch.Tensor | None) -> None:
+    def _hold(self, at: int, gradient: torch.Tensor | None) -> None:
+        """Hold what autograd has computed until it is accumulated: with `autograd.grad`, which calls this too, it never is."""
+        self._held.pop(at, None)
         if gradient is None or gradient.is_sparse:  # None: a function has given this parameter no gradient
             return
+        elements = gradient.detach().flatten()[self._sampled[at].elements]
+        self._held[at] = elements, self._own.has_passes(at) and self._is_dropped(at)
+
+    def _note_held(self, at: int, _: torch.Tensor) -> None:
+        held = self._held.pop(at, None)
+        if held is None:
+            return
+        elements, drops = held
         self._unseen.discard(at)
-        if self._own.has_passes(at) and self._is_dropped(at):
+        if drops:
             self._own.drop(at)
-        self._own.add(at, gradient.detach().flatten()[self._sampled[at].elements])
+        self._own.add(at, elements)
         self._unreduced.add(at)
         if (self._ddp is not None or self._sharded is not None) and not self._is_queued:
             self._is_queued = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,11 @@ def is_sharded(model: nn.Module) -> bool:
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
-def watch_own_gradients(model: nn.Module, note: Callable[[str, torch.Tensor | None], None]) -> Callable[[], None]:
-    """Call ``note`` with a parameter's name and gradient in each backward pass, before it is reduced; give a function that ends it.
+def watch_whole_parameters(model: nn.Module, watch: Callable[[str, nn.Parameter], Iterable[Any]]) -> Callable[[], None]:
+    """Call ``watch`` once with each parameter that is used, whole, and its name; give a function that removes the hooks it returned.
 
-    FSDP2 puts whole parameters in the place of its shards while a module runs, so they are found as the module begins. Parameters that
-    are used without a call of their module are not seen.
+    FSDP2 puts whole parameters in the place of its shards while a module runs, so they are found as the module begins. The gradients of
+    their hooks are this rank's own. Parameters that are used without a call of their module are not seen.
     """
     seen: dict[int, nn.Parameter] = {}  # held, so that no other parameter gets the same id
     handles: list[Any] = []
@@ -32,7 +32,7 @@ def watch_own_gradients(model: nn.Module, note: Callable[[str, torch.Tensor | No
             is_whole = parameter.requires_grad and not isinstance(parameter, DTensor)
             if is_whole and id(parameter) not in seen:
                 seen[id(parameter)] = parameter
-                handles.append(parameter.register_hook(partial(note, f"{prefix}{name}")))  # type: ignore[no-untyped-call]
+                handles.extend(watch(f"{prefix}{name}", parameter))
 
     for name, module in model.named_modules():
         if any(True for _ in module.parameters(recurse=False)):

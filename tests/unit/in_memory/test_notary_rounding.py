@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -136,6 +137,59 @@ def test_a_mistake_is_found_beside_the_rounding_of_many_passes(mistake: Mistake,
             return [bool(found_in_noise(rank, seed, dtype, mistake)) for seed in range(3)]
 
     assert run_ranks(WORLD, body) == [[True] * 3] * WORLD
+
+
+# -- gradients that a script asks autograd for -----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("only_rank")
+@pytest.mark.parametrize("as_ddp", [False, True])
+def test_gradients_that_autograd_gives_a_script_are_no_pass(as_ddp: bool) -> None:
+    """As for a weight of a loss that adapts to them: nothing is accumulated, though the weight's hooks are called."""
+    torch.manual_seed(0)
+    model = layers()
+    wrapped = DistributedDataParallel(model) if as_ddp else model
+    weight = next(reversed([*model.parameters()]))
+    for mistake in (1.0, 0.5):
+        wrapped.zero_grad()
+        notary = Notary(model, wrapped, seed=3)
+        for number in range(2):
+            with gradient_sync(wrapped, number == 1):
+                loss = wrapped(torch.randn(4, 8)).square().sum()
+                torch.autograd.grad(loss, weight, retain_graph=True)
+                with unseen_factor(model, mistake):
+                    loss.backward()
+        if not as_ddp:
+            announce_reduced_gradients(1.0)
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        torch.autograd.grad(wrapped(torch.randn(4, 8)).sum(), weight)
+        notary.close()
+        assert notary._wrong_gradient() == ("" if mistake == 1.0 else SAID.format("0.weight"))
+
+
+@pytest.mark.usefixtures("only_rank")
+def test_what_a_script_asked_autograd_for_is_not_taken_for_a_pass_without_a_gradient() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    model = nn.ParameterList([weight])
+    notary = Notary(model, model, seed=3)
+    weight.sum().backward()  # type: ignore[no-untyped-call]
+    torch.autograd.grad(weight.sum(), weight)
+    Nothing.apply(weight).sum().backward()
+    announce_reduced_gradients(1.0)
+    notary.close()
+    assert notary._wrong_gradient() == ""
+
+
+class Nothing(torch.autograd.Function):
+    """Gives its input no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> None:
+        return None
 
 
 # -- gradients that a communication hook compresses ---------------------------------------------------------------

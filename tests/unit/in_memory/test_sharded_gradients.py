@@ -16,7 +16,7 @@ from elastipod.checkpoint.rng import seed_new_rank
 from elastipod.data import ElasticBatches
 from elastipod.gradients import gradient_sync
 from elastipod.in_memory.notary import Notary, Trained
-from elastipod.in_memory.sharded_gradients import reduced_in, watch_own_gradients
+from elastipod.in_memory.sharded_gradients import reduced_in, watch_whole_parameters
 from elastipod.torch_compat import drop_sharding_caches
 
 PLAN = ElasticBatches(40, 8, seed=1)
@@ -74,15 +74,31 @@ def test_gradients_that_were_not_reduced_as_they_should_be_are_named(mesh: Any) 
     ]
 
 
-def test_own_gradients_are_seen_with_the_names_of_the_whole_model_until_that_ends(mesh: Any) -> None:
+def test_gradients_that_autograd_gives_a_script_are_no_pass(mesh: Any) -> None:
+    model: Any = build(mesh)
+    for loses in (False, True):
+        model.zero_grad()
+        notary = Notary(model, model, seed=3)
+        for is_last in (False, True):
+            with gradient_sync(model, is_last):
+                loss = model(torch.randn(4, 2)).square().sum()
+                torch.autograd.grad(loss, model[1].weight, retain_graph=True)
+                loss.backward()
+            if loses and not is_last:
+                lose_passes(model)
+        notary.close()
+        assert bool(notary._wrong_gradient()) == loses
+
+
+def test_parameters_are_seen_whole_with_the_names_of_the_whole_model_until_that_ends(mesh: Any) -> None:
     model = build(mesh)
     seen: list[tuple[str, tuple[int, ...]]] = []
 
-    def note(name: str, gradient: torch.Tensor | None) -> None:
-        assert gradient is not None
-        seen.append((name, tuple(gradient.shape)))
+    def watch(name: str, parameter: nn.Parameter) -> list[Any]:
+        shape = tuple(parameter.shape)
+        return [parameter.register_hook(lambda _: seen.append((name, shape)))]  # type: ignore[no-untyped-call]
 
-    end = watch_own_gradients(model, note)
+    end = watch_whole_parameters(model, watch)
     model(torch.ones(4, 2)).sum().backward()
     assert sorted(seen) == [("0.bias", (3,)), ("0.weight", (3, 2)), ("1.bias", (1,)), ("1.weight", (1, 3))]
     end()
