@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch import nn
 
 from elastipod.checkpoint.rng import rank_seed
-from elastipod.collectives import gather
 from elastipod.data import Batch, ElasticBatches
 from elastipod.gradients import observe_reduced_gradients
 from elastipod.in_memory.exchange import all_texts
@@ -143,11 +142,14 @@ class Notary:
 
         Empty on a rank that does not know when its gradients were reduced.
         """
-        own = self._own.told()
-        of_ranks = gather(own.flatten()) if dist.is_initialized() and own.numel() else own
+        # What a rank has not seen, such as in a module that runs without its hooks, is no number in the sum, so that it is compared on
+        # none: the others' gradients alone do not tell what was reduced.
+        told = self._own.told(self._unseen)
+        if dist.is_initialized() and told.numel():
+            dist.all_reduce(told)
         if self._reduced is None:
             return ""
-        expected, size, rounding = of_ranks.view(-1, *own.shape).sum(0) / self._divisor
+        expected, size, rounding = told / self._divisor
         compresses = self._ddp is not None and bool(getattr(self._ddp, "_comm_hooks", None))
         allowed = (COMPRESSED if compresses else LEAST_TOLERANCE) * size + rounding
         if compresses:
@@ -217,15 +219,8 @@ class Notary:
 
     def _read(self, divisor: float) -> None:
         self._divisor = divisor
-        if self._sharded is not None:
-            self._reduced = [
-                torch.full((len(each.elements),), torch.nan, dtype=torch.float64, device="cpu")
-                if at in self._unseen
-                else reduced_elements(each.parameter, each.elements)
-                for at, each in enumerate(self._sampled)
-            ]
-            return
-        self._reduced = [_elements_of(each.parameter.grad, each.elements) for each in self._sampled]
+        read = _elements_of if self._sharded is None else reduced_elements
+        self._reduced = [read(each.parameter, each.elements) for each in self._sampled]
 
 
 def _sample(model: nn.Module, seed: int) -> list[_Sampled]:
@@ -242,8 +237,9 @@ def _sample(model: nn.Module, seed: int) -> list[_Sampled]:
     ]
 
 
-def _elements_of(gradient: torch.Tensor | None, elements: torch.Tensor) -> torch.Tensor:
-    """Give elements of a gradient, float64 on the host; zeros where there is none, and nan for a sparse one, which is not compared."""
+def _elements_of(parameter: nn.Parameter, elements: torch.Tensor) -> torch.Tensor:
+    """Give elements of the gradient, float64 on the host; zeros where there is none, and nan for a sparse one, which is not compared."""
+    gradient = parameter.grad
     if gradient is None or gradient.is_sparse:
         return torch.full((len(elements),), 0.0 if gradient is None else torch.nan, dtype=torch.float64, device="cpu")
     return gradient.detach().flatten()[elements].double().cpu()

@@ -7,7 +7,7 @@ is the most that rounding does, however far the passes cancel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,14 +83,19 @@ class OwnGradients:
         self._roundings = [passes + roundings for passes in self._passes]
         self._rounded.copy_(self._of_elements(self._roundings) * self._size)
 
-    def told(self) -> torch.Tensor:
-        """Give what all ranks have to know, as rows: the sum, the sum of the passes' sizes, and the most that rounding may change."""
+    def told(self, unseen: Container[int] = ()) -> torch.Tensor:
+        """Give what all ranks have to know, as rows: the sum, the sum of the passes' sizes, and the most that rounding may change.
+
+        unseen: parameters for which this rank does not know them; all three are nan.
+        """
         limits = [torch.finfo(each) for each in self._dtypes]
         eps, tiny = (self._of_elements([getattr(each, name) for each in limits]) for name in ("eps", "tiny"))
         roundings = self._of_elements(self._roundings)
         # A number below `tiny` has fewer digits, so what is lost of it is as much as of `tiny`.
         most = eps / 2 * (self._rounded + roundings * tiny) + roundings * _FLUSHED
-        return torch.stack((self._sum, self._size, most))
+        found = torch.stack((self._sum, self._size, most))
+        is_unseen = self._of_elements([float(at in unseen) for at in range(len(self._elements))])
+        return found.masked_fill(is_unseen.bool(), torch.nan)
 
     def _of_elements(self, of_parameters: Sequence[float]) -> torch.Tensor:
         """Give a number of each parameter for each of its elements."""

@@ -21,22 +21,27 @@ def is_sharded(model: nn.Module) -> bool:
 def watch_whole_parameters(model: nn.Module, watch: Callable[[str, nn.Parameter], Iterable[Any]]) -> Callable[[], None]:
     """Call ``watch`` once with each parameter that is used, whole, and its name; give a function that removes the hooks it returned.
 
-    FSDP2 puts whole parameters in the place of its shards while a module runs, so they are found as the module begins. The gradients of
-    their hooks are this rank's own. Parameters that are used without a call of their module are not seen.
+    FSDP2 puts whole parameters in the place of its shards while a module runs that it has divided, so they are found as that begins. The
+    gradients of their hooks are this rank's own. The modules inside have no hooks: they may have been compiled without, and the code
+    for them would not run new ones. Parameters of a divided module whose forward hooks do not run are not seen.
     """
     seen: dict[int, nn.Parameter] = {}  # held, so that no other parameter gets the same id
     handles: list[Any] = []
 
-    def begins(prefix: str, module: nn.Module, _: Any) -> None:
-        for name, parameter in module.named_parameters(recurse=False):
-            is_whole = parameter.requires_grad and not isinstance(parameter, DTensor)
-            if is_whole and id(parameter) not in seen:
-                seen[id(parameter)] = parameter
-                handles.extend(watch(f"{prefix}{name}", parameter))
+    def see(inside: list[tuple[str, nn.Module]], *_: Any) -> None:
+        for prefix, module in inside:
+            for name, parameter in module.named_parameters(recurse=False):
+                is_whole = parameter.requires_grad and not isinstance(parameter, DTensor)
+                if is_whole and id(parameter) not in seen:
+                    seen[id(parameter)] = parameter
+                    handles.extend(watch(f"{prefix}{name}", parameter))
 
-    for name, module in model.named_modules():
-        if any(True for _ in module.parameters(recurse=False)):
-            handles.append(module.register_forward_pre_hook(partial(begins, f"{name}." if name else "")))
+    inside = _inside_divided(model)
+    see(inside.pop(None, []))
+    for module, places in inside.items():
+        assert module is not None
+        begins = torch.compiler.disable(partial(see, places))  # type: ignore[no-untyped-call]
+        handles.append(module.register_forward_pre_hook(begins))
 
     def end() -> None:
         for handle in handles:
@@ -44,6 +49,21 @@ def watch_whole_parameters(model: nn.Module, watch: Callable[[str, nn.Parameter]
         seen.clear()
 
     return end
+
+
+def _inside_divided(model: nn.Module) -> dict[nn.Module | None, list[tuple[str, nn.Module]]]:
+    """Give all modules, with what the names of their parameters begin with, by the one that was divided with their parameters.
+
+    None for those outside of all that were divided.
+    """
+    owners: dict[str, nn.Module | None] = {}
+    found: dict[nn.Module | None, list[tuple[str, nn.Module]]] = {}
+    for name, module in model.named_modules():  # outer ones first
+        outer = owners[name.rpartition(".")[0]] if name else None
+        is_divided = isinstance(module, FSDPModule)
+        owner = owners[name] = module if is_divided else outer
+        found.setdefault(owner, []).append((f"{name}." if name else "", module))
+    return found
 
 
 def reduced_elements(parameter: nn.Parameter, elements: torch.Tensor) -> torch.Tensor:
@@ -65,7 +85,7 @@ def reduced_elements(parameter: nn.Parameter, elements: torch.Tensor) -> torch.T
     gradient: Any = parameter.grad
     places[shape.dim] = places[shape.dim] - start
     own = tuple(place[is_own] for place in places)
-    found[is_own] = 0.0 if gradient is None else gradient.detach().to_local().cpu()[own].double()
+    found[is_own] = 0.0 if gradient is None else gradient.detach().to_local()[own].double().cpu()
     return found
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.free_ports import free_port
+from tests.unit.in_memory.forked_ranks import run_ranks, world
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -104,6 +106,85 @@ def test_parameters_are_seen_whole_with_the_names_of_the_whole_model_until_that_
     end()
     model(torch.ones(4, 2)).sum().backward()
     assert len(seen) == 4
+
+
+def test_a_gradient_that_one_rank_has_not_seen_is_compared_on_none() -> None:
+    """The rest is compared: here rank 0 has all of the last layer's reduced gradient."""
+    port = free_port()
+
+    def body(rank: int) -> list[str]:
+        with world(rank, 2, port):
+            mesh = init_device_mesh("cpu", (2,))
+            found = []
+            for mistake in (None, "1.weight", "0.weight"):
+                model = build(mesh)
+                notary = Notary(model, model, seed=3)
+                right = notary._note_held
+                if rank == 1:  # it sees nothing of the first layer
+                    notary._note_held = lambda at, _: None if at < 2 else right(at, _)  # type: ignore[method-assign]  # noqa: B023
+                model(torch.randn(4, 2)).square().sum().backward()
+                if mistake is not None:
+                    at = [each.name for each in notary._sampled].index(mistake)
+                    assert notary._reduced is not None
+                    notary._reduced[at] += 1.0
+                notary.close()
+                found.append(notary._wrong_gradient())
+            return found
+
+    wrong = "the reduced gradient of 1.weight is not the mean over all ranks' samples"
+    assert run_ranks(2, body) == [["", wrong, ""], [""] * 3]
+
+
+class Block(nn.Module):
+    """Is compiled as a whole, with the modules in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.second(self.first(inputs).relu())
+        return found
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of the compiler's own making
+@pytest.mark.parametrize("in_place", [False, True])
+def test_blocks_that_were_compiled_are_seen_whether_or_not_they_have_run_before(in_place: bool) -> None:
+    """The compiler is not to see the hooks: code that it made before would not run them, and it refuses them in `fullgraph`."""
+    port = free_port()
+
+    def body(rank: int) -> list[Any]:
+        with world(rank, 1, port):
+            mesh = init_device_mesh("cpu", (1,))
+            graphs: list[Any] = []
+
+            def count(graph: Any, inputs: Any) -> Any:
+                graphs.append(graph)
+                return graph.forward
+
+            found: list[Any] = []
+            for is_survivor in (False, True):
+                torch.compiler.reset()
+                torch.manual_seed(0)
+                model: Any = nn.Sequential(*(Block() for _ in range(10)))
+                for at, block in enumerate(model):
+                    if in_place:
+                        block.compile(backend=count, fullgraph=True)
+                    else:
+                        model[at] = torch.compile(block, backend=count, fullgraph=True)
+                    fully_shard(model[at], mesh=mesh)
+                fully_shard(model, mesh=mesh)
+                if is_survivor:
+                    model(torch.ones(2, 4)).sum().backward()
+                    model.zero_grad()
+                graphs.clear()
+                notary = Notary(model, model, seed=3)
+                model(torch.ones(2, 4)).sum().backward()
+                notary.close()
+                found.append([notary._wrong_gradient(), len(notary._unseen), len(graphs) < 4])
+            return [*found, len(graphs)]
+
+    assert run_ranks(1, body) == [[["", 0, True], ["", 0, True], 0]]
 
 
 # -- types that gradients are reduced in, and gradients that a script drops ----------------------------------------
