@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ def watch_whole_parameters(model: nn.Module, watch: Callable[[str, nn.Parameter]
     seen: dict[int, nn.Parameter] = {}  # held, so that no other parameter gets the same id
     handles: list[Any] = []
 
-    def see(inside: list[tuple[str, nn.Module]], *_: Any) -> None:
+    def see(inside: list[tuple[str, nn.Module]]) -> None:
         for prefix, module in inside:
             for name, parameter in module.named_parameters(recurse=False):
                 is_whole = parameter.requires_grad and not isinstance(parameter, DTensor)
@@ -40,7 +39,7 @@ def watch_whole_parameters(model: nn.Module, watch: Callable[[str, nn.Parameter]
     see(inside.pop(None, []))
     for module, places in inside.items():
         assert module is not None
-        begins = torch.compiler.disable(partial(see, places))  # type: ignore[no-untyped-call]
+        begins = torch.compiler.disable(lambda *_, places=places: see(places))  # type: ignore[no-untyped-call]
         handles.append(module.register_forward_pre_hook(begins))
 
     def end() -> None:
