@@ -83,9 +83,8 @@ class ShardedMemory(MemoryState):
         self._apply: Callable[[], None] = lambda: None
         self._copies = ShardCopies(copies)
         self._is_frozen = False
-        self._holders = [
-            0
-        ]  # of the parts of the present world, by index: those that the others with a part are compared with
+        # By index of the parts of the present world: the rank that the others with a part are compared with.
+        self._holders = [0]
         self._num_checked = 0  # parameters of which the optimizers' states were looked at in this world
 
     def move(self, rank: RankState) -> None:

@@ -140,10 +140,9 @@ def transfer(
         check_received({key: target.tensors[key] for key in manifest.uncompared}, manifest.uncompared, first)
         return target
     if rank in donors:
-        own_uncompared = members.uncompared(
-            content.tensors
-        )  # may have other sizes on each rank, and are sent by the first alone
-        held = [(each.key, each.num_bytes) for each in content.shapes() if each.key not in own_uncompared]
+        # Those that are left out may have other sizes on each rank; the first donor alone sends them.
+        left_out = members.uncompared(content.tensors)
+        held = [(each.key, each.num_bytes) for each in content.shapes() if each.key not in left_out]
         if held != [(each.key, each.num_bytes) for each in shapes if each.key not in manifest.uncompared]:
             raise BadManifest(f"rank {rank} holds another set of tensors than rank {first}; was the script changed?")
         _send(content, sends_of(rank, dealt), progress)
