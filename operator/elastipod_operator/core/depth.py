@@ -110,8 +110,9 @@ def _after_repeated_failures(record: Record, policy: Policy, fault: Fault) -> De
     depth = ladder[min(times, len(ladder)) - 1]
     if depth is Depth.MEMORY:
         return _IN_MEMORY
-    code = DepthReason.REPEATED_FAILURES if times == record.failures_in_place else DepthReason.NO_NEW_STEP
-    return _because(depth, code, times=times)
+    if times == record.failures_in_place:
+        return _because(depth, DepthReason.REPEATED_FAILURES, times=times)
+    return DepthChoice(depth, DepthReason.REPEATED_FAILURES, f"{times} recoveries in a row reached no new step")
 
 
 def repeated_faults(record: Record) -> int:

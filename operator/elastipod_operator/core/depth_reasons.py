@@ -44,11 +44,7 @@ class DepthReason(StrEnum):
     PROCESS_REQUESTED = "ProcessRequested", ("process",), "a worker asked for new processes"
     REPEATED_FAILURES = (
         "RepeatedFailures", ("process", "pod", "job"), "the same replica failed {times} times in a row without a new step",
-        "the same replica failed again and again without a new step",
-    )  # fmt: skip
-    NO_NEW_STEP = (
-        "NoNewStep", ("process", "pod", "job"), "{times} recoveries in a row reached no new step",
-        "recoveries from faults of different replicas reached no new step again and again",
+        "the same replica failed again and again without a new step, or different ones did",
     )  # fmt: skip
     JOB_REQUESTED = "JobRequested", ("job",), "a worker requested a job-level restart"
     RESTART_LIMIT = "RestartLimit", ("job",), "there were more restarts than numRestartBeforeFullJobRestart"

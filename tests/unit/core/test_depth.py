@@ -215,13 +215,15 @@ def test_faults_that_different_replicas_are_blamed_for_take_the_job_deeper_too()
         record, _ = stops(record, agents, wishes)
         assert record.transition is not None
         depths.append((record.transition.depth, record.transition.depth_code))
+        told = "" if number < 2 else f"{number} recoveries in a row reached no new step"
+        assert record.transition.depth_reason == told
         idle = [(pod(n), ready(record.generation)) for n in range(2)]
         ended = plan(observed(job(record, wishes), idle)).record.outcome_reason
         assert ended == ("NoProgress" if number == 5 else ""), "each depth is tried before the job ends"
         record = replace(record, transition=None, generation=record.generation + 1, members=(pid(0), pid(1)), lost=())
     assert depths == [
-        (Depth.MEMORY, "WorkersKept"), (Depth.MEMORY, "WorkersKept"), (Depth.PROCESS, "NoNewStep"), (Depth.POD, "NoNewStep"),
-        (Depth.JOB, "NoNewStep"), (Depth.JOB, "NoNewStep"),
+        (Depth.MEMORY, "WorkersKept"), (Depth.MEMORY, "WorkersKept"), (Depth.PROCESS, "RepeatedFailures"), (Depth.POD, "RepeatedFailures"),
+        (Depth.JOB, "RepeatedFailures"), (Depth.JOB, "RepeatedFailures"),
     ]  # fmt: skip
 
 
