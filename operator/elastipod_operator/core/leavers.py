@@ -7,6 +7,7 @@ know the ranks to which they can hand over their shards, and the next generation
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from datetime import datetime
 
 from .context import Context
@@ -28,12 +29,9 @@ def choose_leavers(record: Record, context: Context, target_size: int) -> tuple[
     """
     replicas = context.replicas
     must_go = {m for m in record.members if (r := replicas.get(m)) is None or not _may_stay(r, context)}
-    staying = [r for m in record.members if m not in must_go and (r := replicas.get(m)) is not None]
-    known = frozenset(record.members)
-    newcomers = [r for r in replicas.candidates() if r.id not in known]
-    ready = usable([*staying, *newcomers], record, context.grant)
+    ready = _usable_without(must_go, record, context)
     if context.grant.sizes.fit(len(ready)):
-        must_go.update(known.difference(r.id for r in ready[:target_size]))
+        must_go.update(frozenset(record.members).difference(r.id for r in ready[:target_size]))
     return tuple(m for m in record.members if m in must_go)
 
 
@@ -46,11 +44,16 @@ def told_as_leavers(record: Record, context: Context, leavers: tuple[PodId, ...]
     members = [r for m in record.members if (r := context.replicas.get(m)) is not None]
     if not any(r.agent.memory_state == REPLICATED for r in members):
         return leavers
-    known, leave = frozenset(record.members), frozenset(leavers)
-    newcomers = [r for r in context.replicas.candidates() if r.id not in known]
-    staying = [r for r in members if r.id not in leave]
-    can_train = context.grant.sizes.fit(len(usable([*staying, *newcomers], record, context.grant))) > 0
+    can_train = context.grant.sizes.fit(len(_usable_without(frozenset(leavers), record, context))) > 0
     return leavers if can_train else record.members
+
+
+def _usable_without(leaving: Collection[PodId], record: Record, context: Context) -> list[Replica]:
+    """Give the replicas that could train once these members have left: the others, and newcomers that are ready."""
+    replicas, known = context.replicas, frozenset(record.members)
+    staying = [r for m in record.members if m not in leaving and (r := replicas.get(m)) is not None]
+    newcomers = [r for r in replicas.candidates() if r.id not in known]
+    return usable([*staying, *newcomers], record, context.grant)
 
 
 def _may_stay(replica: Replica, context: Context) -> bool:
@@ -132,7 +135,7 @@ def members_with_shards(record: Record, replicas: Replicas) -> list[Replica]:
 def kept_until_the_start(record: Record, replicas: Replicas, policy: Policy) -> dict[PodId, datetime]:
     """Give the members that a recovery may bring back, and until when their pods stay: those that must go not for long."""
     transition = record.transition
-    if transition is None or not _may_come_back(record, replicas):
+    if transition is None or transition.depth is not Depth.MEMORY or not _may_come_back(record, transition, replicas):
         return {}
     soon = transition.deadline
     late = latest(soon, transition.detected_at + policy.faulty_timeout, transition.not_before) or soon
@@ -140,12 +143,12 @@ def kept_until_the_start(record: Record, replicas: Replicas, policy: Policy) -> 
     return {r.id: soon if r.health is Health.DISRUPTED else late for r in back}
 
 
-def _may_come_back(record: Record, replicas: Replicas) -> bool:
+def _may_come_back(record: Record, transition: Transition, replicas: Replicas) -> bool:
     """Whether the next generation may need members that were to leave, for what they hold."""
-    transition = record.transition
-    if transition is not None and transition.kind is TransitionKind.RECOVERY and members_with_shards(record, replicas):
+    if transition.kind is TransitionKind.RECOVERY and members_with_shards(record, replicas):
         return True
-    others = [r for r in replicas.candidates() if transition is None or r.id not in (transition.leavers or ())]
+    left = frozenset(transition.leavers or ())
+    others = [r for r in replicas.candidates() if r.id not in left]
     return _left_out_holder(record, replicas, others) is not None
 
 
