@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import pytest
 from tests.agent_client import until
 from tests.e2e.agent_scripts import RunAgent
 from tests.e2e.core_operator import CoreOperator
@@ -19,6 +22,7 @@ SCRIPT = """
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -35,6 +39,8 @@ def build():
 state = State(build, wrap=DistributedDataParallel, checkpoints=sys.argv[1])
 for step in state.steps(ElasticBatches(dataset_size=40_000, global_batch=4, seed=1)):
     with step as batch:
+        while Path(sys.argv[2]).exists():
+            time.sleep(0.01)
         state.model(torch.ones(len(batch.indices), 3)).sum().backward()
     if step.is_done:
         print(f"process {os.getpid()} made step {batch.step} of generation {state.generation}", flush=True)
@@ -44,40 +50,76 @@ STEP = re.compile(r"process (\d+) made step (\d+) of generation (\d+)")
 ENV = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
-def test_the_newest_step_of_a_job_of_fixed_size_is_saved_and_its_processes_wait_for_the_replacement(
-    run_agent: RunAgent, tmp_path: Path
-) -> None:
-    """The node of one of two pods is drained; the user could suspend the job, or the other node be drained, before there is another."""
-    folder = tmp_path / "checkpoints"
-    agents = [run_agent(SCRIPT, script_args=(str(folder),), env=ENV) for _ in range(3)]
-    operator = CoreOperator(agents[:2], policy(2, 2), generation=random.randrange(100, 800))
+@pytest.fixture
+def job(run_agent: RunAgent, tmp_path: Path) -> Job:
+    return Job(run_agent, tmp_path)
 
-    def steps(ordinal: int, generation: int) -> list[tuple[int, int]]:
-        """Give the process and the step of each step that a pod has made."""
-        found = [tuple(map(int, match)) for match in STEP.findall(agents[ordinal].printed())]
-        return [(process, step) for process, step, its in found if its == generation]
 
-    def act_until(condition: Callable[[], object], what: str) -> None:
+class Job:
+    """Two pods of a job of fixed size that train, and a third one; the node of the first is drained."""
+
+    def __init__(self, run_agent: RunAgent, folder: Path) -> None:
+        self.checkpoints = folder / "checkpoints"
+        self.holds = [folder / f"hold-{ordinal}" for ordinal in range(3)]
+        self.agents = [
+            run_agent(SCRIPT, script_args=(str(self.checkpoints), str(hold)), env=ENV) for hold in self.holds
+        ]
+
+    def train(self, **limits: Any) -> None:
+        self.operator = CoreOperator(self.agents[:2], policy(2, 2, **limits), generation=random.randrange(100, 800))
+        self.act_until(lambda: self.operator.record is not None and self.steps(0), "two pods that train")
+
+    @property
+    def generation(self) -> int:
+        assert self.operator.record is not None
+        return self.operator.record.generation
+
+    def steps(self, ordinal: int) -> list[tuple[int, int]]:
+        """Give the process and the step of each step that a pod has made in the present generation."""
+        found = [tuple(map(int, match)) for match in STEP.findall(self.agents[ordinal].printed())]
+        return [(process, step) for process, step, its in found if its == self.generation]
+
+    def act_until(self, condition: Callable[[], object], what: str) -> None:
         def passed() -> object:
-            operator.act()
+            self.operator.act()
             return condition()
 
         until(passed, what, PATIENCE_S)
 
-    act_until(lambda: operator.record is not None and steps(0, operator.record.generation), "two pods that train")
-    assert operator.record is not None
-    first = operator.record.generation
-    operator.must_go(0)
-    act_until(lambda: all(agent.status()["status"] == "ready" for agent in agents[:2]), "both to have stopped")
-    told = {n: body["leaves"] for n, path, body in operator.calls if path == "/stop"}
-    assert told == {0: True, 1: True}
-    saved = {int(each.name.split("-")[1]) for each in folder.glob("step-*")}
-    process, newest = steps(1, first)[-1]
-    assert saved == {newest}
-    assert agents[1].status()["in_memory"]["kept"] == 1
+    def until_stopped(self) -> None:
+        leaver, other = self.agents[:2]
+        self.act_until(lambda: leaver.process.poll() is not None, "the end of the pod that must go")
+        self.act_until(lambda: other.status()["status"] == "ready", "the other one to have stopped")
 
-    operator.add(agents[2])
-    act_until(lambda: steps(1, first + 1), "the replacement to train")
-    assert operator.record.members == (pid(1), pid(2))
-    assert operator.history[-1].depth is Depth.MEMORY
-    assert steps(1, first + 1)[0] == (process, newest + 1), "it goes on from memory, in its process"
+    def goes_on_from_memory_with_the_third(self, process: int, step: int) -> None:
+        self.operator.add(self.agents[2])
+        before = self.generation
+        self.act_until(lambda: self.generation > before and self.steps(1), "the replacement to train")
+        assert self.operator.record is not None
+        assert self.operator.record.members == (pid(1), pid(2))
+        assert self.operator.history[-1].depth is Depth.MEMORY
+        assert self.steps(1)[0] == (process, step + 1), "it goes on from memory, in its process"
+
+
+def test_the_newest_step_is_saved_and_the_processes_wait_for_the_replacement(job: Job) -> None:
+    """The user could suspend the job, or the other node be drained, before there is another pod."""
+    job.train()
+    job.operator.must_go(0)
+    job.until_stopped()
+    told = {n: body["leaves"] for n, path, body in job.operator.calls if path == "/stop"}
+    assert told == {0: True, 1: True}
+    process, newest = job.steps(1)[-1]
+    assert {int(each.name.split("-")[1]) for each in job.checkpoints.glob("step-*")} == {newest}
+    assert job.agents[1].status()["in_memory"]["kept"] == 1
+    job.goes_on_from_memory_with_the_third(process, newest)
+
+
+def test_a_drain_that_runs_out_of_time_leaves_the_state_with_who_stays(job: Job) -> None:
+    """The worker that must go does not come to the stop step, and the other one waits for its gradients."""
+    job.train(graceful_timeout=timedelta(seconds=8))
+    job.holds[0].touch()
+    job.operator.must_go(0)
+    job.until_stopped()
+    assert not list(job.checkpoints.glob("step-*"))
+    assert job.agents[1].status()["in_memory"]["kept"] == 1
+    job.goes_on_from_memory_with_the_third(*job.steps(1)[-1])

@@ -27,6 +27,7 @@ from elastipod_agent.workers.reaper import Reaper
 # Delay from a start until processes for the next generation are forked in advance, so as not to slow down the start.
 PREFORK_DELAY_S = 5.0
 _MAX_PREFORKED = 64
+_FORK_ROUNDS = 3  # of one start, where processes die as soon as they are forked
 _POLL_S = 1.0
 
 
@@ -116,16 +117,24 @@ class ForkServerManager:
 
     async def _take(self, server: ForkServerClient, count: int) -> list[ForkedWorker]:
         """Take processes that were forked in advance, and fork the rest. Raises ForkServerLost or ForkRefused."""
-        for one in [one for one in self._preforked if not one.is_fit()]:
-            self._preforked.remove(one)
-            one.discard()
+        self._drop_unfit()
         if len(self._preforked) >= count:
             await server.check()
-        else:
+        # An earlier request may have been under way, and what it has forked may have died since. A process that dies here again and
+        # again has a reason that a cold start tells.
+        for _ in range(_FORK_ROUNDS):
+            self._drop_unfit()
+            if len(self._preforked) >= count:
+                break
             forked = await server.fork(count - len(self._preforked))
             self._preforked += forked  # a statement of its own: the await may replace the list
         taken, self._preforked = self._preforked[:count], self._preforked[count:]
         return taken
+
+    def _drop_unfit(self) -> None:
+        for one in [one for one in self._preforked if not one.is_fit()]:
+            self._preforked.remove(one)
+            one.discard()
 
     async def _ready(self, cancelled: asyncio.Event) -> ForkServerClient:
         """Wait until the server has imported its modules. Raises ForkServerLost."""

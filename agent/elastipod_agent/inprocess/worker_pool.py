@@ -30,13 +30,15 @@ class _RankRecord:
     """What the pool remembers of one local rank's processes.
 
     deadline: until when the rank has to be at the barrier, monotonic. last_ended: the last process whose end was recorded. is_renewed:
-    its process has not lived through the last run, or not to the end of the present one. was_waiting: it needed nothing but a start
+    its process has not lived through the last run, or not to the end of the present one. is_building: its process was new when the run
+    began, and still on its way to the barrier. was_waiting: it needed nothing but a start
     when the pool planned last.
     """
 
     num_failures: int = 0
     deadline: float = 0.0
     is_renewed: bool = True
+    is_building: bool = False
     gone_at: float = 0.0
     last_ended: WorkerProcess | None = None
     to_be_replaced: bool = False
@@ -175,7 +177,8 @@ class WorkerPool:
         self.is_preparing = False
         self._start = start
         self._is_gathering = self._is_gathered = False
-        for record in self._ranks:
+        for index, record in enumerate(self._ranks):
+            record.is_building = record.is_renewed and not self._coordinator.position(index).is_waiting
             record.is_renewed = record.was_waiting = False
         self.group.begin_run(start)
         self._coordinator.begin_run(start, progress=start.progress, is_fresh=False)
@@ -185,6 +188,9 @@ class WorkerPool:
 
         is_faulty: ranks that are still in the run must leave it. within_s: the time for that, where it is shorter than usual.
         """
+        for index, record in enumerate(self._ranks):
+            if record.is_building and not self._coordinator.has_joined(index):
+                record.is_renewed = True  # it was in no run yet, and gets the time of a new process
         self._coordinator.end_run(is_faulty=is_faulty)
         self._clears_data = len(replace) == len(self._ranks)
         for local_rank in replace:

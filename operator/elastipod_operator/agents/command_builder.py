@@ -107,8 +107,8 @@ class CommandBuilder:
         return body
 
     def _may_keep(self, fact: ObservedAgent) -> bool:
-        """Whether an agent keeps workers. While it stops, it does not say so before the successors of dead ones have announced it."""
-        return bool(fact.memory_state) or fact.state is AgentState.STOPPING
+        """Whether an agent may keep workers. It does not say so before the successors of dead ones have announced it, too."""
+        return bool(fact.memory_state) or fact.state in (AgentState.RUNNING, AgentState.STOPPING)
 
     @cached_property
     def _keeps_state(self) -> bool:

@@ -118,12 +118,13 @@ def _after_repeated_failures(record: Record, policy: Policy, fault: Fault) -> De
 def repeated_faults(record: Record) -> int:
     """Count the faults in a row that say that a deeper restart may help: of one replica, or of any that brought no new step.
 
-    Where another replica has failed each time, the first of them says nothing yet.
+    Where another replica has failed each time, the first two of them say no more than one does. 1 also for workers that keep no state
+    in memory, whose restarts go no deeper by themselves.
     """
-    return max(1, record.failures_in_place, record.stalled_recoveries)
+    return max(record.failures_in_place, record.faults_without_step - 1) if record.failures_in_place else 1
 
 
-def count_failures_in_place(record: Record, replicas: Replicas, fault: Fault, *, has_progressed: bool) -> int:
+def count_failures_in_place(record: Record, replicas: Replicas, fault: Fault, *, has_made_step: bool) -> int:
     """Count the faults in a row that the same replica has had without a new step. A lost pod or node does not count."""
     before = record.failures_in_place
     if not (before or any(r.agent.memory_state for r in _members(record, replicas))):
@@ -131,7 +132,7 @@ def count_failures_in_place(record: Record, replicas: Replicas, fault: Fault, *,
     if not fault.uses_budget:
         return before
     failed = {one.pod.slot for one in record.faulty_replicas}
-    is_repeated = not has_progressed and any(one.pod.slot in failed for one in fault.faulty_replicas)
+    is_repeated = not has_made_step and any(one.pod.slot in failed for one in fault.faulty_replicas)
     return before + 1 if is_repeated else 1
 
 

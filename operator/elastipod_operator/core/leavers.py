@@ -71,6 +71,17 @@ def told_to_leave(replica: Replica, record: Record, context: Context) -> bool | 
     return None if transition.leavers is None else replica.id in transition.leavers
 
 
+def is_told_for_a_checkpoint(replica: Replica, record: Record, context: Context) -> bool:
+    """Whether a member was told that it leaves although it may stay, because all members save a checkpoint (`told_as_leavers`)."""
+    transition = record.transition
+    assert transition is not None
+    return (
+        transition.leavers == record.members
+        and replica.agent.memory_state == REPLICATED
+        and _may_stay(replica, context)
+    )
+
+
 def next_members(record: Record, context: Context, ready: list[Replica], size: int) -> list[Replica]:
     """Choose who begins the next generation, in the order of group ranks; nobody if nobody can. ready: who may, of whom size are wanted.
 
@@ -133,23 +144,32 @@ def members_with_shards(record: Record, replicas: Replicas) -> list[Replica]:
 
 
 def kept_until_the_start(record: Record, replicas: Replicas, policy: Policy) -> dict[PodId, datetime]:
-    """Give the members that a recovery may bring back, and until when their pods stay: those that must go not for long."""
+    """Give the members that the next generation may bring back, and until when their pods stay.
+
+    Those that must go come back only after a fault, with shards, and stay for no longer than a stop takes.
+    """
     transition = record.transition
     if transition is None or transition.depth is not Depth.MEMORY or not _may_come_back(record, transition, replicas):
         return {}
     soon = transition.deadline
     late = latest(soon, transition.detected_at + policy.faulty_timeout, transition.not_before) or soon
     back = [r for m in record.members if (r := replicas.get(m)) is not None and _takes_start(r)]
+    if not _brings_shards_back(record, transition, replicas):
+        back = [r for r in back if r.health is not Health.DISRUPTED]
     return {r.id: soon if r.health is Health.DISRUPTED else late for r in back}
 
 
 def _may_come_back(record: Record, transition: Transition, replicas: Replicas) -> bool:
     """Whether the next generation may need members that were to leave, for what they hold."""
-    if transition.kind is TransitionKind.RECOVERY and members_with_shards(record, replicas):
+    if _brings_shards_back(record, transition, replicas):
         return True
     left = frozenset(transition.leavers or ())
     others = [r for r in replicas.candidates() if r.id not in left]
     return _left_out_holder(record, replicas, others) is not None
+
+
+def _brings_shards_back(record: Record, transition: Transition, replicas: Replicas) -> bool:
+    return transition.kind is TransitionKind.RECOVERY and bool(members_with_shards(record, replicas))
 
 
 def _left_out_holder(record: Record, replicas: Replicas, chosen: list[Replica]) -> Replica | None:

@@ -139,11 +139,11 @@ def _starts_from_memory(record: Record, members: list[Replica], context: Context
     """
     if record.running_since is not None or context.grant.suspended_by is not None:
         return False
-    if context.grant.is_suspended:
-        return any(r.agent.memory_state for r in members)
     began_at = record.generation_began_at
     if began_at is None or context.now >= began_at + START_LIMIT:
         return False
+    if context.grant.is_suspended:
+        return any(r.agent.memory_state for r in members)
     if any(awaits_start(r, record) and r.agent.terminating for r in members):
         return False
     return any(r.agent.memory_state == SHARDED for r in members)

@@ -210,7 +210,11 @@ class Record:
     suspended_time: Annotated[timedelta, Stored("idle")] = timedelta(0)
 
     failures_in_place: Annotated[int, Stored("deeper")] = 0
-    """How many faults in a row the same replica had before its job made a new step, while its workers kept state in memory."""
+    """How many faults in a row the same replica had, with no new step between them, while its workers kept state in memory."""
+    faults_without_step: Annotated[int, Stored("steps", 0)] = 0
+    """How many faults in a row count against the budgets, with no new step between them; each may have another replica."""
+    step_at_fault: Annotated[int, Stored("steps", 1)] = -1
+    """The newest step at the last fault; less than `best_step` while the job computes again what it lost."""
     resizes_undone: Annotated[int, Stored("undone")] = 0
     """How many recoveries in a row have brought members back that were to leave; they may hold the only copy of a shard."""
     window: Annotated[RestartWindow, Stored("window")] = RestartWindow()

@@ -28,14 +28,17 @@ def begin_recovery(
     newest = max(steps, default=-1)
     ran_long = not steps and record.running_since is not None and now - record.running_since > PROOF_OF_LIFE
     progressed = newest > record.best_step or ran_long
+    # Steps that are computed again count here: a job that went back to a checkpoint does not fail in place.
+    made_step = newest > record.step_at_fault or ran_long
     failures = 1 if progressed else record.consecutive_failures + 1
     wait = timedelta(0) if failures < 2 else backoff(policy.backoff_base, policy.backoff_max, failures - 1, key)
     # A fault during a drain keeps the target size of the drain.
     target_size = old.target_size if old is not None and old.target_size else len(record.members)
-    in_place = count_failures_in_place(record, replicas, fault, has_progressed=progressed)
+    in_place = count_failures_in_place(record, replicas, fault, has_made_step=made_step)
+    without_step = (0 if made_step else record.faults_without_step) + fault.uses_budget
     stalled = 0 if progressed else record.stalled_recoveries + fault.uses_budget
     asked = requested_restart(record, replicas)
-    counted = replace(record, failures_in_place=in_place, stalled_recoveries=stalled)
+    counted = replace(record, failures_in_place=in_place, faults_without_step=without_step)
     choice = depth_of_recovery(counted, replicas, policy, fault, asked)
     reach = _farthest(asked, MINIMUM_RESTART[policy.new_processes], mode_of(choice.depth if in_place else Depth.MEMORY))
     transition = Transition(
@@ -51,7 +54,7 @@ def begin_recovery(
         restarts=record.restarts + 1, retries=record.retries + fault.uses_budget,
         window=_counted(record.window, now) if fault.uses_budget else record.window,
         consecutive_failures=failures, best_step=max(record.best_step, newest),
-        stalled_recoveries=stalled,
+        stalled_recoveries=stalled, faults_without_step=without_step, step_at_fault=newest if steps else record.step_at_fault,
         faulty_replicas=fault.faulty_replicas, is_full_restart=False, failures_in_place=in_place,
     )  # fmt: skip
 

@@ -54,7 +54,8 @@ def attribute_to_outside(record: Record, member: PodId, replica: Replica | None)
     blamed = replace(transition, cause=cause, message=message, uses_budget=False)
     return replace(
         record, transition=blamed, retries=max(0, record.retries - 1), window=uncounted(record.window),
-        stalled_recoveries=max(0, record.stalled_recoveries - 1), faulty_replicas=(_culprit(record, member, replica),),
+        stalled_recoveries=max(0, record.stalled_recoveries - 1), faults_without_step=max(0, record.faults_without_step - 1),
+        faulty_replicas=(_culprit(record, member, replica),),
     )  # fmt: skip
 
 

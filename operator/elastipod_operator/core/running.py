@@ -67,7 +67,8 @@ def _keep_running(record: Record, context: Context, members: list[Replica], wake
             continue
         if record.running_since is None or replica.agent.generation is None:
             actions.append(StartWorkers(replica.pod.name, rank))
-            if replica.health is Health.DISRUPTED and record.generation_began_at is not None:
+            is_to_change = replica.health is Health.DISRUPTED or context.grant.is_suspended
+            if is_to_change and record.generation_began_at is not None:
                 wake = earliest(wake, record.generation_began_at + START_LIMIT)  # planned_change waits for it no longer
         else:  # it has run this generation; a restarted agent must not run it again
             wake = earliest(wake, max(answers_count_from(record), context.now + RECHECK_AFTER))

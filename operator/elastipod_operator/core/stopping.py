@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from .actions import Action, StopWorkers
 from .context import Context
-from .leavers import told_to_leave
+from .leavers import is_told_for_a_checkpoint, told_to_leave
 from .names import PodId
 from .pod_removal import remove
 from .record import Depth, Record, RestartMode, TransitionKind
@@ -58,9 +58,11 @@ def stop_members(record: Record, context: Context) -> tuple[Record, list[Action]
                 record = replace(record, lost=(*record.lost, replica.id))
                 actions += remove(replica, "its agent did not stop its workers in time")
             continue
-        next_step = earliest(*(at for at in (due + HARD_STOP_AFTER, give_up_at) if at > now))
+        hard_at = _hard_stop_at(replica, record, context, due)
+        next_step = earliest(*(at for at in (hard_at, due + HARD_STOP_AFTER, give_up_at) if at > now))
         wakes.append(max(next_step or now, now + RECHECK_AFTER))
-        actions += _stops(replica, record, members, due, now, told_to_leave(replica, record, context))
+        may_save = now < hard_at and runs_this_generation(replica, record, members)
+        actions += _stops(replica, record, due, now, told_to_leave(replica, record, context), may_save=may_save)
     return record, actions, earliest(*wakes)
 
 
@@ -123,8 +125,20 @@ def _due(replica: Replica, record: Record, policy: Policy) -> datetime:
     return max(transition.deadline, since + grace)
 
 
+def _hard_stop_at(replica: Replica, record: Record, context: Context, due: datetime) -> datetime:
+    """Give when a drain ends for a replica by order of the operator.
+
+    An agent whose pod leaves ends workers that drain late. One that was told so only for the sake of a checkpoint may hold the only
+    state that is left, so its workers return to the barrier before.
+    """
+    transition = record.transition
+    assert transition is not None
+    is_kept = transition.depth is Depth.MEMORY and is_told_for_a_checkpoint(replica, record, context)
+    return due - FORCED_END if is_kept else due + HARD_STOP_AFTER
+
+
 def _stops(
-    replica: Replica, record: Record, members: frozenset[PodId], due: datetime, now: datetime, leaves: bool | None
+    replica: Replica, record: Record, due: datetime, now: datetime, leaves: bool | None, *, may_save: bool
 ) -> list[Action]:
     transition = record.transition
     assert transition is not None
@@ -132,8 +146,7 @@ def _stops(
         return []
     if not (replica.is_busy or replica.agent.state is AgentState.STOPPING):
         return [hard_stop(replica, record)] if _must_end_kept(replica, record) else []
-    may_save = transition.graceful and now < due + HARD_STOP_AFTER and runs_this_generation(replica, record, members)
-    if not may_save or replica.agent.state in (AgentState.FAULTED, AgentState.COMPLETED):
+    if not (transition.graceful and may_save) or replica.agent.state in (AgentState.FAULTED, AgentState.COMPLETED):
         return [hard_stop(replica, record)]
     # An agent that got a later deadline is called again, and one that was told that its pod stays: its workers may not have stopped yet.
     is_new = bool(leaves) and transition.leavers is not None and replica.id not in transition.leavers

@@ -162,11 +162,7 @@ def _gather(record: Record, context: Context) -> PlanDraft:
         return _suspended(suspension(record, context), context)
     if transition.cause == RECORD_LOST and any(_may_report_generation(r, now) for r in context.replicas.by_id.values()):
         return PlanDraft(record, wake_at=now + RECHECK_AFTER)
-    given_up = frozenset(record.lost)  # just now, perhaps: they are to be removed
-    candidates = [replica for replica in context.replicas.candidates() if replica.id not in given_up]
-    if transition.kind is TransitionKind.RESIZE and transition.cause == CAUSE:
-        candidates = warm(candidates, now)
-    ready = usable(candidates, record, context.grant)
+    ready = _may_begin(record, transition, context)
     # The first start takes `replicas`, and the job grows later; every other start takes all ready replicas.
     is_first = transition.kind is TransitionKind.START and not record.generation
     target_size = sizes.fit(transition.target_size) or sizes.minimum
@@ -190,6 +186,15 @@ def _gather(record: Record, context: Context) -> PlanDraft:
     return _start(record, context, chosen)
 
 
+def _may_begin(record: Record, transition: Transition, context: Context) -> list[Replica]:
+    """Give the replicas that may begin the next generation now."""
+    given_up = frozenset(record.lost)  # just now, perhaps: they are to be removed
+    candidates = [replica for replica in context.replicas.candidates() if replica.id not in given_up]
+    if transition.kind is TransitionKind.RESIZE and transition.cause == CAUSE:
+        candidates = warm(candidates, context.now)
+    return usable(candidates, record, context.grant)
+
+
 def _has_all_shards(record: Record, context: Context, chosen: list[Replica]) -> bool:
     """Whether nobody with shards is left out; with a replacement there may be a size for all of them."""
     there = {replica.id for replica in chosen}
@@ -209,7 +214,7 @@ def _is_only_in_memory(record: Record, context: Context) -> bool:
         or grant.suspended_by is not None
     ):
         return False
-    ready = usable(context.replicas.candidates(), record, grant)
+    ready = _may_begin(record, transition, context)
     return any(r.agent.num_kept for r in ready) and grant.sizes.fit(len(ready)) > 0
 
 

@@ -17,6 +17,7 @@ from tests.slow import all_but_first
 from tests.unit.agent.agent_in_process import AgentInProcess
 from tests.unit.agent.kept_workers_job import KEEP, LOOP, Job
 
+from elastipod_agent.inprocess import kept_pool
 from elastipod_agent.inprocess.process_starter import ProcessStarter
 from elastipod_agent.inprocess.worker_pool import WorkerPool
 from elastipod_agent.ipc.link import REPORT_DELAY_S
@@ -131,6 +132,33 @@ def test_what_the_workers_keep_stays_known_while_a_successor_imports(job: Job) -
         job.agent.until_printed("called back 0")
         held.unlink()
         assert job.agent.until("ready")["in_memory"] == {"kind": "replicated", "kept": 1}
+
+    job.run(scenario)
+
+
+@pytest.mark.slow
+def test_a_successor_that_builds_into_a_run_costs_nobody_the_state_when_that_run_is_stopped(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker dies at the barrier, the next run begins meanwhile, and a fault elsewhere stops it before the successor has built."""
+    monkeypatch.setattr(kept_pool, "RETURN_LIMIT_S", 0.5)
+    held = job.agent.folder / "held"
+
+    def scenario() -> None:
+        first = job.start(1)
+        job.announced()
+        assert job.drain(1, restart_mode=KEEP)["in_memory"]["kept"] == 2
+        held.touch()
+        os.kill(first[0], signal.SIGKILL)
+        job.agent.until_printed("imports in", 3)
+        assert job.agent.start(2) == (200, None)
+        until(lambda: 1 in job.pids(2), "the survivor in the run")
+        assert job.agent.stop(2, restart_mode=KEEP) == (200, None)
+        job.agent.until_printed("called back 1")
+        time.sleep(1)  # twice as long as a rank has to come back from a run
+        held.unlink()
+        assert job.agent.until("ready")["in_memory"] == {"kind": "replicated", "kept": 1}
+        assert job.start(3)[1] == first[1]
 
     job.run(scenario)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,9 @@ import psutil
 import pytest
 from tests.agent_client import until
 from tests.unit.agent.agent_in_process import PACKAGES, AgentInProcess, pod
+
+from elastipod_agent.fork_server.client import ForkServerClient
+from elastipod_agent.fork_server.forked_worker import ForkedWorker
 
 HELLO = """
 import os, sys
@@ -94,6 +99,39 @@ def test_workers_come_from_the_server_and_are_like_any_other(warm: WarmAgent) ->
         "[default1]:name __main__ train.py flag True",
     ):
         assert line in printed
+
+
+def test_a_process_that_dies_while_it_is_forked_ahead_costs_no_warm_start(
+    warm: WarmAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start comes before the answer to the request that has forked it."""
+    fork, asked, is_asked_again, is_told = ForkServerClient.fork, list[int](), asyncio.Event(), asyncio.Event()
+
+    async def forked(server: ForkServerClient, count: int) -> list[ForkedWorker]:
+        asked.append(count)
+        if len(asked) > 1:
+            is_asked_again.set()
+            await is_told.wait()
+            await asyncio.sleep(0)  # the one who asked before goes on first
+            return await fork(server, count)
+        found = await fork(server, count)
+        os.kill(found[0].child.pid, signal.SIGKILL)
+        await found[0].child.ended.wait()
+        await is_asked_again.wait()
+        is_told.set()
+        return found
+
+    def scenario() -> None:
+        warm.until_warm()
+        before = warm.starts()
+        until(lambda: asked, "processes that are forked ahead")
+        assert warm.generation(1)["failure"] is None
+        after = warm.starts()
+        assert (after[0] - before[0], after[1] - before[1]) == (2, 0)
+
+    monkeypatch.setattr(ForkServerClient, "fork", forked)
+    warm.run(scenario, "--nproc-per-node=2")
+    assert asked[:2] == [2, 2]
 
 
 def test_a_module_is_run_as_python_runs_it(warm: WarmAgent) -> None:

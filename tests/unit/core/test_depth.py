@@ -146,7 +146,7 @@ def crash(
     before = replace(
         trains(2),
         failures_in_place=failures,
-        best_step=7 if failures else -1,
+        step_at_fault=7 if failures else -1,
         faulty_replicas=(FaultyReplica(pid(0), 0, "node-0"),) if failures else (),
     )
     asked = {"restart_mode": "in_process_restart"} | changes
@@ -197,7 +197,7 @@ def test_a_job_without_progress_ends_only_after_each_depth_was_tried(
 ) -> None:
     wishes = policy(1, 4, **limits)
     before = replace(
-        trains(2), failures_in_place=failures, best_step=7, stalled_recoveries=stalled,
+        trains(2), failures_in_place=failures, best_step=7, step_at_fault=7, stalled_recoveries=stalled, faults_without_step=stalled + 1,
         faulty_replicas=(FaultyReplica(pid(0), 0, "node-0"),),
     )  # fmt: skip
     record, _ = stops(before, [faulted(step=7, **KEEPS), running(1, step=7, **KEEPS)], wishes)
@@ -227,11 +227,56 @@ def test_faults_that_different_replicas_are_blamed_for_take_the_job_deeper_too()
     ]  # fmt: skip
 
 
+def test_a_job_that_computes_again_what_it_lost_does_not_fail_in_place() -> None:
+    """It went back from step 1000 to a checkpoint; then its replicas fail one after the other, hundreds of steps apart."""
+    record = trains(3, best_step=1000, step_at_fault=1000, faults_without_step=1, failures_in_place=1)
+    wishes = policy(2, 4, max_retries=50)
+    for number, step in enumerate((300, 600, 900, 950)):
+        agents = [running(record.generation, step=step, **KEEPS) for _ in range(3)]
+        agents[number % 3] = faulted(record.generation, step=step, restart_mode="in_process_restart", **KEEPS)
+        record, _ = stops(record, agents, wishes)
+        assert record.transition is not None
+        assert record.transition.depth is Depth.MEMORY, f"at step {step}"
+        record = replace(record, transition=None, generation=record.generation + 1)
+    assert record.best_step == 1000
+
+
+def test_the_loss_of_a_node_counts_as_no_fault_before_a_new_step() -> None:
+    record, depths = trains(3, best_step=6), []
+    gone = plan(observed(job(record, policy(2, 4)), [(pod(n), running(1, step=7, **KEEPS)) for n in range(2)])).record
+    assert gone.transition is not None
+    record = replace(gone, transition=None, generation=2, lost=())
+    for number in range(3):
+        agents = [running(record.generation, step=7, **KEEPS) for _ in range(3)]
+        agents[number] = faulted(record.generation, step=7, restart_mode="in_process_restart", **KEEPS)
+        record, _ = stops(record, agents, policy(2, 4))
+        assert record.transition is not None
+        depths.append(record.transition.depth)
+        record = replace(record, transition=None, generation=record.generation + 1)
+    assert depths == [Depth.MEMORY, Depth.MEMORY, Depth.PROCESS]
+
+
+@pytest.mark.parametrize("stalled", range(5))
+def test_workers_that_were_started_to_be_kept_and_hold_nothing_go_no_deeper_by_themselves(stalled: int) -> None:
+    """`--inprocess-restart` without State: what is told of a change is what the agents do."""
+    mode: dict[str, Any] = {"restart_mode": "in_process_restart"}
+    before = replace(trains(3), best_step=7, step_at_fault=7, stalled_recoveries=stalled, faults_without_step=stalled)
+    agents = [faulted(step=7, **mode), running(1, step=7, **mode), running(1, step=7, **mode)]
+    record, told = stops(before, agents, policy(2, 4))
+    assert record.transition is not None
+    assert record.transition.depth is Depth.MEMORY
+    assert {one.reach for one in told.values()} == {RestartMode.IN_PROCESS}
+    then = plan(observed(job(record, policy(2, 4)), [(pod(n), ready(1, **mode)) for n in range(3)]))
+    assert then.record.outcome_reason == ("NoProgress" if stalled >= 2 else "")
+
+
 def test_a_new_step_another_replica_or_a_lost_pod_go_in_memory_again() -> None:
     record, _ = crash(3, step=8)
     assert record.transition is not None
     assert (record.transition.depth, record.failures_in_place) == (Depth.MEMORY, 1), "there was a new step"
-    before = replace(trains(2), failures_in_place=3, best_step=7, faulty_replicas=(FaultyReplica(pid(1), 1, "node-1"),))
+    before = replace(
+        trains(2), failures_in_place=3, step_at_fault=7, faulty_replicas=(FaultyReplica(pid(1), 1, "node-1"),)
+    )
     agents = [faulted(step=7, restart_mode="in_process_restart", **KEEPS), running(1, step=7, **KEEPS)]
     record, _ = stops(before, agents, policy(1, 4, max_retries=50))
     assert record.transition is not None
@@ -245,7 +290,7 @@ def test_a_new_step_another_replica_or_a_lost_pod_go_in_memory_again() -> None:
 def test_the_ladder_ends_before_the_full_job_when_its_budget_is_used_up() -> None:
     wishes = policy(1, 4, max_retries=50, max_full_restarts=1)
     before = replace(
-        trains(2), failures_in_place=5, best_step=7, faulty_replicas=(FaultyReplica(pid(0), 0, "node-0"),),
+        trains(2), failures_in_place=5, step_at_fault=7, faulty_replicas=(FaultyReplica(pid(0), 0, "node-0"),),
         window=RestartWindow(0, NOW, 0, 1),
     )  # fmt: skip
     agents = [faulted(step=7, **KEEPS), running(1, step=7, **KEEPS)]

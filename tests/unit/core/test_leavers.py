@@ -23,7 +23,7 @@ from tests.unit.core.builders import (
     transition,
 )
 
-from elastipod_operator.core.actions import Plan, StartWorkers, StopWorkers
+from elastipod_operator.core.actions import DeletePod, Plan, StartWorkers, StopWorkers
 from elastipod_operator.core.leavers import choose_leavers, kept_until_the_start
 from elastipod_operator.core.names import PodId
 from elastipod_operator.core.plan import plan
@@ -206,6 +206,13 @@ def test_the_pod_of_the_only_one_that_holds_the_state_stays_until_the_next_gener
     for first, stays in ((stops, True), (HOLDS, False)):
         replicas = context(observed(job(trains(2, transition=begun)), [(pod(0), first), (pod(1), HOLDS)])).replicas
         assert (pid(1) in kept_until_the_start(trains(2, transition=begun), replicas, policy(1, 1))) is stays
+
+
+def test_a_pod_that_must_go_is_replaced_at_once_where_all_were_told_that_they_leave() -> None:
+    """In a queue its replacement gets the quota that it still has."""
+    begun = transition(depth=Depth.MEMORY, leavers=(pid(0), pid(1)), target_size=2)
+    todo = shrink((pod(0), HOLDS), (pod(1, **GOES), HOLDS), record=trains(2, transition=begun), wishes=policy(2, 2))
+    assert [one.name for one in acts(todo, DeletePod)] == [pod(1).name]
 
 
 def test_where_those_who_stay_cannot_train_at_once_all_save_and_wait_with_their_state() -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.core.builders import acts, job, observed, pod, policy, ready, running, trains, transition
+from tests.unit.core.builders import NOW, acts, job, observed, pod, policy, ready, running, seconds, trains, transition
 
 from elastipod_operator.core.actions import DeletePod, Plan, StartWorkers, StopWorkers
+from elastipod_operator.core.growth import CAUSE
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Depth, Record, TransitionKind
 from elastipod_operator.core.snapshot import ObservedAgent
 
 KEPT = ready(1, memory_state="replicated", num_kept=1, drained=True)
+COLD = ready(0, warming=True, answering_since=NOW - seconds(1))
 STARTED = running(2, memory_state="replicated")
 
 
@@ -38,6 +40,7 @@ def test_workers_that_stopped_with_their_state_in_memory_are_started_once_more()
         pytest.param(resize(), [ready(1, drained=True)] * 2, 1, id="no process is left"),
         pytest.param(resize(kind=TransitionKind.RECOVERY, is_budget_checked=True), [KEPT, KEPT], 1, id="a recovery may fail again"),
         pytest.param(resize(), [KEPT, ready(1, terminating=True)], 2, id="too few are left"),
+        pytest.param(resize(cause=CAUSE, target_size=2), [KEPT, COLD], 2, id="too few are warm for a growth"),
     ],
 )  # fmt: skip
 def test_others_are_suspended_at_once(record: Record, agents: list[ObservedAgent], low: int) -> None:
@@ -48,17 +51,22 @@ def test_others_are_suspended_at_once(record: Record, agents: list[ObservedAgent
 
 
 @pytest.mark.parametrize(
-    ("agents", "waits"),
+    ("agents", "since_s", "waits"),
     [
-        pytest.param([KEPT, KEPT], True, id="nobody has taken the start"),
-        pytest.param([STARTED, KEPT], True, id="one has"),
-        pytest.param([ready(1), ready(1)], False, id="workers that keep nothing"),
+        pytest.param([KEPT, KEPT], 1, True, id="nobody has taken the start"),
+        pytest.param([STARTED, KEPT], 1, True, id="one has"),
+        pytest.param([STARTED, KEPT], 60, False, id="the other does not in a minute"),
+        pytest.param([ready(1), ready(1)], 1, False, id="workers that keep nothing"),
     ],
 )
-def test_the_suspension_waits_until_they_run(agents: list[ObservedAgent], waits: bool) -> None:
-    todo = decide(trains(2, generation=2, running_since=None), *agents)
+def test_the_suspension_waits_until_they_run(agents: list[ObservedAgent], since_s: float, waits: bool) -> None:
+    record = trains(2, generation=2, running_since=None, generation_began_at=NOW - seconds(since_s))
+    todo = decide(record, *agents)
     assert (todo.record.transition is None) is waits
     assert bool(acts(todo, StartWorkers)) is waits
+    if waits:
+        assert todo.wake_at is not None
+        assert todo.wake_at <= NOW + seconds(60 - since_s)
 
 
 def test_then_they_save() -> None:

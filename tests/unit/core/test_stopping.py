@@ -170,6 +170,30 @@ def test_what_a_member_is_told_in_a_drain(
     assert wake is not None, "it is waited for"
 
 
+@pytest.mark.parametrize(
+    ("left_s", "leavers", "told"),
+    [
+        pytest.param(2.1, (0, 1), {}, id="all save as long as they may"),
+        pytest.param(
+            2, (0, 1), {1: False}, id="before the agents end them, those who may stay come back with what they hold"
+        ),
+        pytest.param(-15, (0, 1), {0: False, 1: False}, id="those who must go have their time"),
+        pytest.param(2, (0,), {}, id="an agent whose pod stays returns its workers by itself"),
+    ],
+)
+def test_a_drain_in_which_all_save_a_checkpoint_costs_nobody_the_state(
+    left_s: float, leavers: tuple[int, ...], told: dict[int, bool]
+) -> None:
+    """One node goes, the job has a fixed size, and so the member that stays was told as well that it leaves."""
+    record = draining(left_s, depth=Depth.MEMORY, leavers=tuple(map(pid, leavers)))
+    stops = agent(AgentState.STOPPING, memory_state="replicated")
+    _, actions, wake = stop(record, (pod(0, disruption="taint"), stops), (pod(1), stops))
+    names = [pod(n).name for n in range(2)]
+    assert {names.index(a.pod): a.graceful for a in actions if isinstance(a, StopWorkers) and a.keeps} == told
+    if left_s == 2.1:
+        assert wake == NOW + seconds(1)
+
+
 def test_in_a_recovery_everybody_is_told_at_once_whichever_generation_runs() -> None:
     record = trains(generation=3, transition=transition(TransitionKind.RECOVERY))
     _, actions, _ = stop(record, (pod(0), running(3)), (pod(1), running(2)), (pod(2), running(1)), (pod(3), ready(1)))

@@ -119,6 +119,8 @@ def record(rng: Random) -> Record:
         consecutive_failures=1,
         best_step=10,
         stalled_recoveries=1,
+        faults_without_step=1,
+        step_at_fault=9,
         window=RestartWindow(1, ago, 1, 0),
         faulty_replicas=(FaultyReplica(PodId("workers", 0, 0), 0, "node-1"),),
         node_faults=(NodeFaults("node-2", 2, ago),),
