@@ -202,6 +202,10 @@ class State:
                     self._leave(error)
                     if not world.outlives_generation:
                         raise
+        except GeneratorExit:  # the script has left the loop before its end
+            if self._durable is not None:
+                self._durable.overdue()
+            raise
         finally:
             self._close()
 

@@ -246,12 +246,21 @@ class Members:
 
         It is empty for values that cannot be sent to another rank; `content` names them.
         """
-        found: dict[str, str] = {}
+        return {name: digest for name, (digest, _) in self.own_versions().items()}
+
+    def own_versions(self) -> dict[str, tuple[str, list[int]]]:
+        """Give, for each member whose state may be its rank's own, a checksum of its plain values and the versions of its tensors.
+
+        A version changes with each operation that is in place, and no tensor is read for it. The checksum is as for `own_digests`.
+        """
+        found: dict[str, tuple[str, list[int]]] = {}
         for name, member in self._by_name.items():
             if not _is_replicated(member):
-                found[name] = ""
+                tensors: dict[str, torch.Tensor] = {}
+                digest = ""
                 with suppress(ValueError):
-                    found[name] = _digest_of_values(encode_value(split_tensors(member.state_dict(), name, {}), name))
+                    digest = _digest_of_values(encode_value(split_tensors(member.state_dict(), name, tensors), name))
+                found[name] = digest, [tensor._version for tensor in tensors.values()]
         return found
 
 

@@ -76,7 +76,7 @@ class OptimizerWatch:
         """Whether the step that is under way has changed the members, so that they are no step's if it does not count.
 
         An `apply` of the script may use collectives, which fail, and change more than optimizers do. Not seen are changes of a
-        parameter through its ``data``, and of what an entry does not tell in its state_dict.
+        parameter through its ``data``, of what an entry does not tell in its state_dict, and of a tensor that an entry replaces.
         """
         return self.has_run or (self._before_apply is not None and self._before_apply != self._changeable())
 
@@ -123,7 +123,7 @@ class OptimizerWatch:
     def _changeable(self) -> object:
         """Give what differs once a script has changed something that optimizers do not: cheap, as it is asked for in each step."""
         versions = [each._version for module in self._members.of_type(nn.Module) for each in module.parameters()]
-        return versions, self._epochs(), self._members.own_digests()
+        return versions, self._epochs(), self._members.own_versions()
 
     def _note(self, *_: Any) -> None:
         if not self.step:  # before the first step of its own, a newcomer repeats those of others

@@ -78,6 +78,7 @@ class ProcessGroups:
         self._served: StoreConnection | None = None
         self._connections: PeerConnections | None = None
         self._ended: PeerConnections | None = None  # of the former world
+        self._ending = threading.Lock()  # the agent's word and this rank's own look at it may both end the connections
         self._closing: threading.Timer | None = None
         self._stop_watching: Callable[[], object] = lambda: None
         self._hooks: tuple[Any, Any] = (None, None)  # sys.excepthook before and after torch has built a group
@@ -181,10 +182,11 @@ class ProcessGroups:
 
     def _end_collectives(self) -> PeerConnections | None:
         """As `abort`, but the connections that this ends, if there are any, stay open until they are closed."""
-        connections, self._connections = self._connections, None
-        if connections is not None:
-            self._ended = connections
-            connections.end_reading()
+        with self._ending:
+            connections, self._connections = self._connections, None
+            if connections is not None:
+                self._ended = connections
+                connections.end_reading()
         if (served := self._served) is not None:  # the training thread may be leaving
             served.close("the generation is over")
         self.abort_queued()
@@ -394,7 +396,8 @@ def _arrive(store: Any, place: WorldPlace, wait: _Wait) -> None:
     """Return once all ranks have called this with the same store."""
     if store.add("arrived", 1) == place.world_size:
         store.set("all-arrived", "1")
-    wait.for_key(store, "all-arrived")
+    if not wait.for_key(store, "all-arrived"):
+        raise TimeoutError("not all ranks have come")
 
 
 def _verdict(store: Any, wait: _Wait) -> str:

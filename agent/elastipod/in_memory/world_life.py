@@ -68,7 +68,8 @@ class WorldLife:
     @property
     def model(self) -> nn.Module:
         """The model as it is wrapped for the present generation; the bare one where nothing wraps it."""
-        return self._wrapped or self.memory.members.model
+        # A wrapper may have a length, which a compiled module refuses to give.
+        return self.memory.members.model if self._wrapped is None else self._wrapped
 
     @property
     def outlives_generation(self) -> bool:
@@ -254,14 +255,21 @@ class WorldLife:
             self._groups.begin_training()
         elif self._has_groups:
             self._groups.allow_for(memory.members.num_bytes)
+        if self._has_groups and is_sharded:
+            # While a further group connects, nothing frees a rank that waits for one that has died since the world was built.
+            self._await_all("the ranks could not wait for each other before they build the mesh")
         memory.build_mesh(world_size)
         with self._may_lose_peers("the members could not be built"):
             memory.build()
         if self._has_groups and is_sharded:
             # From here on all ranks do the same at the same time, so one that hangs can be given up before this phase ends the others.
-            with lost_world("the ranks could not wait for each other's members"), self._limit.paused():
-                self._groups.await_all()
+            self._await_all("the ranks could not wait for each other's members")
             self._groups.allow_for(memory.members.num_bytes)
+
+    def _await_all(self, what: str) -> None:
+        """Return once all ranks are here, whatever time the script's own code takes them. Collective. Raises WorldLost."""
+        with lost_world(what), self._limit.paused():
+            self._groups.await_all()
 
     def _agree_on_position(self, plan: ElasticBatches, step: int, donor: int) -> None:
         """Take over the position in the data from a rank that has trained up to it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 from unittest.mock import Mock, call
 
 import pytest
@@ -168,16 +169,19 @@ def test_schedules_that_are_chained_are_watched_as_one_is() -> None:
 
 
 class Counter:
-    count = 0
+    def __init__(self) -> None:
+        self.count, self.mean = 0, torch.zeros(2)
 
-    def state_dict(self) -> dict[str, int]:
-        return {"count": self.count}
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "mean": self.mean}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.count = state["count"]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count, self.mean = state["count"], state["mean"]
 
 
-@pytest.mark.parametrize("what", ["nothing", "a parameter", "a counter", "a schedule", "an average"])
+@pytest.mark.parametrize(
+    "what", ["nothing", "a parameter", "a counter", "a tensor of an entry", "a schedule", "an average"]
+)
 def test_an_apply_that_fails_has_torn_the_step_if_it_has_changed_anything(what: str) -> None:
     watched = Watched(steps_schedules=False)
     members = watched.members
@@ -188,6 +192,7 @@ def test_an_apply_that_fails_has_torn_the_step_if_it_has_changed_anything(what: 
         "nothing": lambda: None,
         "a parameter": lambda: nn.init.ones_(next(members.model.parameters())),
         "a counter": lambda: setattr(members["counter"], "count", 1),
+        "a tensor of an entry": lambda: members["counter"].mean.add_(1),
         "a schedule": members["scheduler"].step,
         "an average": lambda: members["ema"].update_parameters(members.model),
     }

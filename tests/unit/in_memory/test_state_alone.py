@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
@@ -27,6 +28,7 @@ from elastipod import ElasticBatches, State
 from elastipod.audit.log_reader import read_logs
 from elastipod.audit.report import audit
 from elastipod.checkpoint.rng import rank_seed
+from elastipod.checkpoint.saver import Saver
 from elastipod.errors import StateDiffersError
 from elastipod.gradients import announce_reduced_gradients
 from elastipod.in_memory import phase_limit
@@ -170,6 +172,26 @@ def test_each_step_is_reported_with_its_samples_its_loss_and_how_fast_it_was(mon
     assert [values[:2] for values in told] == list(enumerate(accumulate(sizes), start=1))
     assert [values[2] > 0 for values in told] == [True] * PLAN.total_steps
     assert [values[3] for values in told] == [4 * size for size in sizes], "a quarter of a second for each step"
+
+
+def test_a_save_that_is_under_way_is_completed_where_the_script_leaves_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops early, as its loss is small enough: nothing else is saved, and the process may live on."""
+    write = Saver._write
+
+    def slowly(saver: Saver, *arguments: Any) -> None:
+        time.sleep(0.5)
+        write(saver, *arguments)
+
+    monkeypatch.setattr(Saver, "_write", slowly)
+    state = State(build, checkpoints=tmp_path / "c", checkpoint_every=2)
+    for step in state.steps(PLAN):
+        with step as batch:
+            loss_of(state.model, batch.indices).backward()  # type: ignore[no-untyped-call]
+        if state.completed == 3:
+            break
+    assert [int(path.name.split("-")[1]) for path in (tmp_path / "c").glob("step-*")] == [2]
 
 
 def test_only_as_many_checkpoints_are_kept_as_wanted(tmp_path: Path) -> None:

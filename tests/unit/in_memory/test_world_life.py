@@ -272,8 +272,8 @@ def test_a_sharded_state_is_built_with_the_limits_of_training_and_filled_with_th
     names = rank.names()
     at = names.index("groups.begin_training")
     wanted = [
-        "groups.begin_training", "memory.build_mesh", "memory.build", "limit.paused", "groups.await_all", "groups.allow_for",
-        "memory.fill", "memory.donor_of", "memory.finish_filling", "before", "groups.await_former", "memory.verify",
+        "groups.begin_training", "limit.paused", "groups.await_all", "memory.build_mesh", "memory.build", "limit.paused",
+        "groups.await_all", "groups.allow_for", "memory.fill", "memory.donor_of", "memory.finish_filling", "before", "groups.await_former", "memory.verify",
         "memory.rank.verified", "memory.move", "groups.begin_training",
     ]  # fmt: skip
     assert names[at : at + len(wanted)] == wanted
@@ -283,10 +283,22 @@ def test_a_sharded_state_is_built_with_the_limits_of_training_and_filled_with_th
 def test_a_rank_that_is_lost_while_a_sharded_state_is_built_loses_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
     resumed(monkeypatch)
     rank = Rank(monkeypatch, kind="sharded")
-    rank.groups.await_all.side_effect = RuntimeError("Connection closed by peer")
+    rank.groups.await_all.side_effect = [None, RuntimeError("Connection closed by peer")]
     with pytest.raises(WorldLost, match="Connection closed by peer"):
         rank.life.join(PLAN, rank.parts.before)
     assert rank.memory.fill.mock_calls == rank.groups.allow_for.mock_calls == []
+
+
+def test_a_rank_that_is_lost_before_the_mesh_is_built_is_waited_for_in_no_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of the ranks would wait for it to connect, and nothing frees them from that."""
+    resumed(monkeypatch)
+    rank = Rank(monkeypatch, kind="sharded")
+    rank.groups.await_all.side_effect = RuntimeError("Connection closed by peer")
+    with pytest.raises(WorldLost, match="Connection closed by peer"):
+        rank.life.join(PLAN, rank.parts.before)
+    assert rank.memory.build_mesh.mock_calls == []
 
 
 # ---- places

@@ -38,6 +38,21 @@ def test_the_model_is_wrapped_anew_in_each_world_and_let_go_after_it(monkeypatch
         assert (rank.life.model, detached) == (bare, made)
 
 
+def test_a_wrapper_that_has_no_length_is_the_model_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of torch.compile is one: it raises where its length is asked for, or whether it is true."""
+
+    class Compiled(nn.Module):
+        def __len__(self) -> int:
+            raise TypeError("no length")
+
+    resumed(monkeypatch)
+    monkeypatch.setattr(world_life, "detach_reducer", lambda _: None)
+    rank = Rank(monkeypatch, wrap=lambda _: Compiled())
+    rank.memory.members.model = nn.Linear(1, 1)
+    rank.life.join(PLAN, rank.parts.before)
+    assert isinstance(rank.life.model, Compiled)
+
+
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_a_model_that_cannot_be_wrapped_may_have_lost_a_peer(monkeypatch: pytest.MonkeyPatch, is_lost: bool) -> None:
     resumed(monkeypatch)
