@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 STORAGE_SILENCE_S = 1800.0  # no part of a file was written, and no other call ended: storage will not answer any more
 _LOST_SILENCE_S = 60.0  # the same, once the other ranks have given the save up and may be waiting for this one
 _ABANDONED_WAIT_S = 2.0  # for a save that nobody wants any more to notice
+_LONG_WAIT_S = 1.0  # of the training, which its user ought to know of
 _POLL_S = 1.0  # how often a rank that waits asks whether there is a drain
 
 
@@ -164,7 +165,8 @@ def await_previous(save: Save, await_save: Callable[[Save], None] = Save.await_e
     await_save(save)
     if was_under_way and save.given_up is None and RankInWorld.current().rank == 0:
         step, waited = save.staged.id.step, time.monotonic() - began
-        log.info("training waited %.1f s for the checkpoint of step %d; save less often", waited, step)
+        level = logging.WARNING if waited >= _LONG_WAIT_S else logging.INFO
+        log.log(level, "training waited %.1f s for the checkpoint of step %d; save less often", waited, step)
     if isinstance(save.error, FencedError):
         raise save.error
 

@@ -95,7 +95,7 @@ class DurableTier:
         manager = self._opened(continues=True)
         if not waits and "writes" in all_texts("writes" if manager.is_saving(SAVE_WAIT_S) else "idle"):
             if RankInWorld.current().rank == 0:
-                log.info("step %d is not saved, because storage is still writing the checkpoint before it", step)
+                log.warning("step %d is not saved, because storage is still writing the checkpoint before it", step)
             return
         save = manager.save if waits else manager.save_async
         save(step, **self._live, extra=extra, sample_log=sample_log)

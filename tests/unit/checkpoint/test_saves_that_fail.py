@@ -202,7 +202,7 @@ def test_training_that_waits_for_a_save_is_told_to_save_less_often(
         save_of(thread=threading.Thread()),
     )
     monkeypatch.setattr("elastipod.checkpoint.saver.time.monotonic", lambda: now[0])
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.WARNING):
         await_previous(late)
     assert caplog.messages == ["training waited 2.5 s for the checkpoint of step 9; save less often"]
     caplog.clear()

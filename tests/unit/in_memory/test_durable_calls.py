@@ -92,7 +92,7 @@ def test_a_step_that_a_drain_left_in_memory_is_not_written_where_newer_ones_soon
 def test_a_step_is_left_out_on_all_ranks_while_any_still_writes(
     managers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, of_ranks: list[str], rank: int
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("WARNING")
     exchange = mock.Mock(return_value=of_ranks)
     monkeypatch.setattr(durable_tier, "all_texts", exchange)
     monkeypatch.setattr(RankInWorld, "current", lambda: mock.Mock(rank=rank))

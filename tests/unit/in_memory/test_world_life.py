@@ -273,7 +273,8 @@ def test_a_sharded_state_is_built_with_the_limits_of_training_and_filled_with_th
     at = names.index("groups.begin_training")
     wanted = [
         "groups.begin_training", "limit.paused", "groups.await_all", "memory.build_mesh", "memory.build", "limit.paused",
-        "groups.await_all", "groups.allow_for", "memory.fill", "memory.donor_of", "memory.finish_filling", "before", "groups.await_former", "memory.verify",
+        "groups.await_all", "groups.allow_for", "memory.fill", "memory.donor_of",
+        "memory.finish_filling", "before", "groups.await_former", "memory.verify",
         "memory.rank.verified", "memory.move", "groups.begin_training",
     ]  # fmt: skip
     assert names[at : at + len(wanted)] == wanted
