@@ -14,6 +14,7 @@ from .payback import record_step_time
 from .ranks import count_trainable
 from .reasons import AnyReason, Reason, ReasonAndMessage
 from .record import SUSPENDED_BY_USER, Depth, Record, Transition, TransitionKind
+from .recovery import count_progress
 from .replica import Health, Replica
 from .snapshot import SHARDED, AgentState
 from .wording import counted, share
@@ -62,7 +63,8 @@ def begin(
         depth_code=choice.code,
         leavers=leavers,
     )  # fmt: skip
-    return replace(record_step_time(record, context.replicas), transition=transition, window_since=None, gang=None)
+    record = count_progress(record_step_time(record, context.replicas), context.replicas, context.now)
+    return replace(record, transition=transition, window_since=None, gang=None)
 
 
 def _has_work_to_save(record: Record, context: Context) -> bool:

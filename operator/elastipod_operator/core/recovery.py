@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from .backoff import backoff
 from .depth import count_failures_in_place, deepened, depth_of_recovery, mode_of
 from .faults import PROOF_OF_LIFE, STOP_TIME, Fault
+from .first_step import steps_of_members
 from .record import Depth, Record, RestartMode, RestartWindow, Transition, TransitionKind
 from .replica import Replicas
 from .snapshot import AgentState, Policy
@@ -24,12 +25,7 @@ def begin_recovery(
     in a loop. key: seeds the jitter.
     """
     old = record.transition
-    steps = [r.agent.step for m in record.members if (r := replicas.get(m)) is not None and r.agent.step is not None]
-    newest = max(steps, default=-1)
-    ran_long = not steps and record.running_since is not None and now - record.running_since > PROOF_OF_LIFE
-    progressed = newest > record.best_step or ran_long
-    # Steps that are computed again count here: a job that went back to a checkpoint does not fail in place.
-    made_step = newest > record.step_at_fault or ran_long
+    newest, made_step, progressed = _progress(record, replicas, now)
     failures = 1 if progressed else record.consecutive_failures + 1
     wait = timedelta(0) if failures < 2 else backoff(policy.backoff_base, policy.backoff_max, failures - 1, key)
     # A fault during a drain keeps the target size of the drain.
@@ -54,9 +50,35 @@ def begin_recovery(
         restarts=record.restarts + 1, retries=record.retries + fault.uses_budget,
         window=_counted(record.window, now) if fault.uses_budget else record.window,
         consecutive_failures=failures, best_step=max(record.best_step, newest),
-        stalled_recoveries=stalled, faults_without_step=without_step, step_at_fault=newest if steps else record.step_at_fault,
+        stalled_recoveries=stalled, faults_without_step=without_step, step_at_fault=record.step_at_fault if newest < 0 else newest,
         faulty_replicas=fault.faulty_replicas, is_full_restart=False, failures_in_place=in_place,
     )  # fmt: skip
+
+
+def count_progress(record: Record, replicas: Replicas, now: datetime) -> Record:
+    """Forget the faults before a planned change if there have been steps since: after it, agents know of none at first.
+
+    A fault that comes before the first one would otherwise follow directly on the last, however long ago that was.
+    """
+    newest, made_step, progressed = _progress(record, replicas, now)
+    if record.consecutive_failures and made_step:
+        record = replace(
+            record, failures_in_place=0, faults_without_step=0, step_at_fault=max(record.step_at_fault, newest)
+        )
+    if record.consecutive_failures and progressed:
+        record = replace(record, consecutive_failures=0, stalled_recoveries=0, best_step=max(record.best_step, newest))
+    return record
+
+
+def _progress(record: Record, replicas: Replicas, now: datetime) -> tuple[int, bool, bool]:
+    """Give the newest step, -1 for none; whether the job has made any since the last fault; and whether one is newer than all before.
+
+    Steps that are computed again count as made: a job that went back to a checkpoint does not fail in place. A script that reports no
+    steps has made some if it has run for a while.
+    """
+    newest = max(steps_of_members(record, replicas), default=-1)
+    ran_long = newest < 0 and record.running_since is not None and now - record.running_since > PROOF_OF_LIFE
+    return newest, newest > record.step_at_fault or ran_long, newest > record.best_step or ran_long
 
 
 def requested_restart(record: Record, replicas: Replicas) -> RestartMode:

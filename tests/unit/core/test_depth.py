@@ -241,6 +241,30 @@ def test_a_job_that_computes_again_what_it_lost_does_not_fail_in_place() -> None
     assert record.best_step == 1000
 
 
+@pytest.mark.parametrize(
+    ("newest", "depth"),
+    [pytest.param(500, Depth.MEMORY, id="steps between"), pytest.param(7, Depth.PROCESS, id="no step between")],
+)
+def test_a_fault_right_after_a_planned_change_follows_on_the_steps_before_that_change(
+    newest: int, depth: Depth
+) -> None:
+    """In the new generation no agent has told of a step yet; the last fault may have been hours ago."""
+    wishes = policy(1, 4)
+    first, _ = crash(failures=0, step=7)
+    again = replace(first, transition=None, generation=2, running_since=NOW - seconds(20))
+    agents = [running(2, step=newest, **KEEPS), running(2, step=newest, **KEEPS)]
+    seen = [(pod(0), agents[0]), (pod(1, disruption="taint"), agents[1])]
+    record = plan(observed(job(again, wishes), seen)).record
+    assert record.transition is not None
+    assert record.transition.kind is TransitionKind.RESIZE
+    begun = replace(record, transition=None, generation=3, members=(pid(0), pid(1)), running_since=None)
+    failed, waits = (faulted(3, restart_mode="in_process_restart", **KEEPS), running(3, **KEEPS))
+    after, _ = stops(begun, [failed, waits], wishes)
+    assert after.transition is not None
+    assert after.transition.depth is depth
+    assert after.consecutive_failures == (1 if newest == 500 else 2)
+
+
 def test_the_loss_of_a_node_counts_as_no_fault_before_a_new_step() -> None:
     record, depths = trains(3, best_step=6), []
     gone = plan(observed(job(record, policy(2, 4)), [(pod(n), running(1, step=7, **KEEPS)) for n in range(2)])).record
