@@ -8,7 +8,7 @@ from pathlib import Path
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "user-guide.md"
 BLOCKS: list[str] = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
-LOOP, VALIDATION, BUILD, SAVES, OBJECTS, LOADER, STATEFUL, ACCUMULATE, SUMMED, PADDED, RATE, MESH, LOG = BLOCKS
+LOOP, APPLY, VALIDATION, BUILD, SAVES, OBJECTS, LOADER, STATEFUL, ACCUMULATE, SUMMED, PADDED, RATE, MESH, LOG = BLOCKS
 
 
 def stateful_script() -> str:

@@ -27,9 +27,11 @@ class ProcessId:
 
     @classmethod
     def of(cls, pid: int) -> "ProcessId | None":
-        """Give the identity of a living process, None when there is none (a zombie counts as dead)."""
+        """Give the identity of a living process, None when there is none (a zombie counts as dead, once its threads have ended)."""
         fields = _stat(pid)
-        return None if fields is None or fields[0] in "ZX" else cls(pid, int(fields[19]))
+        if fields is None or (fields[0] in "ZX" and int(fields[17]) <= 1):
+            return None
+        return cls(pid, int(fields[19]))
 
     def is_alive(self) -> bool:
         return ProcessId.of(self.pid) == self

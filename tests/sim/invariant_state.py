@@ -35,6 +35,7 @@ class InvariantState:
         self._started: dict[tuple[int, int], str] = {}
         self._places: dict[int, tuple[MeetingPlace, int]] = {}
         self._members: dict[int, tuple[PodId, ...]] = {}
+        self._steps_at_fault = 0  # all that workers had made when the last recovery began
         self._kinds: dict[int, TransitionKind] = {}
         self._causes: dict[int, str] = {}
         self._ran_at: dict[TransitionKind, datetime] = {}

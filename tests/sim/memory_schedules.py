@@ -13,6 +13,14 @@ IN_MEMORY: tuple[tuple[str, tuple[Event, ...], dict[str, Any]], ...] = (
     ("a growth and a shrink", (Event(60, "scale", 1), Event(100, "scale", 0)), {}),
     ("a worker crashes", (Event(100, "crash_worker", 0),), {}),
     ("two workers crash", (Event(100, "crash_worker", 0), Event(103, "crash_worker", 1)), {}),
+    *(
+        (
+            f"a worker crashes, and again {late:g} s after a shrink began",
+            (Event(40, "crash_worker", 0), Event(100, "scale", 1), Event(100 + late, "crash_worker", 0)),
+            {},
+        )
+        for late in (2.5, 3.0, 3.5, 4.0)
+    ),
     ("a node is drained", (Event(100, "drain_node", 0),), {}),
     ("a node loses power", (Event(100, "kill_node", 1),), {}),
     ("a node loses power in a drain", (Event(100, "drain_node", 0), Event(101, "kill_node", 1)), {}),

@@ -51,6 +51,10 @@ def choose_the_depth_before_agents_have_answered(patch: pytest.MonkeyPatch) -> N
         patch.setattr(module, "first_answers_due", lambda record, replicas, fault=None: None)
 
 
+def forget_steps_before_a_change(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(planned_change, "count_progress", lambda record, replicas, now: record)
+
+
 def wait_for_a_start_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(faults, "_start_not_taken", lambda members, record, now: None)
 

@@ -12,6 +12,7 @@ from tests.sim.fault_invariants import FaultInvariants
 from tests.sim.invariant_state import JOB_NAME, WRITING_TIME, Violation, policy_in, short
 
 from elastipod_operator.core.actions import Plan
+from elastipod_operator.core.depth_reasons import DepthReason
 from elastipod_operator.core.faults import FIRST_ANSWER
 from elastipod_operator.core.growth import CAUSE as GROWTH
 from elastipod_operator.core.growth import growth_due
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tests.sim.training import Training
 
 NO_TIME = timedelta(0)
+STEPS_UNSEEN = 5  # that an operator may not have heard of yet
 NOBODY = Replicas({}, {}, all_silent=False)
 # Times are stored in milliseconds. With a clock that is never set the sums are this exact, whatever happens.
 LEDGER_ERROR = timedelta(milliseconds=5)
@@ -71,6 +73,7 @@ class RecordInvariants(FaultInvariants):
         elif new.members and new.members != old.members:
             raise Violation(f"generation {new.generation} got other members: {old.members} -> {new.members}")
         self._goes_on_after_the_end(old, new, training)
+        self._goes_deeper_where_steps_lie_between(old, new, training)
         if new.outcome == "Completed" and not old.outcome:
             self._completed(new, training)
         if new.restarts > old.restarts:
@@ -81,6 +84,18 @@ class RecordInvariants(FaultInvariants):
         self._grows(old, new, policy, now)
         if new.outcome == "Failed" and old.outcome != "Failed":
             self._failed(old, new, spec, now)
+
+    def _goes_deeper_where_steps_lie_between(self, old: Record, new: Record, training: Training) -> None:
+        """Faults take a recovery deeper only if no steps lie between them, those that are computed again included."""
+        before, begun = old.transition, new.transition
+        is_new = begun is not None and (before is None or before.began_at != begun.began_at)
+        if begun is None or not is_new or begun.kind is not TransitionKind.RECOVERY:
+            return
+        between, self._steps_at_fault = training.num_steps - self._steps_at_fault, training.num_steps
+        is_deeper = begun.depth_code == DepthReason.REPEATED_FAILURES
+        self.met["faults without a step take a recovery deeper"] += is_deeper
+        if is_deeper and between > STEPS_UNSEEN and not training.is_hindered:
+            raise Violation(f"a recovery goes deeper ({begun.depth_reason}), {between} steps after the last fault")
 
     def balanced(self, now: datetime) -> None:
         """The phases sum to the life of the job, however often the operator died; a clock that is set shifts both by as much."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.guide import (
     ACCUMULATE,
+    APPLY,
     LOADER,
     LOG,
     LOOP,
@@ -21,6 +22,7 @@ from tests.guide import (
     stateful_script,
 )
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 
@@ -136,6 +138,36 @@ def test_the_rate_of_a_batch_that_grew_is_there_at_the_first_step(job: Job, tmp_
         extra = {"rate": found["rate"].state_dict()}
         checkpoints.save(1, model=used["model"], optimizer=used["optimizer"], scheduler=found["schedule"], extra=extra)
     assert rates == [1e-4, 2e-4]
+
+
+def test_an_apply_of_the_scripts_own_steps_everything() -> None:
+    class Average:
+        updates = 0
+
+        def update(self, model: nn.Module) -> None:
+            self.updates += 1
+
+        def state_dict(self) -> dict[str, int]:
+            return {"updates": self.updates}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.updates = state["updates"]
+
+    def build() -> dict[str, Any]:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        schedule = LambdaLR(optimizer, lambda epoch: 0.1**epoch)
+        return {"model": model, "optimizer": optimizer, "scheduler": schedule, "average": Average()}
+
+    plan = ElasticBatches(6, 2, epochs=2)
+    names: dict[str, Any] = {"elastipod": elastipod, "build": build, "plan": plan}
+    exec(APPLY, names | {"DistributedDataParallel": DistributedDataParallel}, names)
+    state = names["state"]
+    for step in state.steps(plan):
+        with step as batch:
+            state.model(torch.ones(len(batch.indices), 1)).sum().backward()
+    assert state.average.updates == plan.total_steps == 6
+    assert state.scheduler.last_epoch == 2
 
 
 def test_a_validation_between_two_steps_runs(capsys: pytest.CaptureFixture[str]) -> None:

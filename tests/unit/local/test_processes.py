@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,25 @@ def test_the_same_pid_with_another_start_is_another_process() -> None:
     assert me is not None
     assert me.is_alive()
     assert not ProcessId(me.pid, me.started - 1).is_alive()
+
+
+def test_a_process_whose_threads_still_run_is_alive(tmp_path: Path) -> None:
+    """A killed etcd whose main thread has ended first, and which writes to a slow disk, still has its port."""
+    script = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    process = spawn([sys.executable, "-c", script], owner=tmp_path, log=tmp_path / "log")
+    stat = Path(f"/proc/{process.pid}/stat")
+    wait_until(
+        lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z",
+        deadline_s=PATIENCE_S,
+        what="the main thread to end",
+    )
+    assert process.is_alive()
+    os.kill(process.pid, signal.SIGKILL)
+    wait_until(lambda: not process.is_alive(), deadline_s=PATIENCE_S, what="the other thread to end")
 
 
 def test_a_process_that_has_ended_has_no_identity() -> None:
