@@ -19,3 +19,12 @@ def refuse_fsdp1(model: Any) -> None:
         raise FrameworkError(
             f"the model is wrapped by FullyShardedDataParallel (FSDP1), which cannot be resumed at every world size; {WAY_OUT}"
         )
+
+
+def refuse_fsdp1_wrapper(wrap: Any) -> None:
+    """Raise FrameworkError when ``wrap`` is FullyShardedDataParallel, or a `functools.partial` of it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and getattr(wrap, "func", wrap) is fsdp.FullyShardedDataParallel:
+        raise FrameworkError(
+            f"wrap is FullyShardedDataParallel (FSDP1), which cannot be resumed at every world size; {WAY_OUT}"
+        )

@@ -17,6 +17,7 @@ from elastipod import chaos
 from elastipod.audit.sample_log import SampleLog
 from elastipod.checkpoint.rng import seed_new_rank
 from elastipod.data import Batch, ElasticBatches
+from elastipod.data.sources import as_int
 from elastipod.elastic_event import elastic_event_detected
 from elastipod.errors import CheckpointError, StateDiffersError
 from elastipod.in_memory.agent_link import Fate, own_fate
@@ -37,6 +38,15 @@ from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.process_groups import ProcessGroups, WorldNotBuilt
 from elastipod.in_memory.shard_copies import Copies
 from elastipod.in_memory.sharded_memory import ShardedMemory
+from elastipod.in_memory.state_arguments import (
+    check_apply,
+    check_build,
+    check_checkpoints,
+    check_copies,
+    check_folder,
+    check_groups,
+    check_wrap,
+)
 from elastipod.in_memory.step_buffers import StepBuffers
 from elastipod.in_memory.world_life import WorldLife, Wrap
 from elastipod.process_restarts import need_not_tell
@@ -95,23 +105,28 @@ class State:
         random numbers, which follow from it, the step and the rank alone. checks_changes: compare gradients, data and replicas in
         the first step of each generation (`elastipod.in_memory.notary`). backend, timeout: as for init_process_group; gloo is added to a
         backend that carries an accelerator's tensors alone.
-        Raises TypeError when ``build`` gives something else, ValueError for a mesh that is none.
+        Raises TypeError when ``build`` gives something else, and TypeError or ValueError that names an argument which cannot be used.
         """
         need_not_tell()
-        if mesh is None:
-            self._members = Members(build())
-        elif wrap is None:
-            self._members = Members()
-        else:
-            raise ValueError("mesh and wrap exclude each other: with a mesh, build gives the model as it trains")
+        has_mesh = mesh is not None
+        check_build(build, takes_mesh=has_mesh)
+        check_wrap(wrap, has_mesh=has_mesh)
+        shards = None if mesh is None else MeshPlan.of(mesh)
+        check_copies(copies, has_mesh=has_mesh)
+        check_apply(apply)
+        check_checkpoints(checkpoints, checkpoint_every, keep)
+        check_folder("sample_log", sample_log)
+        check_groups(backend, timeout)
+        seed = as_int("seed", seed)
+        self._members = Members() if has_mesh else Members(build())
         self._apply = apply
         often = checkpoint_every > 0
         durable = DurableTier(checkpoints, self._members, keep, saves_often=often) if checkpoints is not None else None
         self._limit = PhaseLimit()
         self._memory = (
             MemoryState(self._members, self._limit, can_be_followed=apply is None)
-            if mesh is None
-            else ShardedMemory(self._members, self._limit, build, MeshPlan.of(mesh), copies)
+            if shards is None
+            else ShardedMemory(self._members, self._limit, build, shards, copies)
         )
         groups = ProcessGroups(backend, timeout)
         self._world = WorldLife(self._memory, self._limit, groups, wrap, durable)

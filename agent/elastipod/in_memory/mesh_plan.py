@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from elastipod.errors import ElastipodError
 from elastipod.in_memory.parts import part_of
 from elastipod.torch_compat import accelerator_type
+
+USUAL = '{"shard": -1} (FSDP2) or {"replicate": -1, "shard": 4} (HSDP)'
 
 
 class WorldDoesNotFit(ElastipodError, ValueError):
@@ -24,12 +27,18 @@ class MeshPlan:
 
     @classmethod
     def of(cls, dims: Mapping[str, int]) -> MeshPlan:
-        """Read what a script says, such as {"shard": -1} or {"replicate": -1, "shard": 4}. Raises ValueError."""
-        sizes = list(dims.values())
+        """Read what a script says, such as {"shard": -1} or {"replicate": -1, "shard": 4}. Raises TypeError, ValueError."""
+        if not isinstance(dims, Mapping) or not all(map(_is_dimension, dims.items())):
+            raise TypeError(f'mesh is {dims!r}; it must be a dictionary such as {{"shard": -1}}')
+        names, sizes = list(dims), list(dims.values())
         if not 1 <= len(sizes) <= 2 or sizes.count(-1) != 1 or any(size < 1 for size in sizes if size != -1):
             raise ValueError(
-                f"mesh={dict(dims)!r}: name the sharded dimension last, a replicated one before it if there is one, and give "
-                'exactly one of them the size -1: {"shard": -1} (FSDP2) or {"replicate": -1, "shard": 4} (HSDP)'
+                f"mesh is {dict(dims)!r}. It must have one or two dimensions. The last one is sharded. Exactly one has size -1: "
+                f"{USUAL}"
+            )
+        if names[-1] == "replicate" or "shard" in names[:-1]:
+            raise ValueError(
+                f"mesh is {dict(dims)!r}, but the last dimension is the one that is sharded, whatever its name: {USUAL}"
             )
         return cls(tuple(dims.items()))
 
@@ -58,3 +67,8 @@ class MeshPlan:
 
         names = tuple(name for name, _ in self.dims)
         return init_device_mesh(accelerator_type(), self.sizes(world_size), mesh_dim_names=names)
+
+
+def _is_dimension(item: tuple[object, object]) -> bool:
+    name, size = item
+    return isinstance(name, str) and isinstance(size, Integral) and not isinstance(size, bool)

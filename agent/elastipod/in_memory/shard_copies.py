@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import torch.distributed as dist
 
@@ -44,6 +45,10 @@ class Copies:
     bytes_per_s: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("memory_bytes", "every", "bytes_per_s"):
+            value = getattr(self, name)
+            if not isinstance(value, Real) and (name != "bytes_per_s" or value is not None):
+                raise TypeError(f"{name} is {value!r:.80}; it must be a number")
         if self.every < 1 or self.memory_bytes < 1 or (self.bytes_per_s is not None and self.bytes_per_s < 1):
             raise ValueError(
                 f"{self}: every, memory_bytes and bytes_per_s must be at least 1; leave copies out for none, and bytes_per_s for no limit"

@@ -41,17 +41,35 @@ def test_a_world_that_cannot_be_divided_is_told_what_can() -> None:
     )
 
 
+USUAL = '{"shard": -1} (FSDP2) or {"replicate": -1, "shard": 4} (HSDP)'
+
+
 @pytest.mark.parametrize(
     "dims", [{}, {"a": 2}, {"a": -1, "b": -1}, {"a": -1, "b": 0}, {"a": 1, "b": 1, "c": -1}, {"a": -1, "b": -2}]
 )
 def test_what_is_no_mesh_is_refused_with_two_that_are(dims: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"^mesh=") as caught:
+    with pytest.raises(ValueError, match=r"^mesh is ") as caught:
         MeshPlan.of(dims)
     assert str(caught.value) == (
-        f"mesh={dims!r}: name the sharded dimension last, a replicated one before it if there is one, and give exactly one of them the "
-        'size -1: {"shard": -1} (FSDP2) or {"replicate": -1, "shard": 4} (HSDP)'
+        f"mesh is {dims!r}. It must have one or two dimensions. The last one is sharded. Exactly one has size -1: {USUAL}"
     )
     assert MeshPlan.of({"a": 1, "b": -1}).dims == (("a", 1), ("b", -1)), "1 is the smallest size"
+
+
+@pytest.mark.parametrize("dims", [{"shard": 2, "replicate": -1}, {"shard": -1, "other": 2}, {"replicate": -1}])
+def test_a_mesh_whose_names_say_the_opposite_of_what_happens_is_refused(dims: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"^mesh is ") as caught:
+        MeshPlan.of(dims)
+    assert str(caught.value) == (
+        f"mesh is {dims!r}, but the last dimension is the one that is sharded, whatever its name: {USUAL}"
+    )
+
+
+@pytest.mark.parametrize("dims", [[-1], "shard", 4, None, {1: -1}, {"shard": "4"}, {"shard": -1.0}, {"shard": True}])
+def test_what_is_no_dictionary_of_sizes_is_refused_with_one_that_is(dims: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        MeshPlan.of(dims)
+    assert str(caught.value) == f'mesh is {dims!r}; it must be a dictionary such as {{"shard": -1}}'
 
 
 @pytest.mark.parametrize("has_accelerator_module", [True, False], ids=["torch 2.6", "torch 2.4"])
