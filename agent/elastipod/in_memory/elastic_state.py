@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -20,9 +21,10 @@ from elastipod.data import Batch, ElasticBatches
 from elastipod.data.sources import as_int
 from elastipod.elastic_event import elastic_event_detected
 from elastipod.errors import CheckpointError, StateDiffersError
-from elastipod.in_memory.agent_link import Fate, own_fate
+from elastipod.in_memory.agent_link import Fate, WorldPlace, own_fate
 from elastipod.in_memory.apply_step import apply_gradients, unscale_gradients
 from elastipod.in_memory.between_steps import BetweenSteps
+from elastipod.in_memory.built_members import build_bare, check_built, warn_untrained
 from elastipod.in_memory.chaos_hooks import ChaosHooks
 from elastipod.in_memory.durable_tier import DurableTier
 from elastipod.in_memory.elastic_step import ElasticStep
@@ -45,6 +47,7 @@ from elastipod.in_memory.state_arguments import (
     check_copies,
     check_folder,
     check_groups,
+    check_plan,
     check_wrap,
 )
 from elastipod.in_memory.step_buffers import StepBuffers
@@ -118,7 +121,7 @@ class State:
         check_folder("sample_log", sample_log)
         check_groups(backend, timeout)
         seed = as_int("seed", seed)
-        self._members = Members() if has_mesh else Members(build())
+        self._members = Members() if has_mesh else Members(build_bare(build))
         self._apply = apply
         often = checkpoint_every > 0
         durable = DurableTier(checkpoints, self._members, keep, saves_often=often) if checkpoints is not None else None
@@ -144,6 +147,7 @@ class State:
         self._step = None
         self._has_finished = self._is_closed = False
         self._pid = 0  # of the process whose loop has begun
+        self._members.when_built(partial(self._check_built, has_mesh=has_mesh))
 
     _log_of_generation: SampleLog | None
     _log_before: SampleLog | None  # of the generation before, whose lines the next save makes durable
@@ -159,18 +163,18 @@ class State:
 
     @property
     def rank(self) -> int:
-        """This process's rank in the present generation."""
-        return self._world.place.rank
+        """This process's rank in the present generation. Raises RuntimeError before the loop, under a launcher."""
+        return self._place("rank", "RANK").rank
 
     @property
     def world_size(self) -> int:
-        """The number of ranks of the present generation."""
-        return self._world.place.world_size
+        """The number of ranks of the present generation. Raises as `rank`."""
+        return self._place("world_size", "WORLD_SIZE").world_size
 
     @property
     def generation(self) -> int:
-        """The number of the present generation."""
-        return self._world.place.generation
+        """The number of the present generation. Raises as `rank`."""
+        return self._place("generation", "ELASTIPOD_GENERATION").generation
 
     @property
     def completed(self) -> int:
@@ -185,6 +189,11 @@ class State:
             raise AttributeError(NOT_BUILT)
         raise AttributeError(f"the state has no member {name!r}; build() gave none of that name")
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_") and name in self._members:
+            raise AttributeError(f"state.{name} cannot be set: build() returns the entries")
+        super().__setattr__(name, value)
+
     def steps(self, plan: ElasticBatches, *, grain: int = 1, local_sizes: Sequence[int] = ()) -> Iterator[ElasticStep]:
         """Give the steps of a plan from where the job stands, through every change of the world, until its end.
 
@@ -192,11 +201,10 @@ class State:
         `ElasticBatches.iterate`. Raises StateDiffersError when this rank's state differs from its replicas', and TypeError when
         this State has given steps already.
         """
-        world = self._world
+        world, is_new = self._world, True
+        check_plan(plan)
         if self._pid:
-            raise TypeError(
-                "steps() is called a second time: one State trains one plan in one loop; give ElasticBatches all epochs of the training"
-            )
+            raise TypeError("steps() is called a second time. Call steps() once; set epochs= in ElasticBatches")
         self._pid = os.getpid()
         # A loop that an exception has ended may be held by its traceback until the interpreter is gone, and with it all threads.
         atexit.register(self._close)
@@ -206,10 +214,13 @@ class State:
             while True:
                 try:
                     world.join(plan, self._open_log)
-                    self._buffers.positions.enter(self.rank, self.world_size)
+                    self._buffers.positions.enter(self._world.place.rank, self._world.place.world_size)
                     self._is_first_step, self._is_second_step = True, False
+                    if is_new and self._world.place.rank == 0:
+                        warn_untrained(self._members)
+                    is_new = False
                     assert world.plan is not None
-                    place = RankInWorld(self.rank, self.world_size, tuple(local_sizes))
+                    place = RankInWorld(self._world.place.rank, self._world.place.world_size, tuple(local_sizes))
                     self._has_finished = yield from self._train(world.plan, place, grain)
                     if self._has_finished:
                         return
@@ -244,7 +255,7 @@ class State:
         self._started = time.monotonic()
         self._members.zero_grad(walks_modules=self._is_first_step)
         self._buffers.begin()
-        seed_new_rank(self._random_step(batch), self.rank)
+        seed_new_rank(self._random_step(batch), self._world.place.rank)
         if self._is_first_step and self._checks_changes:
             self._notary = Notary(self._members.model, self.model, seed=batch.step)
         # Each pass over sharded weights has collectives, which end it.
@@ -254,8 +265,8 @@ class State:
         # leaves out what a generation has logged beyond the step that the next one resumed at.
         if self._log_of_generation is not None:
             self._log_of_generation.step(batch)
-        self._optimizers.begin(self.rank, batch.step)
-        self._chaos.begin(self.rank, batch.step)
+        self._optimizers.begin(self._world.place.rank, batch.step)
+        self._chaos.begin(self._world.place.rank, batch.step)
 
     def commit_step(self, step: ElasticStep) -> None:
         """The gradients of a step are there and good: apply them."""
@@ -263,7 +274,7 @@ class State:
         self._chaos.end()
         self._optimizers.note_left_out()
         self._world.await_gradients()
-        chaos.reached(chaos.Moment.BEFORE_APPLY, rank=self.rank, step=batch.step)
+        chaos.reached(chaos.Moment.BEFORE_APPLY, rank=self._world.place.rank, step=batch.step)
         self._check_gradients(batch)
         by_script = self._optimizers.has_run
         if self._apply is None and not by_script:
@@ -290,7 +301,7 @@ class State:
         elif self._is_second_step:
             self._is_second_step = False
             if self._checks_changes:  # not in the first step, whose end is awaited as the end of the change
-                self._buffers.positions.compare_others(self.rank)
+                self._buffers.positions.compare_others(self._world.place.rank)
         if self._log_of_generation is not None:
             self._log_of_generation.done(batch.step, step.loss)
         samples_per_s = batch.global_size / max(1e-9, time.monotonic() - self._started)
@@ -330,7 +341,7 @@ class State:
             # Of the last complete step, which new processes resume from: after the samples that were trained, whatever the plan says.
             self._save(self.completed, waits=True, samples=notary.samples)
         raise StateDiffersError(
-            f"step {batch.step}, the first of generation {self.generation}, does not count: {'; '.join(problems)}"
+            f"step {batch.step}, the first of generation {self._world.place.generation}, does not count: {'; '.join(problems)}"
         )
 
     def _random_step(self, batch: Batch) -> int:
@@ -360,6 +371,17 @@ class State:
         self._save(self.completed, waits=True)
         self._end_log("completed")
         return True
+
+    def _check_built(self, *, has_mesh: bool) -> None:
+        check_built(self._members, has_mesh=has_mesh, applies=self._apply is not None, taken={*dir(State), *vars(self)})
+
+    def _place(self, name: str, variable: str) -> WorldPlace:
+        """Give the place in the world, for one of the attributes; variable: that says it before the loop, to those who must know."""
+        if not self._pid and self._world.is_launched:
+            raise RuntimeError(
+                f"state.{name} is known inside the loop over state.steps(); before it use the variable {variable}"
+            )
+        return self._world.place
 
     def _must_stop(self) -> bool:
         with self._world.collective_of_library():
@@ -411,7 +433,7 @@ class State:
         if self._sample_log is None:
             return
         assert self._world.plan is not None
-        generation = self.generation
+        generation = self._world.place.generation
         if self._world.link is None and self._durable is not None:
             # Without an agent every run has the same one; those of the checkpoints tell the runs apart.
             generation = self._durable.generation()
@@ -419,8 +441,8 @@ class State:
             self._sample_log,
             self._world.plan,
             generation=generation,
-            rank=self.rank,
-            world_size=self.world_size,
+            rank=self._world.place.rank,
+            world_size=self._world.place.world_size,
             resume=_Origin(self.completed, self._memory.origin),
             after=self._log_before,
         )

@@ -19,11 +19,12 @@ from elastipod.checkpoint.value_codec import decode_value, encode_value
 from elastipod.checkpoint.value_tree import join_tensors, split_tensors
 from elastipod.in_memory.tensor_digests import digests_of_tensors
 from elastipod.torch_compat import DTensor, forget_gradients, load_optimizer
+from elastipod.value_words import kind_of
 
 MODEL = "model"
 _LATER = object()
 _STATE_KEYS = {"state", "param_groups"}  # of torch's optimizers; those around others may have states of their own kind
-NOT_BUILT = "a sharded state is built when its first world begins; use it inside of the loop over its steps"
+NOT_BUILT = "with mesh=, state.model and the other entries exist only inside the loop over state.steps()"
 
 
 @runtime_checkable
@@ -89,10 +90,12 @@ class Members:
         """Take over what `build` gave, in place of what there was. Raises TypeError as the constructor does."""
         by_name = _by_name(built)
         if not isinstance(by_name.get(MODEL), nn.Module):
-            raise TypeError('build() gives no nn.Module under the name "model"')
+            raise TypeError('build() returns no nn.Module under the name "model"')
         for name, member in by_name.items():
             if not isinstance(member, Stateful):
-                raise TypeError(f"{name} is a {type(member).__name__}; a member needs state_dict and load_state_dict")
+                raise TypeError(
+                    f"build() returns {name}, which is {kind_of(member)}; each entry needs state_dict and load_state_dict"
+                )
         self._by_name, self._not_optimized = by_name, []
         for action in self._when_built:
             action()
@@ -328,7 +331,7 @@ def _by_name(built: object) -> dict[str, Any]:
     if isinstance(built, tuple) and 1 <= len(built) <= 3:
         return dict(zip((MODEL, "optimizer", "scheduler"), built, strict=False))
     raise TypeError(
-        f"build() gives a {type(built).__name__}; it must give (model, optimizer), (model, optimizer, scheduler), or a "
+        f"build() returns {kind_of(built)}; it must return (model, optimizer), (model, optimizer, scheduler), or a "
         'dictionary of everything with state_dict, the model under "model"'
     )
 

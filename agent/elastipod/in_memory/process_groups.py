@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
@@ -244,6 +245,7 @@ class ProcessGroups:
             dist.init_process_group(self._backend, **options)
         finally:
             self._hooks = own, sys.excepthook
+        _of_state[:] = [weakref.ref(group)] if (group := dist.group.WORLD) is not None else []
 
     def _served_store(self, place: WorldPlace, wait: _Wait) -> Any:
         greeting, key = Greeting(place.generation, place.rank), os.environ.get(WORKER_KEY_ENV, "")
@@ -280,6 +282,15 @@ class ProcessGroups:
         if dist.is_initialized():  # half a group
             _destroy_groups()
         return False
+
+
+def is_group_of_state() -> bool:
+    """Whether the default process group, which exists, is that of a State in this process."""
+    group = dist.group.WORLD
+    return group is not None and any(each() is group for each in _of_state)
+
+
+_of_state: list[weakref.ref[dist.ProcessGroup]] = []  # the default group that a State has built last
 
 
 def _host_store(place: WorldPlace, wait: _Wait) -> Any:

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from elastipod import chaos
 from elastipod.errors import ElastipodError, StateDiffersError
@@ -254,7 +253,6 @@ class ShardedMemory(MemoryState):
                 gc.freeze()
                 self._is_frozen = True
             self.members.take(self._build(self._mesh))
-        _check_optimizers(self.members)
 
     def begin_anew(self, step: int, rank: int, world_size: int, *, loaded_by: Collection[int] | None) -> list[Offer]:
         if loaded_by is None and self.rank.completed is not None:
@@ -383,17 +381,6 @@ class ShardedMemory(MemoryState):
 
     def _drop_images(self) -> None:
         self._kept = {step: kept for step, kept in self._kept.items() if step in self.rank.images}
-
-
-def _check_optimizers(members: Members) -> None:
-    """Raise TypeError for an optimizer of other parameters than the model's: it would train nothing."""
-    own = {id(parameter) for module in members.of_type(nn.Module) for parameter in module.parameters()}
-    for optimizer in members.of_type(torch.optim.Optimizer):
-        if any(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"]):
-            raise TypeError(
-                "build gives an optimizer of parameters that are not the model's; make the optimizer after fully_shard, which puts "
-                "others in their place"
-            )
 
 
 def _rank() -> int:

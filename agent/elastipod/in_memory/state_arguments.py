@@ -11,28 +11,19 @@ from typing import Any
 from torch import nn
 
 from elastipod.checkpoint.save_arguments import check_keep
+from elastipod.data import ElasticBatches
 from elastipod.data.sources import as_int
 from elastipod.fsdp1 import refuse_fsdp1_wrapper
 from elastipod.in_memory.shard_copies import Copies
-
-_PLAIN = (type(None), bool, int, float, str, bytes, list, tuple, dict, set)
-
-
-def kind_of(value: object) -> str:
-    """Give the class of a value with its article, such as "an int"."""
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
-
-
-def described(value: object) -> str:
-    """Give a plain value as it is, and the kind of any other."""
-    return f"{value!r:.80}" if isinstance(value, _PLAIN) else kind_of(value)
+from elastipod.value_words import value_or_kind
 
 
 def check_build(build: object, *, takes_mesh: bool) -> None:
     """Raise TypeError for what cannot be called as `State` calls it."""
     if not _is_function(build):
-        raise TypeError(f"build is {described(build)}; it must be a function that returns the model and the optimizer")
+        raise TypeError(
+            f"build is {value_or_kind(build)}; it must be a function that returns the model and the optimizer"
+        )
     if takes_mesh and not _takes(build, 1):
         raise TypeError("build takes no argument; with mesh=, State calls build(mesh)")
     if not takes_mesh and not _takes(build, 0):
@@ -44,7 +35,7 @@ def check_apply(apply: object) -> None:
     if apply is None:
         return
     if not _is_function(apply):
-        raise TypeError(f"apply is {described(apply)}; it must be a function, which is called as apply(state)")
+        raise TypeError(f"apply is {value_or_kind(apply)}; it must be a function, which is called as apply(state)")
     if not _takes(apply, 1):
         raise TypeError("apply takes no argument; State calls apply(state)")
 
@@ -57,7 +48,7 @@ def check_wrap(wrap: object, *, has_mesh: bool) -> None:
         raise ValueError("mesh and wrap exclude each other: with a mesh, build gives the model as it trains")
     if not _is_function(wrap):
         raise TypeError(
-            f"wrap is {described(wrap)}; it must be a function of the model, such as DistributedDataParallel"
+            f"wrap is {value_or_kind(wrap)}; it must be a function of the model, such as DistributedDataParallel"
         )
     refuse_fsdp1_wrapper(wrap)
 
@@ -67,7 +58,7 @@ def check_copies(copies: object, *, has_mesh: bool) -> None:
     if copies is None:
         return
     if not isinstance(copies, Copies):
-        raise TypeError(f"copies is {described(copies)}; it must be a Copies, such as Copies(memory_bytes=8 << 30)")
+        raise TypeError(f"copies is {value_or_kind(copies)}; it must be a Copies, such as Copies(memory_bytes=8 << 30)")
     if not has_mesh:
         raise ValueError("copies= needs mesh=: replicated state needs no copies, every rank has all of it")
 
@@ -91,7 +82,7 @@ def check_folder(name: str, folder: object, wanted: str = "a folder") -> None:
     if folder is None:
         return
     if not isinstance(folder, (str, os.PathLike)):
-        raise TypeError(f"{name} is {described(folder)}; it must be {wanted}")
+        raise TypeError(f"{name} is {value_or_kind(folder)}; it must be {wanted}")
     if not os.fspath(folder):
         raise ValueError(f"{name} is {folder!r}; it must be {wanted}")
 
@@ -99,9 +90,17 @@ def check_folder(name: str, folder: object, wanted: str = "a folder") -> None:
 def check_groups(backend: object, timeout: object) -> None:
     """Raise TypeError for what init_process_group would not take."""
     if backend is not None and not isinstance(backend, str):
-        raise TypeError(f'backend is {described(backend)}; it must be a text, such as "nccl"')
+        raise TypeError(f'backend is {value_or_kind(backend)}; it must be a text, such as "nccl"')
     if timeout is not None and not isinstance(timeout, timedelta):
-        raise TypeError(f"timeout is {described(timeout)}; it must be a timedelta, such as timedelta(minutes=30)")
+        raise TypeError(f"timeout is {value_or_kind(timeout)}; it must be a timedelta, such as timedelta(minutes=30)")
+
+
+def check_plan(plan: object) -> None:
+    """Raise TypeError for what is no plan of the data."""
+    if not isinstance(plan, ElasticBatches):
+        raise TypeError(
+            f"plan is {value_or_kind(plan)}; it must be an ElasticBatches, such as ElasticBatches(len(dataset), global_batch)"
+        )
 
 
 def _is_function(value: object) -> bool:

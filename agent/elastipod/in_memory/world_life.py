@@ -25,7 +25,7 @@ from elastipod.in_memory.exchange import text_of
 from elastipod.in_memory.memory_state import MemoryState, WorldLost, lost_world
 from elastipod.in_memory.offer_wire import RankOffer
 from elastipod.in_memory.phase_limit import PhaseLimit
-from elastipod.in_memory.process_groups import ProcessGroups
+from elastipod.in_memory.process_groups import ProcessGroups, is_group_of_state
 from elastipod.torch_compat import accelerators_of, await_devices, detach_reducer, wrapped_as_it_is
 
 log = logging.getLogger(__name__)
@@ -70,6 +70,11 @@ class WorldLife:
         """The model as it is wrapped for the present generation; the bare one where nothing wraps it."""
         # A wrapper may have a length, which a compiled module refuses to give.
         return self.memory.members.model if self._wrapped is None else self._wrapped
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether a launcher says this process's place, which may differ from one generation to the next."""
+        return self.link is not None or WorldPlace.from_env() is not None
 
     @property
     def outlives_generation(self) -> bool:
@@ -219,7 +224,9 @@ class WorldLife:
             return
         if dist.is_initialized():
             raise TypeError(
-                "a process group exists already: elastipod.State builds one for every generation; leave init_process_group out"
+                "another State of this process is in its loop; use one State at a time"
+                if is_group_of_state()
+                else "a process group exists already: elastipod.State builds one for every generation; leave init_process_group out"
             )
         self._has_groups = True
         if self.place is SINGLE:

@@ -113,9 +113,14 @@ def test_a_digest_sees_every_tensor_and_value_but_not_buffers() -> None:
 @pytest.mark.parametrize(
     ("built", "said"),
     [
-        pytest.param(None, "gives a NoneType", id="nothing"),
+        pytest.param(None, r"^build\(\) returns None; it must return \(model, optimizer\)", id="nothing"),
+        pytest.param(3, r"^build\(\) returns an int; it must return", id="a number"),
         pytest.param({"net": nn.Linear(1, 1)}, 'under the name "model"', id="no model"),
-        pytest.param((nn.Linear(1, 1), object()), "optimizer is a object", id="a member without state"),
+        pytest.param(
+            (nn.Linear(1, 1), object()),
+            r"^build\(\) returns optimizer, which is an object; each entry needs state_dict and load_state_dict$",
+            id="a member without state",
+        ),
     ],
 )
 def test_what_is_no_state_is_refused(built: object, said: str) -> None:

@@ -377,7 +377,7 @@ def test_a_step_has_one_block() -> None:
 def test_a_state_trains_one_plan_in_one_loop() -> None:
     state = State(build)
     train(state)
-    with pytest.raises(TypeError, match=r"steps\(\) is called a second time: one State trains one plan in one loop"):
+    with pytest.raises(TypeError, match=r"Call steps\(\) once; set epochs= in ElasticBatches"):
         train(state)
 
 

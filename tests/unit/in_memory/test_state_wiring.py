@@ -46,6 +46,7 @@ def test_a_state_of_defaults_keeps_nothing_on_storage_and_checks_changes(parts: 
         mock.call.StepBuffers(members),
         mock.call.ChaosHooks(members),
         mock.call.PassWatch(members, state._cannot_count),
+        mock.call.Members().when_built(mock.ANY),
     ]
     settings: dict[str, Any] = {
         "_members": members, "_apply": None, "_limit": limit, "_memory": memory, "_world": parts.WorldLife.return_value,

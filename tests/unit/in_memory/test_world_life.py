@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 from tests.patience import PATIENCE_S
+from tests.unit.in_memory.forked_ranks import run_ranks
 
 from elastipod import chaos
 from elastipod.data import ElasticBatches
@@ -19,6 +20,7 @@ from elastipod.in_memory.agent_link import AgentLink, WorldPlace
 from elastipod.in_memory.memory_state import WorldLost
 from elastipod.in_memory.offer_wire import RankOffer
 from elastipod.in_memory.offers import Offer
+from elastipod.in_memory.process_groups import ProcessGroups, is_group_of_state
 from elastipod.in_memory.world_life import SINGLE, WorldLife
 
 PLAN = ElasticBatches(dataset_size=48, global_batch=12, seed=1)
@@ -348,6 +350,24 @@ def test_a_script_with_a_process_group_of_its_own_is_refused(monkeypatch: pytest
     with pytest.raises(TypeError, match="a process group exists already"):
         rank.life.join(PLAN, rank.parts.before)
     assert rank.groups.connect.mock_calls == []
+
+
+def test_a_second_state_beside_the_loop_of_another_is_refused() -> None:
+    def body(_: int) -> list[bool]:
+        groups = ProcessGroups("gloo", None)
+        known = [is_group_of_state()]
+        groups.connect_alone()
+        known.append(is_group_of_state())
+        with pytest.MonkeyPatch.context() as patch:
+            rank = Rank(patch)
+            with pytest.raises(
+                TypeError, match=r"^another State of this process is in its loop; use one State at a time$"
+            ):
+                rank.life.join(PLAN, rank.parts.before)
+        groups.leave()
+        return [*known, is_group_of_state()]
+
+    assert run_ranks(1, body) == [[False, True, False]]
 
 
 @pytest.mark.parametrize("is_called_back", [True, False])
