@@ -23,6 +23,7 @@ from elastipod.local_worker import local_worker, store_generation
 from elastipod.process_restarts import tell_of_process_restarts
 from elastipod.stores import Store, TorchStore
 from elastipod.uncaught import uncaught_exception
+from elastipod.variables import float_from_env
 from elastipod.worker_file import EventLevel
 
 log = logging.getLogger(__name__)
@@ -155,7 +156,7 @@ def _start_agreement(is_pending: Callable[[], bool]) -> Agreement | None:
         world_size=dist.get_world_size(),
         is_pending=is_pending,
         connect=connect,
-        timeout_s=float(os.environ.get(TIMEOUT_ENV, DEFAULT_TIMEOUT_S)),
+        timeout_s=float_from_env(TIMEOUT_ENV, DEFAULT_TIMEOUT_S),
         hosts_store=hosts_store,
     )
     agreement.start()

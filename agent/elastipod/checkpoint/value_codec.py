@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 
+from elastipod.value_words import kind_of
+
 _TUPLE, _PAIRS, _COUNTER, _TENSOR = "__tuple__", "__pairs__", "__counter__", "__tensor__"
+_MAX_ELEMENTS = 64  # of a tensor in the text; larger ones have chunks of their own
 
 
 def encode_value(value: object, name: str) -> str:
@@ -36,13 +39,17 @@ def _encoded(value: object, name: str) -> Any:
             pairs = [[_encoded(key, name), _encoded(each, f"{name}[{key!r}]")] for key, each in value.items()]
             return {_COUNTER if isinstance(value, Counter) else _PAIRS: pairs}
         return {key: _encoded(each, f"{name}.{key}") for key, each in value.items()}
-    if isinstance(value, torch.Tensor) and value.numel() <= 64:
+    if isinstance(value, torch.Tensor) and value.numel() <= _MAX_ELEMENTS:
         return {
             _TENSOR: [str(value.dtype).removeprefix("torch."), list(value.shape), value.detach().flatten().tolist()]
         }
     if isinstance(value, (bool, int, float, str)):  # subclasses such as NumPy's floats and string enums
         return _encoded(next(kind for kind in (bool, int, float, str) if isinstance(value, kind))(value), name)
-    raise ValueError(f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold")
+    if isinstance(value, torch.Tensor):
+        raise ValueError(
+            f"{name} is a tensor of {value.numel()} elements; here a tensor of at most {_MAX_ELEMENTS} can be saved"
+        )
+    raise ValueError(f"{name} is {kind_of(value)}; only tensors and plain values can be saved")
 
 
 def _decoded(value: Any) -> Any:

@@ -16,6 +16,7 @@ from elastipod.ipc.connections import AnswerIsLate, HyperPodIPCException
 from elastipod.ipc.protocol import SOCKET_ENV, STORE_ENV, RestartMode
 from elastipod.local_worker import local_worker, store_generation
 from elastipod.string_enum import StringEnum
+from elastipod.variables import int_from_env
 from elastipod.worker_file import EventLevel
 
 log = logging.getLogger(__name__)
@@ -42,15 +43,15 @@ class WorldPlace:
     @classmethod
     def from_env(cls) -> WorldPlace | None:
         """Give the place that the launcher set; None outside one, and for a process that has no rank yet."""
-        env = os.environ
-        if int(env.get("RANK", "-1")) < 0 or "MASTER_ADDR" not in env:
+        env, rank = os.environ, int_from_env("RANK", -1)
+        if rank < 0 or "MASTER_ADDR" not in env:
             return None
         return cls(
             store_generation(),
-            int(env["RANK"]),
-            int(env.get("WORLD_SIZE", "1")),
+            rank,
+            int_from_env("WORLD_SIZE", 1),
             env["MASTER_ADDR"],
-            int(env["MASTER_PORT"]),
+            int_from_env("MASTER_PORT"),
             env.get(STORE_ENV, ""),
         )
 
@@ -100,7 +101,7 @@ class AgentLink:
         self._is_over = threading.Event()
         self._watched_generation = -1
         self._news = threading.Lock()  # whether news of a generation still concerns this rank is decided under it
-        self._began_at_barrier = int(os.environ.get("RANK", "-1")) < 0  # as workers of --inprocess-restart do
+        self._began_at_barrier = int_from_env("RANK", -1) < 0  # as workers of --inprocess-restart do
         self.is_kept = False
 
     @classmethod

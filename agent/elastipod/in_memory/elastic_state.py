@@ -58,6 +58,8 @@ from elastipod.rank_in_world import RankInWorld
 
 log = logging.getLogger(__name__)
 
+NOT_WRAPPED = "State has no wrap=, so nothing may have reduced the gradients; pass wrap=DistributedDataParallel"
+
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
@@ -296,7 +298,7 @@ class State:
         self._memory.copy()
         if self._is_first_step:
             if self._checks_changes:
-                self._memory.compare(self._world.donor, f"after step {batch.step}, the first of this world,")
+                self._compare_replicas(batch)
             self._is_first_step, self._is_second_step = False, True
         elif self._is_second_step:
             self._is_second_step = False
@@ -343,6 +345,14 @@ class State:
         raise StateDiffersError(
             f"step {batch.step}, the first of generation {self._world.place.generation}, does not count: {'; '.join(problems)}"
         )
+
+    def _compare_replicas(self, batch: Batch) -> None:
+        try:
+            self._memory.compare(self._world.donor, f"after step {batch.step}, the first of this world,")
+        except StateDiffersError as error:
+            if self._world.has_wrap or self._memory.kind == "sharded":
+                raise
+            raise StateDiffersError(f"{error}; {NOT_WRAPPED}") from None
 
     def _random_step(self, batch: Batch) -> int:
         return batch.step + (self._seed << 40)

@@ -151,7 +151,7 @@ class Members:
         """Give the present state. Raises ValueError for a value that cannot be sent to another rank."""
         tensors: dict[str, torch.Tensor] = {}
         values = {name: split_tensors(member.state_dict(), name, tensors) for name, member in self._by_name.items()}
-        return Content(tensors, encode_value(values, "the state"))
+        return Content(tensors, encode_value(values, "state"))
 
     def load(self, content: Content) -> None:
         """Take over a state. Tensors that are the members' own already, filled in place, are not copied again."""

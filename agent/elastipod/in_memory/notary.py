@@ -22,6 +22,7 @@ from elastipod.checkpoint.rng import rank_seed
 from elastipod.data import Batch, ElasticBatches
 from elastipod.gradients import observe_reduced_gradients
 from elastipod.in_memory.exchange import all_texts
+from elastipod.in_memory.members import MODEL
 from elastipod.in_memory.memory_state import lost_world
 from elastipod.in_memory.own_gradients import Noted, OwnGradients
 from elastipod.in_memory.sharded_gradients import (
@@ -39,6 +40,7 @@ SAMPLES_PER_TENSOR = 4
 MAX_COUNTED = 1 << 16  # samples of a global batch that are looked at one by one
 OTHER_ROUNDINGS = 4  # in one reduction, beside its additions: the division, and conversions to another type and back
 LEAST_TOLERANCE = 2.0**-17  # of the sizes of all passes' gradients: float32 loses no more in any order of 128 additions
+COMPILED_PART = "_orig_mod."  # of the names of parameters of a compiled module
 COMPRESSED = 0.05  # what a communication hook may differ by, since it may compress
 COMPRESSED_STEP = 2.0**-24  # and in each rounding, as it may reduce in float16, which has no smaller numbers
 
@@ -135,6 +137,8 @@ class Notary:
         wrong = [str(each["wrong"]) for each in told]
         for sentence in sorted({each for each in wrong if each}):
             found.append(f"{sentence} on {format_ranks([rank for rank, each in enumerate(wrong) if each == sentence])}")
+        if any(wrong) and self._ddp is not None:
+            found[-1] += "; use state.model inside the block"
         return found
 
     def _wrong_gradient(self) -> str:
@@ -159,7 +163,8 @@ class Notary:
             part = slice(start, start + len(reduced))
             bad = (reduced - expected[part]).abs() > allowed[part]
             if bool((bad & reduced.isfinite()).any()):
-                return f"the reduced gradient of {each.name} is not the mean over all ranks' samples"
+                name = f"{MODEL}.{each.name.replace(COMPILED_PART, '')}"
+                return f"the reduced gradient of {name} is not the mean over all ranks' samples"
             start = part.stop
         return ""
 

@@ -20,13 +20,10 @@ from elastipod.torch_compat import epochs_of, scale_updates
 
 log = logging.getLogger(__name__)
 
-OUTSIDE = (
-    "an optimizer of the state runs outside of the step's block: leaving the block has applied the gradients already; leave "
-    "optimizer.step() out, or let it be the last thing in the block"
-)
+OUTSIDE = "optimizer.step() was called after the block; State has already applied the gradients. Remove the call"
 TWICE = (
-    "the script steps a schedule, and State steps it with each step, so it would run twice as fast; leave schedule.step() out, or "
-    "give State an apply function that runs all of it"
+    "scheduler.step() was called, and State steps the schedule in each step; remove scheduler.step(), or pass apply= to step it "
+    "yourself"
 )
 
 

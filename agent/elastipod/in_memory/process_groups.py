@@ -82,6 +82,7 @@ class ProcessGroups:
         self._ending = threading.Lock()  # the agent's word and this rank's own look at it may both end the connections
         self._closing: threading.Timer | None = None
         self._stop_watching: Callable[[], object] = lambda: None
+        self._cause = ""  # of the last try to connect that failed on this rank
         self._hooks: tuple[Any, Any] = (None, None)  # sys.excepthook before and after torch has built a group
 
     @property
@@ -106,6 +107,7 @@ class ProcessGroups:
         while ranks are waited for whose processes may still start; the limit of the phase is that of connecting them.
         """
         self._close_ended()  # no rank is in the former world any more
+        self._cause = ""
         if not self._connects_beside_former:
             wait_until_released()
         try:
@@ -129,7 +131,8 @@ class ProcessGroups:
             raise WorldNotBuilt(
                 f"generation {place.generation} cannot meet at its store: {_first_line(error)}"
             ) from error
-        raise WorldNotBuilt(f"the {place.world_size} ranks of generation {place.generation} could not connect")
+        cause = f": {self._cause}" if self._cause else ""
+        raise WorldNotBuilt(f"the {place.world_size} ranks of generation {place.generation} could not connect{cause}")
 
     def connect_alone(self) -> None:
         """Build the default process group of a single process, for a model that is sharded over one rank."""
@@ -270,7 +273,8 @@ class ProcessGroups:
             self._init(store=store, rank=place.rank, world_size=place.world_size, timeout=timedelta(seconds=TRY_S))
             own = _OK if store.add("connected", 1) == place.world_size else ""
         except RuntimeError as error:
-            log.info("rank %d could not connect to its peers: %s", place.rank, _first_line(error))
+            self._cause = _first_line(error)
+            log.info("rank %d could not connect to its peers: %s", place.rank, self._cause)
             own = _FAILED
         if own:
             store.compare_set("verdict", "", own)

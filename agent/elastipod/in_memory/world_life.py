@@ -72,6 +72,11 @@ class WorldLife:
         return self.memory.members.model if self._wrapped is None else self._wrapped
 
     @property
+    def has_wrap(self) -> bool:
+        """Whether the script wraps the model in each generation."""
+        return self._wrap is not None
+
+    @property
     def is_launched(self) -> bool:
         """Whether a launcher says this process's place, which may differ from one generation to the next."""
         return self.link is not None or WorldPlace.from_env() is not None

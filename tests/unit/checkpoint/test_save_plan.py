@@ -134,5 +134,7 @@ def test_values_come_back_as_they_were(value: object) -> None:
 
 
 def test_what_cannot_be_kept_is_named() -> None:
-    with pytest.raises(ValueError, match=r"options\.hook\[1\] is a builtins\.object, which a checkpoint cannot hold"):
+    with pytest.raises(
+        ValueError, match=r"options\.hook\[1\] is an object; only tensors and plain values can be saved"
+    ):
         encode_value({"hook": [1, object()]}, "options")

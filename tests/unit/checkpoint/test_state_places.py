@@ -145,10 +145,10 @@ def test_values_have_the_text_that_checkpoints_hold(value: Any, text: str) -> No
 @pytest.mark.parametrize(
     ("value", "place"),
     [
-        ([1, {2}], r"it\[1\] is a builtins.set"),
-        ({"a": (1, {2})}, r"it.a\[1\] is a builtins.set"),
-        ({3: {2}}, r"it\[3\] is a builtins.set"),
-        (torch.zeros(65), "it is a torch.Tensor, which a checkpoint cannot hold"),
+        ([1, {2}], r"it\[1\] is a set; only tensors and plain values can be saved"),
+        ({"a": (1, {2})}, r"it.a\[1\] is a set; only tensors and plain values can be saved"),
+        ({3: {2}}, r"it\[3\] is a set; only tensors and plain values can be saved"),
+        (torch.zeros(65), "it is a tensor of 65 elements; here a tensor of at most 64 can be saved"),
     ],
 )
 def test_what_a_checkpoint_cannot_hold_is_named_by_its_place(value: Any, place: str) -> None:

@@ -60,13 +60,13 @@ def test_a_right_step_has_no_problem() -> None:
 
 def test_a_wrong_divisor_is_named_with_a_parameter_and_a_rank() -> None:
     assert problems(divisor=2.0) == [
-        "the reduced gradient of 0.weight is not the mean over all ranks' samples on rank 0"
+        "the reduced gradient of model.0.weight is not the mean over all ranks' samples on rank 0"
     ]
 
 
 def test_one_parameter_that_was_left_out_is_found() -> None:
     (said,) = problems(change=lambda model: next(iter(reversed(list(model.parameters())))).grad.zero_())  # type: ignore[union-attr]
-    assert "the reduced gradient of 1.bias" in said
+    assert "the reduced gradient of model.1.bias" in said
 
 
 def test_a_gradient_that_is_not_a_number_is_left_to_the_gradscaler() -> None:
@@ -268,7 +268,7 @@ def test_gradients_may_differ_by_some_roundings_however_large_they_are(
     model.weight.grad.mul_(factor)  # type: ignore[union-attr]
     announce_reduced_gradients(1.0)
     notary.close()
-    said = "the reduced gradient of weight is not the mean over all ranks' samples"
+    said = "the reduced gradient of model.weight is not the mean over all ranks' samples"
     assert notary._wrong_gradient() == (said if is_found else "")
 
 
@@ -336,13 +336,29 @@ def test_a_sparse_gradient_is_not_compared_beside_those_that_are() -> None:
     dense = nn.Linear(2, 2)
     model = nn.Sequential(nn.Embedding(5, 2, sparse=True), dense)
     wrapped = DistributedDataParallel(model)
-    for factor, said in ((1.0, ""), (0.5, "the reduced gradient of 1.weight is not the mean over all ranks' samples")):
+    for factor, said in (
+        (1.0, ""),
+        (0.5, "the reduced gradient of model.1.weight is not the mean over all ranks' samples"),
+    ):
         wrapped.zero_grad()
         notary = Notary(model, wrapped, seed=3)
         dense.weight.register_hook(partial(torch.mul, factor))  # type: ignore[no-untyped-call]  # after the notary has seen it
         wrapped(torch.tensor([1])).sum().backward()
         notary.close()
         assert notary._wrong_gradient() == said
+
+
+@pytest.mark.usefixtures("only_rank")
+def test_a_script_that_passes_its_batch_to_another_model_than_that_of_ddp_is_told_which() -> None:
+    model = nn.Linear(2, 1)
+    seed_new_rank(3, 0)
+    notary = Notary(model, DistributedDataParallel(Compiled(model)), seed=3)
+    model.weight.register_hook(partial(torch.mul, 0.5))  # type: ignore[no-untyped-call]
+    model(torch.ones(1, 2)).sum().backward()
+    notary.close()
+    assert notary.problems(PLAN.batch(3, 0, 1), PLAN, 3, BEFORE) == [
+        "the reduced gradient of model.weight is not the mean over all ranks' samples on rank 0; use state.model inside the block"
+    ]
 
 
 class _FrozenWeight(torch.autograd.Function):
@@ -402,5 +418,5 @@ def test_a_rank_whose_gradient_is_not_the_mean_of_all_is_named() -> None:
                 found.append(notary.problems(PLAN.batch(3, rank, 3), PLAN, 3, Trained(2)))
             return found
 
-    wrong = ["the reduced gradient of weight is not the mean over all ranks' samples on rank 2"]
+    wrong = ["the reduced gradient of model.weight is not the mean over all ranks' samples on rank 2"]
     assert run_ranks(3, body) == [[[], wrong]] * 3

@@ -20,7 +20,7 @@ from elastipod.data import ElasticBatches
 from elastipod.gradients import announce_reduced_gradients, gradient_sync
 from elastipod.in_memory.notary import Notary
 
-SAID = "the reduced gradient of {} is not the mean over all ranks' samples"
+SAID = "the reduced gradient of model.{} is not the mean over all ranks' samples"
 WORLD = 2
 PASSES = 16
 Mistake = Callable[[int, int], float]  # gives what a rank's gradients are multiplied with in a pass

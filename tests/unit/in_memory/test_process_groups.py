@@ -210,14 +210,14 @@ def test_ranks_that_cannot_connect_give_up(monkeypatch: pytest.MonkeyPatch, is_o
 
         def init(*_: Any, **__: Any) -> None:
             tried.append(1)
-            raise RuntimeError("no route")
+            raise RuntimeError("no route\nfrom here")
 
         monkeypatch.setattr(dist, "init_process_group", init)
         groups = kept(ProcessGroups("gloo", None))
         said = raised_by(lambda: groups.connect(place(0, 1, port), lambda: len(tried) >= is_over_after))
         return [said, len(tried), [verdict(port, number) for number in range(6)]]
 
-    text = "the 1 ranks of generation 1 could not connect"
+    text = "the 1 ranks of generation 1 could not connect: no route"
     assert run_ranks(1, body) == [[["WorldNotBuilt", text], tries, ["failed"] * tries + [""] * (6 - tries)]]
 
 

@@ -72,7 +72,7 @@ def test_a_right_step_has_no_problem_also_when_gradients_are_clipped_after_it(me
 def test_gradients_that_were_not_reduced_as_they_should_be_are_named(mesh: Any) -> None:
     model = build(mesh)
     assert problems(model, between=lambda: lose_passes(model)) == [
-        "the reduced gradient of 0.weight is not the mean over all ranks' samples on rank 0"
+        "the reduced gradient of model.0.weight is not the mean over all ranks' samples on rank 0"
     ]
 
 
@@ -131,7 +131,7 @@ def test_a_gradient_that_one_rank_has_not_seen_is_compared_on_none() -> None:
                 found.append(notary._wrong_gradient())
             return found
 
-    wrong = "the reduced gradient of 1.weight is not the mean over all ranks' samples"
+    wrong = "the reduced gradient of model.1.weight is not the mean over all ranks' samples"
     assert run_ranks(2, body) == [["", wrong, ""], [""] * 3]
 
 

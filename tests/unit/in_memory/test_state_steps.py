@@ -195,6 +195,19 @@ def test_a_step_is_done_though_the_world_is_lost_in_what_follows_its_commit(
         next(loop)
 
 
+@pytest.mark.parametrize("has_wrap", [True, False])
+def test_replicas_that_differ_without_a_wrapper_are_told_what_may_be_missing(
+    monkeypatch: pytest.MonkeyPatch, has_wrap: bool
+) -> None:
+    played = Played(monkeypatch, _is_first_step=True)
+    played.world.has_wrap = has_wrap
+    played.memory.compare.side_effect = StateDiffersError("the state of rank 1 differs")
+    with pytest.raises(StateDiffersError) as caught:
+        played.state.commit_step(mock.Mock(batch=batch_of(), loss=0.5))
+    hint = "; State has no wrap=, so nothing may have reduced the gradients; pass wrap=DistributedDataParallel"
+    assert str(caught.value) == f"the state of rank 1 differs{'' if has_wrap else hint}"
+
+
 @pytest.mark.parametrize("checks", [True, False])
 def test_members_that_may_differ_are_compared_in_the_second_step_of_a_world(
     monkeypatch: pytest.MonkeyPatch, checks: bool

@@ -73,6 +73,13 @@ def test_how_long_ranks_wait_for_one_another_can_be_set(bare: pytest.MonkeyPatch
     assert ranks.agreement.mock_calls[0].kwargs["timeout_s"] == 12.5
 
 
+def test_a_time_that_is_no_number_is_named(bare: pytest.MonkeyPatch) -> None:
+    Ranks(bare)
+    bare.setenv(elastic_event.TIMEOUT_ENV, "abc")
+    with pytest.raises(ValueError, match=r"^ELASTIPOD_AGREEMENT_TIMEOUT_S is 'abc'; it must be a number$"):
+        elastic_event._start_agreement(is_pending)
+
+
 @pytest.mark.parametrize("why", ["disabled", "alone", "no torch", "not available", "no group"])
 def test_who_has_nobody_to_agree_with_makes_no_agreement(bare: pytest.MonkeyPatch, why: str) -> None:
     ranks = Ranks(bare, world_size=1 if why == "alone" else 2)
@@ -185,6 +192,18 @@ def test_a_launcher_gives_the_place_of_a_rank(
     for name, value in environment.items():
         bare.setenv(name, value)
     assert WorldPlace.from_env() == place
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_PORT"])
+def test_a_variable_of_the_launcher_that_is_no_number_is_named(bare: pytest.MonkeyPatch, name: str) -> None:
+    for each, value in {**PLACE, "RANK": "0", name: "two"}.items():
+        bare.setenv(each, value)
+    with pytest.raises(ValueError, match=f"^{name} is 'two'; it must be a whole number$"):
+        WorldPlace.from_env()
+    bare.setenv(name, "3")
+    bare.delenv("MASTER_PORT")
+    with pytest.raises(ValueError, match=r"^MASTER_PORT is not set; it must be a whole number$"):
+        WorldPlace.from_env()
 
 
 def test_a_report_reaches_the_file_of_this_worker_whole(bare: pytest.MonkeyPatch) -> None:
