@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, SupportsInt
 
 from elastipod.rank_in_world import RankInWorld
+from elastipod.value_words import kind_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,6 +67,7 @@ def accumulate(
     one sum over all ranks; every rank passes a number then.
     Raises ValueError for a size below 1, a negative number of tokens, and a batch that is divided over other ranks than there are.
     """
+    _check(model, batch)
     share = None if tokens is None else _token_share(batch, tokens)
     for micro_batch in batch.micro_batches(size):
         if share is not None:
@@ -83,6 +85,7 @@ def accumulate_padded(
     with the loss of each row, or with ``tokens`` the sum over each row's tokens. What a short pass lacks is filled up with samples
     that weigh nothing; they cost time, and a BatchNorm counts them. Otherwise as `accumulate`, and the gradients are the same.
     """
+    _check(model, batch)
     share = batch.world_size / batch.global_size if tokens is None else _token_share(batch, tokens)
     available = len(batch.indices_or_spare)
     for number in range(batch.num_passes(size)):
@@ -92,6 +95,16 @@ def accumulate_padded(
         is_last = number == batch.num_passes(size) - 1
         with gradient_sync(model, is_last):
             yield PaddedMicroBatch(tuple(batch.indices_or_spare[row] for row in rows), weights, rows, is_last)
+
+
+def _check(model: object, batch: object) -> None:
+    """Raise TypeError where a script passes what holds its model or its batch."""
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is {kind_of(model)}; pass an nn.Module, such as state.model")
+    if not hasattr(batch, "micro_batches"):
+        raise TypeError(f"batch is {kind_of(batch)}; pass a Batch, such as that of `with step as batch:`")
 
 
 def _token_share(batch: Batch, tokens: SupportsInt) -> float:

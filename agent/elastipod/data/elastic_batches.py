@@ -80,7 +80,7 @@ class Batch:
         """Give the number of passes of at most ``size`` samples (None: one pass), the same on every rank."""
         if size is None:
             return 1
-        if size < 1:
+        if as_int("size", size) < 1:
             raise ValueError(f"size is {size}; a micro-batch holds at least one sample")
         return -(-self.largest_share // size)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
+
+import torch
 
 from elastipod.data import Batch
 from elastipod.errors import ElastipodError
+from elastipod.value_words import value_or_kind
 
 
 class StepOwner(Protocol):
@@ -24,16 +27,29 @@ class ElasticStep:
     """``with step as batch:`` computes the gradients of a batch; leaving the block applies them and commits the step.
 
     A collective that fails because a peer is gone ends the block without an error, and nothing of the step is left; the loop
-    goes on with what comes next. loss: set it to have it reported. is_done: whether the step is committed on this rank, even if a
+    goes on with what comes next. loss: set it, to a number or a tensor with one element, to have it reported. A tensor on an accelerator
+    is read when the step has ended, and not before. is_done: whether the step is committed on this rank, even if a
     peer is lost right after that. is_open: whether the block is being run. lost_to: the error by which the world was lost.
     """
 
     def __init__(self, state: StepOwner, batch: Batch) -> None:
         self.batch = batch
-        self.loss: float | None = None
+        self._loss: float | torch.Tensor | None = None
         self.is_done = self.is_open = False
         self.lost_to: BaseException | None = None
         self._state = state
+
+    @property
+    def loss(self) -> float | None:
+        """What the script has set. Waits for an accelerator that still computes it."""
+        if isinstance(self._loss, torch.Tensor):
+            self._loss = float(self._loss.item())
+        return self._loss
+
+    @loss.setter
+    def loss(self, value: object) -> None:
+        """Raises TypeError for what is no number."""
+        self._loss = _number(value)
 
     def __enter__(self) -> Batch:
         if self.is_open or self.is_done:
@@ -66,3 +82,21 @@ class ElasticStep:
             if not self._state.is_world_lost(raised):
                 raise
             self.lost_to = raised
+
+
+def _number(value: Any) -> float | torch.Tensor | None:
+    """Give a loss as a number; a tensor on an accelerator stays there, without its graph. Raises TypeError."""
+    if value is None:
+        return None
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise TypeError(
+                f"step.loss is a Tensor of {value.numel()} elements; set a number, such as loss.mean().item()"
+            )
+        return float(value.item()) if value.device.type == "cpu" else value.detach()
+    try:
+        if hasattr(value, "__float__"):  # a text has none
+            return float(value)
+    except (TypeError, ValueError):
+        pass  # such as an array of several numbers
+    raise TypeError(f"step.loss is {value_or_kind(value)}; set a number, such as loss.item()")

@@ -17,12 +17,31 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 
 from elastipod.data import ElasticBatches
-from elastipod.gradients import accumulate, gradient_sync
+from elastipod.gradients import accumulate, accumulate_padded, gradient_sync
 
 try:
     from torch.distributed.fsdp import fully_shard
 except ImportError:  # torch 2.4 and 2.5
     from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
+
+
+MODEL: Any = torch.nn.Linear(2, 1)
+BATCH: Any = ElasticBatches(8, 4).batch(1, 0, 1)
+
+
+@pytest.mark.parametrize("function", [accumulate, accumulate_padded])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((object(), BATCH, 2), "model is an object; pass an nn.Module, such as state.model"),
+        ((MODEL, [1, 2], 2), "batch is a list; pass a Batch, such as that of `with step as batch:`"),
+        ((MODEL, BATCH, "8"), "size is '8'; it must be a whole number"),
+    ],
+)
+def test_what_is_no_model_batch_or_size_is_refused_by_name(function: Any, arguments: Any, said: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        next(iter(function(*arguments)))
+    assert str(caught.value) == said
 
 
 def loss_of(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
