@@ -6,18 +6,23 @@ passes the phases by itself. Each fault happens once for each process, and one w
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import Any, TypeVar
 
+from elastipod.json_values import JsonError, described, parse_json
 from elastipod.local_worker import store_generation
 from elastipod.string_enum import StringEnum
+from elastipod.value_words import kind_of
 
+WordT = TypeVar("WordT", bound=StringEnum)
+EXPECTED = 'the value is a list of objects, such as [{"kind": "kill", "at": "backward", "rank": 1, "step": 40}]'
 CHAOS_ENV = "ELASTIPOD_CHAOS"
 FOLLOWER = -1  # the rank of a newcomer that follows: it has none yet
 
@@ -82,17 +87,55 @@ class PlannedFault:
     seconds: float = 0.05
     once: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", _word(FaultKind, "kind", self.kind))
+        object.__setattr__(self, "at", _word(Moment, "at", self.at))
+        for name in ("rank", "step", "from_generation"):
+            value = getattr(self, name)
+            is_open = value is None and name != "from_generation"
+            if not is_open and (not isinstance(value, Integral) or isinstance(value, bool)):
+                raise TypeError(f"{name} is {value!r:.80}; it must be a whole number")
+        if not isinstance(self.seconds, Real) or self.seconds < 0:
+            raise TypeError(f"seconds is {self.seconds!r:.80}; it must be a number, at least 0")
+        if not isinstance(self.once, (str, os.PathLike)):
+            raise TypeError(f"once is {self.once!r:.80}; it must be the path of a file")
+
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> PlannedFault:
-        """Read one. Raises ValueError for a kind or moment that does not exist, TypeError for an unknown field."""
-        known = {**value, "kind": FaultKind(value["kind"]), "at": Moment(value["at"])}
-        return cls(**known)
+        """Read one. Raises ValueError for a kind or moment that does not exist, TypeError for an unknown field or a wrong type."""
+        if not isinstance(value, dict):
+            raise TypeError(f"{described(value)} is no fault; {EXPECTED}")
+        names = [each.name for each in fields(cls)]
+        if unknown := [name for name in value if name not in names]:
+            raise TypeError(f"there is no field {', '.join(unknown)}; a fault has {', '.join(names)}")
+        words: tuple[tuple[str, type[StringEnum]], ...] = (("kind", FaultKind), ("at", Moment))
+        for name, kind in words:
+            if name not in value:
+                raise ValueError(f"{name} is missing; it must be one of {', '.join(kind)}")
+        return cls(**value)
+
+    def __str__(self) -> str:
+        rank = "any rank" if self.rank is None else f"rank {self.rank}"
+        step = "any step" if self.step is None else f"step {self.step}"
+        later = f", from generation {self.from_generation}" if self.from_generation > 1 else ""
+        return f"{self.kind} at {self.at}, {rank}, {step}{later}"
 
 
 def plan_faults(faults: Iterable[PlannedFault]) -> None:
-    """Let these faults happen in this process, in place of any that were planned before."""
+    """Let these faults happen in this process, in place of any that were planned before. Raises TypeError, ValueError."""
     global _planned
-    _planned = list(faults)
+    planned = list(faults)
+    for number, fault in enumerate(planned):
+        with _named(f"fault {number}"):
+            if not isinstance(fault, PlannedFault):
+                raise TypeError(f"it is {kind_of(fault)}; PlannedFault.from_json gives a fault")
+            _check_folder(fault)
+    _planned = planned
+
+
+def planned_faults() -> tuple[PlannedFault, ...]:
+    """Give the faults that are still to come. Raises ValueError or TypeError where the variable does not say them."""
+    return tuple(_faults())
 
 
 def is_planned(at: Moment, *, rank: int | None = None, step: int | None = None) -> bool:
@@ -154,9 +197,47 @@ def _is_first(fault: PlannedFault) -> bool:
 def _faults() -> list[PlannedFault]:
     global _planned
     if _planned is None:
-        text = os.environ.get(CHAOS_ENV)
-        _planned = [PlannedFault.from_json(each) for each in json.loads(text)] if text else []
+        _planned = _read(os.environ.get(CHAOS_ENV, ""))
     return _planned
+
+
+def _read(text: str) -> list[PlannedFault]:
+    if not text.strip():
+        return []
+    try:
+        values = parse_json(text)
+    except JsonError as error:
+        raise ValueError(f"{CHAOS_ENV} {error.problem}") from error
+    if not isinstance(values, list):
+        raise ValueError(f"{CHAOS_ENV} is {described(values)}; {EXPECTED}")
+    found = []
+    for number, value in enumerate(values):
+        with _named(f"{CHAOS_ENV}, fault {number}"):
+            found.append(PlannedFault.from_json(value))
+            _check_folder(found[-1])
+    return found
+
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Put what an error is about before its text."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{where}: {error}") from error
+
+
+def _word(kind: type[WordT], name: str, value: object) -> WordT:
+    try:
+        return kind(value)
+    except ValueError:
+        raise ValueError(f"{name} is {value!r:.80}; it must be one of {', '.join(kind)}") from None
+
+
+def _check_folder(fault: PlannedFault) -> None:
+    folder = os.path.dirname(os.fspath(fault.once))
+    if folder and not os.path.isdir(folder):
+        raise ValueError(f"once is {fault.once}, and the folder {folder} does not exist")
 
 
 _planned: list[PlannedFault] | None = None

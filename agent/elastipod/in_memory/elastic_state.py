@@ -43,11 +43,10 @@ from elastipod.in_memory.sharded_memory import ShardedMemory
 from elastipod.in_memory.state_arguments import (
     check_apply,
     check_build,
-    check_checkpoints,
     check_copies,
-    check_folder,
     check_groups,
     check_plan,
+    check_storage,
     check_wrap,
 )
 from elastipod.in_memory.step_buffers import StepBuffers
@@ -119,10 +118,10 @@ class State:
         shards = None if mesh is None else MeshPlan.of(mesh)
         check_copies(copies, has_mesh=has_mesh)
         check_apply(apply)
-        check_checkpoints(checkpoints, checkpoint_every, keep)
-        check_folder("sample_log", sample_log)
+        check_storage(checkpoints, checkpoint_every, keep, sample_log)
         check_groups(backend, timeout)
         seed = as_int("seed", seed)
+        chaos.planned_faults()  # a mistake in them is told now
         self._members = Members() if has_mesh else Members(build_bare(build))
         self._apply = apply
         often = checkpoint_every > 0
@@ -219,7 +218,7 @@ class State:
                     self._buffers.positions.enter(self._world.place.rank, self._world.place.world_size)
                     self._is_first_step, self._is_second_step = True, False
                     if is_new and self._world.place.rank == 0:
-                        warn_untrained(self._members)
+                        self._warn()
                     is_new = False
                     assert world.plan is not None
                     place = RankInWorld(self._world.place.rank, self._world.place.world_size, tuple(local_sizes))
@@ -381,6 +380,12 @@ class State:
         self._save(self.completed, waits=True)
         self._end_log("completed")
         return True
+
+    def _warn(self) -> None:
+        """Say once, on rank 0, what may be a mistake."""
+        warn_untrained(self._members)
+        if faults := chaos.planned_faults():
+            log.warning("faults are planned: %s", "; ".join(map(str, faults)))
 
     def _check_built(self, *, has_mesh: bool) -> None:
         check_built(self._members, has_mesh=has_mesh, applies=self._apply is not None, taken={*dir(State), *vars(self)})

@@ -63,9 +63,10 @@ def check_copies(copies: object, *, has_mesh: bool) -> None:
         raise ValueError("copies= needs mesh=: replicated state needs no copies, every rank has all of it")
 
 
-def check_checkpoints(checkpoints: object, every: Any, keep: Any) -> None:
-    """Raise TypeError or ValueError for what says where checkpoints go, how often they are saved, and how many are kept."""
-    check_folder("checkpoints", checkpoints, "a folder or an address")
+def check_storage(checkpoints: object, every: Any, keep: Any, sample_log: object) -> None:
+    """Raise TypeError or ValueError for what says where checkpoints and logs go, how often steps are saved, and how many are kept."""
+    _check_folder("checkpoints", checkpoints, "a folder or an address")
+    _check_folder("sample_log", sample_log, "a folder")
     steps, kept = as_int("checkpoint_every", every), as_int("keep", keep)
     if steps < 0:
         raise ValueError(
@@ -77,8 +78,7 @@ def check_checkpoints(checkpoints: object, every: Any, keep: Any) -> None:
         raise ValueError(f"checkpoint_every is {steps}, but checkpoints= is not given; name the folder for them")
 
 
-def check_folder(name: str, folder: object, wanted: str = "a folder") -> None:
-    """Raise TypeError for what is no path, and ValueError for an empty text."""
+def _check_folder(name: str, folder: object, wanted: str) -> None:
     if folder is None:
         return
     if not isinstance(folder, (str, os.PathLike)):

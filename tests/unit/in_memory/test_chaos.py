@@ -8,12 +8,14 @@ import signal
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from tests.agent_client import until
+from tests.unit.in_memory.models import build
 
-from elastipod import chaos
+from elastipod import ElasticBatches, State, chaos
 from elastipod.chaos import ChaosError, FaultKind, Moment, PlannedFault, is_planned, plan_faults, reached
 
 
@@ -51,10 +53,94 @@ def test_a_fault_waits_for_its_generation(monkeypatch: pytest.MonkeyPatch) -> No
         reached(Moment.FILLING, rank=0, step=1)
 
 
-@pytest.mark.parametrize("value", [{"kind": "burn", "at": "step"}, {"kind": "kill", "at": "never"}])
-def test_a_fault_that_does_not_exist_is_refused(value: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="is not a valid"):
-        PlannedFault.from_json(value)
+KINDS = "kill, stop, raise, hang, slow"
+MOMENTS = "step, forward, backward, collective, before_apply, apply, copy, hand_over, following, connecting, agreeing, filling, verifying"
+FIELDS = "kind, at, rank, step, from_generation, seconds, once"
+KILL = {"kind": "kill", "at": "step"}
+EXAMPLE = '[{"kind": "kill", "at": "backward", "rank": 1, "step": 40}]'
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"kind": "burn", "at": "step"}, f"kind is 'burn'; it must be one of {KINDS}"),
+        ({"kind": "kill", "at": "stepp"}, f"at is 'stepp'; it must be one of {MOMENTS}"),
+        ({"at": "step"}, f"kind is missing; it must be one of {KINDS}"),
+        ({"kind": "kill"}, f"at is missing; it must be one of {MOMENTS}"),
+        ({**KILL, "stepp": 4, "time": 1}, f"there is no field stepp, time; a fault has {FIELDS}"),
+        ({**KILL, "rank": "1"}, "rank is '1'; it must be a whole number"),
+        ({**KILL, "step": 1.5}, "step is 1.5; it must be a whole number"),
+        ({**KILL, "from_generation": None}, "from_generation is None; it must be a whole number"),
+        ({**KILL, "seconds": "1"}, "seconds is '1'; it must be a number, at least 0"),
+        ({**KILL, "seconds": -1}, "seconds is -1; it must be a number, at least 0"),
+        ({**KILL, "once": 5}, "once is 5; it must be the path of a file"),
+        (
+            {**KILL, "once": "/no/such/folder/file"},
+            "once is /no/such/folder/file, and the folder /no/such/folder does not exist",
+        ),
+        (3, f"3 is no fault; the value is a list of objects, such as {EXAMPLE}"),
+    ],
+)
+def test_a_fault_that_cannot_happen_is_refused_with_its_variable_and_number(
+    value: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(chaos.CHAOS_ENV, json.dumps([KILL, value]))
+    with pytest.raises((ValueError, TypeError)) as caught:
+        is_planned(Moment.COPY)
+    assert str(caught.value) == f"ELASTIPOD_CHAOS, fault 1: {said}"
+    with pytest.raises((ValueError, TypeError)):
+        State(build, mesh={"shard": -1})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "{",
+            "ELASTIPOD_CHAOS is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+        ),
+        ("{}", f"ELASTIPOD_CHAOS is an object; the value is a list of objects, such as {EXAMPLE}"),
+        ("3", f"ELASTIPOD_CHAOS is 3; the value is a list of objects, such as {EXAMPLE}"),
+    ],
+)
+def test_a_plan_that_is_no_list_is_refused(text: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(chaos.CHAOS_ENV, text)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 its whole text follows
+        is_planned(Moment.STEP)
+    assert str(caught.value) == said
+
+
+def test_a_blank_variable_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(chaos.CHAOS_ENV, " \n")
+    assert not is_planned(Moment.STEP)
+
+
+def test_faults_in_words_happen_and_others_than_faults_are_refused(tmp_path: Path) -> None:
+    kind: Any = "raise"
+    at: Any = "step"
+    plan_faults([PlannedFault(kind, at, once=str(tmp_path / "once"))])
+    with pytest.raises(ChaosError):
+        reached(Moment.STEP, rank=0, step=1)
+    wrong: Any = KILL
+    with pytest.raises(TypeError, match=r"^fault 0: it is a dict; PlannedFault\.from_json gives a fault$"):
+        plan_faults([wrong])
+    with pytest.raises(ValueError, match=r"^fault 0: once is /no/file, and the folder /no does not exist$"):
+        plan_faults([PlannedFault(FaultKind.KILL, Moment.STEP, once="/no/file")])
+
+
+def test_rank_0_says_which_faults_are_planned(caplog: pytest.LogCaptureFixture) -> None:
+    plan_faults(
+        [
+            PlannedFault(FaultKind.KILL, Moment.COPY, rank=1, step=40),
+            PlannedFault(FaultKind.SLOW, Moment.FILLING, from_generation=2),
+        ]
+    )
+    state = State(build)
+    assert caplog.records == []
+    next(iter(state.steps(ElasticBatches(12, 4))))
+    assert caplog.messages == [
+        "faults are planned: kill at copy, rank 1, step 40; slow at filling, any rank, any step, from generation 2"
+    ]
 
 
 def test_what_a_fault_does_to_its_process(tmp_path: Path) -> None:
