@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _PLAIN = (bool, int, float, str, bytes, list, tuple, dict, set)
 
 
@@ -11,6 +13,12 @@ def kind_of(value: object) -> str:
     if value is None:
         return "None"
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Give the first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def value_or_kind(value: object) -> str:

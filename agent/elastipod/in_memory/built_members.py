@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from elastipod.in_memory.members import MODEL, Members
 from elastipod.in_memory.sharded_gradients import is_sharded
 from elastipod.torch_compat import DistributedDataParallel, without_compile_wrapper
+from elastipod.value_words import first_of
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +57,9 @@ def warn_untrained(members: Members) -> None:
         return
     names = [name for name, each in members.model.named_parameters() if each.requires_grad and id(each) not in known]
     if names:
-        more = f" and {len(names) - MAX_TOLD} more" if len(names) > MAX_TOLD else ""
         log.warning(
-            "no optimizer of build() trains %d parameters that require gradients: %s%s",
-            *(len(names), ", ".join(names[:MAX_TOLD]), more),
+            "no optimizer of build() trains %d parameters that require gradients: %s",
+            *(len(names), first_of(names, MAX_TOLD)),
         )
 
 

@@ -26,6 +26,7 @@ from elastipod.in_memory.rank import RankState
 from elastipod.in_memory.state_transfer import MAX_NAMED, put_back, transfer
 from elastipod.rank_ranges import format_ranks
 from elastipod.torch_compat import device_errors
+from elastipod.value_words import first_of
 
 WHOLE = frozenset({0})  # replicated state is one part
 
@@ -222,7 +223,6 @@ def compare_replicas(own: Mapping[str, str], reference: int, when: str) -> None:
     if dist.get_rank() not in differing:
         raise WorldLost(f"{when} the state of {ranks} differs from that of rank {reference}")
     keys = sorted(key for key in {*own, *expected} if own.get(key) != expected.get(key))
-    more = f" and {len(keys) - MAX_NAMED} more" if len(keys) > MAX_NAMED else ""
     raise StateDiffersError(
-        f"{when} the state of {ranks} differs from that of rank {reference}, in {', '.join(keys[:MAX_NAMED])}{more}"
+        f"{when} the state of {ranks} differs from that of rank {reference}, in {first_of(keys, MAX_NAMED)}"
     )

@@ -17,6 +17,7 @@ from elastipod.in_memory.shard_plan import PartSpan
 from elastipod.in_memory.shard_transfer import PartSources, PartTarget
 from elastipod.in_memory.state_transfer import MAX_NAMED, Span
 from elastipod.rank_ranges import format_ranks
+from elastipod.value_words import first_of
 
 _BLOCK = 1 << 20  # elements that are looked at together
 _FACTOR, _OFFSET = (
@@ -53,7 +54,7 @@ def compare_layouts(
     if sharded and dist.is_initialized():
         dist.all_reduce(sums)
     differing = [shape.key for at, shape in enumerate(sharded) if sums[0, at] != sums[1, at]]
-    return _named(differing)
+    return first_of(differing, MAX_NAMED)
 
 
 def placed_sum(raw: torch.Tensor, start: int, shape: ShardedShape, progress: Callable[[], None] = lambda: None) -> int:
@@ -102,10 +103,5 @@ def compare_shards(
     expected: Mapping[str, str] = {**every[reference][0], **every[holders[rank % len(holders)]][1]}
     keys = sorted(key for key in {*digests, *expected} if digests.get(key) != expected.get(key))
     raise StateDiffersError(
-        f"{when} the state of {format_ranks([rank])} differs from that of its replicas, in {_named(keys)}"
+        f"{when} the state of {format_ranks([rank])} differs from that of its replicas, in {first_of(keys, MAX_NAMED)}"
     )
-
-
-def _named(keys: Sequence[str]) -> str:
-    more = f" and {len(keys) - MAX_NAMED} more" if len(keys) > MAX_NAMED else ""
-    return f"{', '.join(keys[:MAX_NAMED])}{more}"

@@ -265,11 +265,10 @@ class WorldLife:
         memory, is_sharded = self.memory, self.memory.kind == "sharded"
         if self._has_groups and is_sharded:
             self._groups.begin_training()
-        elif self._has_groups:
-            self._groups.allow_for(memory.members.num_bytes)
-        if self._has_groups and is_sharded:
             # While a further group connects, nothing frees a rank that waits for one that has died since the world was built.
             self._await_all("the ranks could not wait for each other before they build the mesh")
+        elif self._has_groups:
+            self._groups.allow_for(memory.members.num_bytes)
         memory.build_mesh(world_size)
         with self._may_lose_peers("the members could not be built"):
             memory.build()
