@@ -39,6 +39,8 @@ def build():
 state = State(build, wrap=DistributedDataParallel, checkpoints=sys.argv[1])
 for step in state.steps(ElasticBatches(dataset_size=40_000, global_batch=4, seed=1)):
     with step as batch:
+        if Path(sys.argv[2]).exists():
+            print("held", flush=True)
         while Path(sys.argv[2]).exists():
             time.sleep(0.01)
         state.model(torch.ones(len(batch.indices), 3)).sum().backward()
@@ -118,6 +120,7 @@ def test_a_drain_that_runs_out_of_time_leaves_the_state_with_who_stays(job: Job)
     """The worker that must go does not come to the stop step, and the other one waits for its gradients."""
     job.train(graceful_timeout=timedelta(seconds=8))
     job.holds[0].touch()
+    job.act_until(lambda: "held" in job.agents[0].printed(), "the worker that does not come any further")
     job.operator.must_go(0)
     job.until_stopped()
     assert not list(job.checkpoints.glob("step-*"))
