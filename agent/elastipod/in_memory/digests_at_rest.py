@@ -11,7 +11,7 @@ from elastipod.torch_compat import accelerators_of, current_streams
 
 
 class DigestsAtRest:
-    """The digests of one rank's members. Code that changes a tensor calls `forget` first.
+    """The digests of one rank's members. Code that changes a member calls `forget` first.
 
     progress: called after each tensor, by the thread too, so that a large state does not exceed the limit of a phase.
     """
@@ -19,6 +19,7 @@ class DigestsAtRest:
     def __init__(self, members: Members, progress: Callable[[], None]) -> None:
         self._members, self._progress = members, progress
         self._known: dict[str, str] = {}
+        self._is_whole = False  # those of plain values are known, too
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
@@ -35,14 +36,15 @@ class DigestsAtRest:
         return self._thread is not None or bool(self._known)
 
     def forget(self, *, but: Collection[str] = ()) -> None:
-        """All tensors are about to change, but for those with these keys."""
+        """All members are about to change, but for tensors with these keys."""
         self._join()
+        self._is_whole = False
         self._known = {key: each for key, each in self._known.items() if key in but}
 
     def digests(self) -> dict[str, str]:
         """Give the digests of now."""
         self._join()
-        return self._members.digests(self._known, self._progress)
+        return dict(self._known) if self._is_whole else self._members.digests(self._known, self._progress)
 
     def _join(self) -> None:
         thread, self._thread = self._thread, None
@@ -53,3 +55,4 @@ class DigestsAtRest:
         for each in queued:  # a thread has streams of its own, which wait for no others
             each.synchronize()
         self._known = self._members.digests(progress=self._progress)
+        self._is_whole = True

@@ -214,7 +214,7 @@ class State:
         try:
             while True:
                 try:
-                    world.join(plan, self._open_log)
+                    world.join(plan, self._open_log, [grain, list(local_sizes)])
                     self._buffers.positions.enter(self._world.place.rank, self._world.place.world_size)
                     self._is_first_step, self._is_second_step = True, False
                     if is_new and self._world.place.rank == 0:
@@ -361,7 +361,7 @@ class State:
     def _train(self, plan: ElasticBatches, place: RankInWorld, grain: int) -> Generator[ElasticStep, None, bool]:
         """Train in one world; give True when the loop is to end. Raises WorldLost."""
         with lost_world("the plans could not be compared"):
-            batches = plan.iterate_at(place, grain=grain)
+            batches = plan.iterate_at(place, grain=grain, is_compared=self._world.has_same_plans)
         for batch in batches:
             self._step = step = ElasticStep(self, batch)
             yield step

@@ -19,7 +19,7 @@ from elastipod.in_memory.digests_at_rest import DigestsAtRest
 from elastipod.in_memory.exchange import all_texts, text_of
 from elastipod.in_memory.following import Following
 from elastipod.in_memory.members import Content, Members, digest_of
-from elastipod.in_memory.offer_wire import RankOffer, decode_offer, encode_offer
+from elastipod.in_memory.offer_wire import NO_DATA, RankData, RankOffer, decode_offer, encode_offer
 from elastipod.in_memory.offers import Offer, ResumePlan
 from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.rank import RankState
@@ -110,9 +110,9 @@ class MemoryState:
         if self.following.step is not None and not self._at_rest.has_begun:
             self._at_rest.begin()
 
-    def exchange_offers(self) -> list[RankOffer]:
-        """Give the offers of all ranks, by rank. Collective. Raises WorldLost, BadOffer."""
-        own = encode_offer(RankOffer(self.rank.offer(), self.origin, self.following.step))
+    def exchange_offers(self, data: RankData = NO_DATA) -> list[RankOffer]:
+        """Give the offers of all ranks, by rank. data: what this rank tells of its data. Collective. Raises WorldLost, BadOffer."""
+        own = encode_offer(RankOffer(self.rank.offer(), self.origin, self.following.step, data))
         with lost_world("the offers could not be exchanged"):
             return [decode_offer(text) for text in all_texts(own)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from elastipod.errors import ElastipodError
@@ -13,11 +13,22 @@ from elastipod.in_memory.offers import Offer
 MAX_OFFER_BYTES = 64 * 1024
 MAX_IMAGES = 16
 MAX_PARTS = 4096
-_VERSION = 2  # of what ranks say to one another while they join a world: it must be the same on all
+_VERSION = 3  # of what ranks say to one another while they join a world: it must be the same on all
 
 
 class BadOffer(ElastipodError):
     """A rank sent something that is no offer; the text says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankData:
+    """What a rank trains on. plan: a digest of its plan. samples: of the job after each step that it offers, by step."""
+
+    plan: str = ""
+    samples: Mapping[int, int] = field(default_factory=dict)
+
+
+NO_DATA = RankData()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,7 @@ class RankOffer:
     offer: Offer
     origin: int
     followed: int | None = None
+    data: RankData = NO_DATA
 
 
 def encode_offer(offer: RankOffer) -> str:
@@ -45,6 +57,8 @@ def encode_offer(offer: RankOffer) -> str:
             "images": {str(step): sorted(parts) for step, parts in own.images.items()},
             "origin": offer.origin,
             "followed": offer.followed,
+            "plan": offer.data.plan,
+            "samples": {str(step): samples for step, samples in offer.data.samples.items()},
         }
     )
 
@@ -57,16 +71,19 @@ def decode_offer(text: str) -> RankOffer:
         found = json.loads(text)
         if found["v"] != _VERSION:
             raise BadOffer(f"an offer has version {found['v']!r}; all ranks need the same version of elastipod")
-        images = found["images"]
+        images, samples = found["images"], found["samples"]
         if not isinstance(images, Mapping) or len(images) > MAX_IMAGES:
             raise BadOffer(f"an offer names more than {MAX_IMAGES} images")
+        if not isinstance(samples, Mapping) or len(samples) > MAX_IMAGES + 2:
+            raise BadOffer(f"an offer names the samples of more than {MAX_IMAGES + 2} steps")
         offer = Offer(
             _parts(found["parts"]),
             _step(found["completed"]),
             bool(found["is_prepared"]),
             {_count(int(step)): _parts(parts) for step, parts in images.items()},
         )
-        return RankOffer(offer, _count(found["origin"]), _step(found["followed"]))
+        data = RankData(str(found["plan"]), {_count(int(step)): _count(each) for step, each in samples.items()})
+        return RankOffer(offer, _count(found["origin"]), _step(found["followed"]), data)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise BadOffer(f"a rank sent no offer: {error!r}") from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -24,6 +24,7 @@ from elastipod.in_memory.durable_tier import DurableTier
 from elastipod.in_memory.exchange import text_of
 from elastipod.in_memory.memory_state import MemoryState, WorldLost, lost_world
 from elastipod.in_memory.offer_wire import RankOffer
+from elastipod.in_memory.offered_data import offered_data, position_text
 from elastipod.in_memory.phase_limit import PhaseLimit
 from elastipod.in_memory.process_groups import ProcessGroups, is_group_of_state
 from elastipod.torch_compat import accelerators_of, await_devices, detach_reducer, wrapped_as_it_is
@@ -56,6 +57,7 @@ class WorldLife:
         self._known: ElasticBatches | None = None  # the position after all steps that this rank may give to others
         self.donor = 0  # the rank whose state the others are compared with
         self.is_loaded = False  # whether the present generation began from a checkpoint
+        self.has_same_plans = False  # whether all ranks of the present generation said that they have the same plan
         self.durable = durable
         self._limit = limit
         self._groups = groups
@@ -96,11 +98,12 @@ class WorldLife:
         """As `ProcessGroups.reason_to_end`."""
         return self._groups.reason_to_end
 
-    def join(self, plan: ElasticBatches, before_verifying: Callable[[], None]) -> None:
+    def join(self, plan: ElasticBatches, before_verifying: Callable[[], None], cut: Sequence[object] = ()) -> None:
         """Be in a world that is ready to train: this rank holds the agreed step, as all others do.
 
-        before_verifying: is called when the step is known; when any rank has verified, it has returned on all. Raises WorldLost or
-        WorldNotBuilt when a peer is lost meanwhile, and StateDiffersError on a rank whose state is not that of the others.
+        before_verifying: is called when the step is known; when any rank has verified, it has returned on all. cut: how the script
+        divides the batches of its plan, as JSON values. Raises WorldLost or WorldNotBuilt when a peer is lost meanwhile, and
+        StateDiffersError on a rank whose state is not that of the others.
         """
         memory = self.memory
         self.place = place = self._next_place()
@@ -112,7 +115,8 @@ class WorldLife:
         self._connect()
         memory.move(memory.rank.connected())
         self._pass(chaos.Moment.AGREEING)
-        offers = memory.exchange_offers()
+        offers = memory.exchange_offers(offered_data(plan, cut, self._known or self.plan, memory.rank))
+        self.has_same_plans = len({each.data.plan for each in offers}) == 1
         resume = memory.begin_filling(offers, place.rank)
         self.is_loaded = False
         if resume is None:
@@ -124,7 +128,7 @@ class WorldLife:
         memory.fill(resume, offers, self._limit.progress)
         self.donor = donor = memory.donor_of(resume)
         if not self.is_loaded:  # a checkpoint has the position, and all ranks have it from there
-            self._agree_on_position(plan, resume.step, donor)
+            self._agree_on_position(plan, resume.step, donor, offers)
         self._wrap_model()
         self._accelerators = accelerators_of(memory.members.model) if self._has_groups else set()
         memory.finish_filling()
@@ -282,18 +286,23 @@ class WorldLife:
         with lost_world(what), self._limit.paused():
             self._groups.await_all()
 
-    def _agree_on_position(self, plan: ElasticBatches, step: int, donor: int) -> None:
+    def _agree_on_position(self, plan: ElasticBatches, step: int, donor: int, offers: Sequence[RankOffer]) -> None:
         """Take over the position in the data from a rank that has trained up to it."""
+        samples = offers[donor].data.samples.get(step) if self.has_same_plans else None
+        text = self._position_of(donor, step) if samples is None else position_text(plan, step, samples)
+        self.plan = plan.resumed(json.loads(text))
+        if self._known is None or not _tells(self._known, step, text):
+            self._known = self.plan
+
+    def _position_of(self, donor: int, step: int) -> str:
+        """Have the position from the donor, where its offer does not say it for this plan. Collective."""
         own = None
         if self.place.rank == donor:
             known = self._known or self.plan
             assert known is not None, "a donor has a position"
             own = json.dumps(known.state_dict(step))
         with lost_world("the position in the data could not be exchanged"):
-            text = text_of(donor, own)
-        self.plan = plan.resumed(json.loads(text))
-        if self._known is None or not _tells(self._known, step, text):
-            self._known = self.plan
+            return text_of(donor, own)
 
     def _unwrap(self) -> None:
         if self._wrapped is not None:

@@ -319,7 +319,7 @@ def test_a_newcomer_computes_its_digests_as_soon_as_its_donor_has_stopped(
     memory.finish_following()
     assert memory.following.step == 14
     found = memory._at_rest.digests()
-    assert read == ["elastipod-digests", "MainThread"]
+    assert read == ["elastipod-digests"]
     assert found == digests(memory.members)
 
 

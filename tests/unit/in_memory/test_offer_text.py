@@ -7,15 +7,20 @@ from typing import Any
 
 import pytest
 
-from elastipod.in_memory.offer_wire import MAX_OFFER_BYTES, BadOffer, RankOffer, decode_offer, encode_offer
+from elastipod.in_memory.offer_wire import MAX_OFFER_BYTES, BadOffer, RankData, RankOffer, decode_offer, encode_offer
 from elastipod.in_memory.offers import Offer
 
-OFFER = RankOffer(Offer(frozenset({9, 4}), 7, True, {6: frozenset({5, 2}), 5: frozenset()}), 3, 8)
-TEXT = (
-    '{"v": 2, "parts": [4, 9], "completed": 7, "is_prepared": true, "images": {"6": [2, 5], "5": []}, "origin": 3, '
-    '"followed": 8}'
+OFFER = RankOffer(
+    Offer(frozenset({9, 4}), 7, True, {6: frozenset({5, 2}), 5: frozenset()}), 3, 8, RankData("a0", {7: 84})
 )
-NEWCOMER = {"v": 2, "parts": [], "completed": None, "is_prepared": False, "images": {}, "origin": 0, "followed": None}
+TEXT = (
+    '{"v": 3, "parts": [4, 9], "completed": 7, "is_prepared": true, "images": {"6": [2, 5], "5": []}, "origin": 3, '
+    '"followed": 8, "plan": "a0", "samples": {"7": 84}}'
+)
+NEWCOMER = {
+    "v": 3, "parts": [], "completed": None, "is_prepared": False, "images": {}, "origin": 0, "followed": None, "plan": "",
+    "samples": {},
+}  # fmt: skip
 
 
 def test_an_offer_is_this_text() -> None:
@@ -30,9 +35,10 @@ def test_an_offer_is_this_text() -> None:
     [
         {"parts": list(range(4096))},
         {"images": {str(step): [] for step in range(16)}},
+        {"samples": {str(step): 0 for step in range(18)}},
         {"completed": 0, "origin": (1 << 62) - 1},
     ],
-    ids=["parts", "images", "numbers"],
+    ids=["parts", "images", "samples", "numbers"],
 )
 def test_the_largest_offers_are_taken(changed: dict[str, Any]) -> None:
     found = decode_offer(json.dumps({**NEWCOMER, **changed}))
@@ -61,6 +67,9 @@ def test_an_offer_may_have_so_many_bytes_and_no_more() -> None:
         ({"origin": None}, "an offer has 'None' where a count belongs"),
         ({"images": {str(step): [] for step in range(17)}}, "an offer names more than 16 images"),
         ({"images": []}, "an offer names more than 16 images"),
+        ({"samples": {str(step): 0 for step in range(19)}}, "an offer names the samples of more than 18 steps"),
+        ({"samples": []}, "an offer names the samples of more than 18 steps"),
+        ({"samples": {"1": -1}}, "an offer has '-1' where a count belongs"),
         ({"images": {"-1": []}}, "an offer has '-1' where a count belongs"),
         ({"images": {"1": 2}}, "an offer's parts are no list of at most 4096"),
         ({"images": {"x": []}}, "a rank sent no offer: ValueError(\"invalid literal for int() with base 10: 'x'\")"),

@@ -9,14 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastipod.in_memory.offer_wire import MAX_OFFER_BYTES, BadOffer, RankOffer, decode_offer, encode_offer
+from elastipod.in_memory.offer_wire import MAX_OFFER_BYTES, BadOffer, RankData, RankOffer, decode_offer, encode_offer
 from elastipod.in_memory.offers import Offer
 
 COUNTS = st.integers(0, 1 << 40)
 PARTS = st.frozensets(st.integers(0, 50), max_size=8)
 
 
-@given(PARTS, st.none() | COUNTS, st.booleans(), st.dictionaries(COUNTS, PARTS, max_size=4), COUNTS, st.none() | COUNTS)
+@given(
+    PARTS,
+    st.none() | COUNTS,
+    st.booleans(),
+    st.dictionaries(COUNTS, PARTS, max_size=4),
+    COUNTS,
+    st.none() | COUNTS,
+    st.builds(RankData, st.text(max_size=8), st.dictionaries(COUNTS, COUNTS, max_size=6)),
+)
 def test_an_offer_arrives_as_it_was_sent(
     parts: frozenset[int],
     completed: int | None,
@@ -24,8 +32,9 @@ def test_an_offer_arrives_as_it_was_sent(
     images: dict[int, frozenset[int]],
     origin: int,
     followed: int | None,
+    data: RankData,
 ) -> None:
-    offer = RankOffer(Offer(parts, completed, is_prepared, images), origin, followed)
+    offer = RankOffer(Offer(parts, completed, is_prepared, images), origin, followed, data)
     assert decode_offer(encode_offer(offer)) == offer
 
 
@@ -53,6 +62,7 @@ GOOD = json.loads(encode_offer(RankOffer(Offer(frozenset({0}), 3), 1)))
                 ("images", [1]),
                 ("images", {"x": [0]}),
                 ("images", {str(step): [0] for step in range(17)}),
+                ("samples", {"x": 0}),
                 ("followed", "3"),
                 ("origin", None),
                 ("origin", 1 << 63),

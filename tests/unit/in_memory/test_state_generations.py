@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 from tests.unit.in_memory.test_state_steps import PLAN, Played
 
+from elastipod.data import ElasticBatches
 from elastipod.in_memory.memory_state import WorldLost
 from elastipod.in_memory.process_groups import WorldNotBuilt
 from elastipod.rank_in_world import RankInWorld
@@ -30,12 +31,31 @@ def test_each_world_that_is_lost_is_followed_by_another_until_the_end(monkeypatc
     played.state._train = train
     assert list(played.state.steps(PLAN, grain=4, local_sizes=[1, 3])) == ["step 1", "step 2", "step 3"]
     assert worlds == [(PLAN, RankInWorld(1, 2, (1, 3)), 4, True)] * 3
-    assert played.world.join.mock_calls == [mock.call(PLAN, played.state._open_log)] * 3
+    assert played.world.join.mock_calls == [mock.call(PLAN, played.state._open_log, [4, [1, 3]])] * 3
     leaves = [mock.call(lost[0], is_torn=False), mock.call(lost[1], is_torn=True)]
     assert played.world.leave.mock_calls == leaves
     assert played.world.close.mock_calls == [mock.call(True)]
     assert played.parts.limit.mock_calls == [mock.call.close()]
     assert played.link.announce.mock_calls == [mock.call("replicated")]
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_plans_that_the_offers_have_compared_are_not_compared_again(
+    monkeypatch: pytest.MonkeyPatch, is_same: bool
+) -> None:
+    played = Played(monkeypatch)
+    played.world.has_same_plans = is_same
+    asked: list[Any] = []
+
+    def iterate_at(_: ElasticBatches, *given: Any, **named: Any) -> Iterator[Any]:
+        asked.append((given, named))
+        return iter(())
+
+    monkeypatch.setattr(ElasticBatches, "iterate_at", iterate_at)
+    place = RankInWorld(1, 2)
+    with pytest.raises(StopIteration):
+        next(played.state._train(PLAN, place, 4))
+    assert asked == [((place,), {"grain": 4, "is_compared": is_same})]
 
 
 @pytest.mark.parametrize("error", [WorldLost("x"), ZeroDivisionError()])

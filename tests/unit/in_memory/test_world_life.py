@@ -18,13 +18,14 @@ from elastipod.data import ElasticBatches
 from elastipod.in_memory import world_life
 from elastipod.in_memory.agent_link import AgentLink, WorldPlace
 from elastipod.in_memory.memory_state import WorldLost
-from elastipod.in_memory.offer_wire import RankOffer
+from elastipod.in_memory.offer_wire import RankData, RankOffer
 from elastipod.in_memory.offers import Offer
 from elastipod.in_memory.process_groups import ProcessGroups, is_group_of_state
 from elastipod.in_memory.world_life import SINGLE, WorldLife
 
 PLAN = ElasticBatches(dataset_size=48, global_batch=12, seed=1)
 PLACE = WorldPlace(4, 1, 3, "10.0.0.1", 29500)
+OFFERED = RankData("a plan")
 
 
 class Rank:
@@ -53,9 +54,15 @@ class Rank:
         self.reached: list[Any] = []
         monkeypatch.setattr(chaos, "reached", lambda moment, **at: self.reached.append((moment, at)))
         monkeypatch.setattr(world_life, "text_of", self._text_of)
+        self.offered: list[Any] = []
+        monkeypatch.setattr(world_life, "offered_data", self._offered_data)
         self.life = WorldLife(self.memory, self.parts.limit, self.groups, wrap, durable)
         self.life.plan = PLAN
         self.told: list[Any] = []
+
+    def _offered_data(self, *given: Any) -> RankData:
+        self.offered.append(given)
+        return OFFERED
 
     def _text_of(self, donor: int, own: str | None) -> str:
         self.told.append((donor, own))
@@ -159,6 +166,35 @@ def test_a_rank_that_is_no_donor_takes_the_position_of_one(monkeypatch: pytest.M
     assert position(rank) == {"epoch": 0}
 
 
+def test_a_position_that_came_with_the_offers_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is what the donor has trained, which another global batch before may have made another number."""
+    rank = Rank(monkeypatch)
+    data = [RankData("a plan", samples) for samples in ({}, {}, {7: 30})]
+    offers = [RankOffer(Offer(), 0, data=each) for each in data]
+    rank.memory.exchange_offers.return_value = offers
+    rank.memory.donor_of.return_value = 2
+    rank.memory.begin_filling.return_value.step = 7
+    rank.life.join(PLAN, rank.parts.before, ["cut"])
+    assert rank.told == []
+    assert rank.life.plan == replace(PLAN, first_step=7, first_sample=30)
+    assert rank.life.has_same_plans
+    assert rank.offered == [(PLAN, ["cut"], PLAN, rank.memory.rank)]
+    assert rank.memory.exchange_offers.mock_calls == [mock.call(OFFERED)]
+
+
+@pytest.mark.parametrize(("step", "plans"), [(8, "aaa"), (7, "aab")])
+def test_the_donor_is_asked_where_its_offer_does_not_tell_the_position_for_this_plan(
+    monkeypatch: pytest.MonkeyPatch, step: int, plans: str
+) -> None:
+    resumed(monkeypatch)
+    rank = Rank(monkeypatch)
+    rank.memory.exchange_offers.return_value = [RankOffer(Offer(), 0, data=RankData(each, {7: 30})) for each in plans]
+    rank.memory.begin_filling.return_value.step = step
+    rank.life.join(PLAN, rank.parts.before)
+    assert rank.told == [(1, json.dumps({"at": step}))]
+    assert rank.life.has_same_plans is (plans == "aaa")
+
+
 def test_a_world_may_resume_before_the_step_that_the_world_before_it_resumed_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -242,7 +278,7 @@ def test_without_storage_a_new_state_is_that_of_the_script(monkeypatch: pytest.M
     resumed(monkeypatch)
     rank = Rank(monkeypatch, has_durable=False)
     rank.memory.begin_filling.side_effect = [None, rank.memory.begin_filling.return_value]
-    rank.memory.begin_anew.return_value = [Offer()]
+    rank.memory.begin_anew.return_value = [Offer()] * 3
     rank.life.join(PLAN, rank.parts.before)
     assert rank.memory.begin_anew.mock_calls == [mock.call(PLAN.first_step, 1, 3, loaded_by=None)]
     assert rank.life.is_loaded is False

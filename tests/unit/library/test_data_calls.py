@@ -84,6 +84,8 @@ def test_all_of_a_plan_is_compared_between_ranks(monkeypatch: pytest.MonkeyPatch
     cut = {"global_batch": 6, "local_sizes": [2, 4], "grain": 2}
     assert compared == [({**described, **position, **cut}, RankInWorld(1, 2, (2, 4)))]
     assert list(compared[0][0]) == [*described, *position, *cut]
+    plan.iterate_at(RankInWorld(0, 1), is_compared=True)
+    assert len(compared) == 1, "the caller has done so"
     plan.with_batch(5, after_step=3).iterate(0, 1)
     assert compared[1][0] | {"kind": "map"} == {
         **described, "start_step": 3, "samples before it": 18, "epochs": 2, "global_batch": 5, "local_sizes": [], "grain": 1,
