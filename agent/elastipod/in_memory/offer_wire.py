@@ -22,7 +22,7 @@ class BadOffer(ElastipodError):
 
 @dataclass(frozen=True, slots=True)
 class RankData:
-    """What a rank trains on. plan: a digest of its plan. samples: of the job after each step that it offers, by step."""
+    """What a rank tells of its data. plan: a digest of its plan. samples: of the job after each step that it offers, by step."""
 
     plan: str = ""
     samples: Mapping[int, int] = field(default_factory=dict)
