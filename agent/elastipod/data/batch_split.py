@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+
+from elastipod.data.sources import as_int
 
 
 def even_part(size: int, rank: int, world_size: int) -> range:
@@ -16,6 +18,14 @@ def even_part(size: int, rank: int, world_size: int) -> range:
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is outside a world of {world_size}")
     return range(size * rank // world_size, size * (rank + 1) // world_size)
+
+
+def as_cut(grain: object, local_sizes: Sequence[object]) -> tuple[int, tuple[int, ...]]:
+    """Give both as whole numbers. Raises TypeError, with the argument's name, for anything else."""
+    if isinstance(local_sizes, (str, bytes)) or not isinstance(local_sizes, Iterable):
+        raise TypeError(f"local_sizes is {local_sizes!r:.80}; it must have a whole number for each rank")
+    sizes = tuple(as_int(f"local_sizes[{rank}]", size) for rank, size in enumerate(local_sizes))
+    return as_int("grain", grain), sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +43,11 @@ class BatchSplit:
 
     @classmethod
     def of(cls, world_size: int, local_sizes: Sequence[int] = (), grain: int = 1) -> BatchSplit:
-        """Give the split for local sizes in rank order; empty: an even split. Raises ValueError when they do not fit."""
+        """Give the split for local sizes in rank order; empty: an even split.
+
+        Raises ValueError when they do not fit, and TypeError for what is no whole number.
+        """
+        grain, local_sizes = as_cut(grain, local_sizes)
         if world_size < 1:
             raise ValueError(f"world_size is {world_size}; there is at least one rank")
         if grain < 1:

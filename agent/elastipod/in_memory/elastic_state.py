@@ -18,6 +18,7 @@ from elastipod import chaos
 from elastipod.audit.sample_log import SampleLog
 from elastipod.checkpoint.rng import seed_new_rank
 from elastipod.data import Batch, ElasticBatches
+from elastipod.data.batch_split import as_cut
 from elastipod.data.sources import as_int
 from elastipod.elastic_event import elastic_event_detected
 from elastipod.errors import CheckpointError, StateDiffersError
@@ -200,10 +201,11 @@ class State:
 
         Ends early, after a checkpoint, when the job must stop and this process cannot be kept. grain, local_sizes: as for
         `ElasticBatches.iterate`. Raises StateDiffersError when this rank's state differs from its replicas', and TypeError when
-        this State has given steps already.
+        this State has given steps already, or for an argument of another type.
         """
         world, is_new = self._world, True
         check_plan(plan)
+        grain, sizes = as_cut(grain, local_sizes)
         if self._pid:
             raise TypeError("steps() is called a second time. Call steps() once; set epochs= in ElasticBatches")
         self._pid = os.getpid()
@@ -214,14 +216,14 @@ class State:
         try:
             while True:
                 try:
-                    world.join(plan, self._open_log, [grain, list(local_sizes)])
+                    world.join(plan, self._open_log, [grain, sizes])
                     self._buffers.positions.enter(self._world.place.rank, self._world.place.world_size)
                     self._is_first_step, self._is_second_step = True, False
                     if is_new and self._world.place.rank == 0:
                         self._warn()
                     is_new = False
                     assert world.plan is not None
-                    place = RankInWorld(self._world.place.rank, self._world.place.world_size, tuple(local_sizes))
+                    place = RankInWorld(self._world.place.rank, self._world.place.world_size, sizes)
                     self._has_finished = yield from self._train(world.plan, place, grain)
                     if self._has_finished:
                         return

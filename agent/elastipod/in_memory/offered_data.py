@@ -16,7 +16,7 @@ def offered_data(
 ) -> RankData:
     """Give what a rank tells. cut: how its script divides batches, as JSON values. known: its plan where it has trained, else None."""
     described = [plan.state_dict(plan.first_step)["source"], plan.epochs, plan.global_batch, cut]
-    digest = hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
     if known is None:
         return RankData(digest)
     own = () if rank.completed is None else (rank.completed, rank.completed + 1)

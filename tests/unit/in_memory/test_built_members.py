@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from elastipod import State
+from elastipod.data import ElasticBatches
 from elastipod.in_memory import built_members, elastic_state
 
 
@@ -171,6 +172,21 @@ def test_what_is_no_plan_is_refused(plan: Any) -> None:
     assert str(caught.value) == (
         f"plan is {plan}; it must be an ElasticBatches, such as ElasticBatches(len(dataset), global_batch)"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"grain": "2"}, "grain is '2'; it must be a whole number"),
+        ({"local_sizes": 8}, "local_sizes is 8; it must have a whole number for each rank"),
+        ({"local_sizes": "44"}, "local_sizes is '44'; it must have a whole number for each rank"),
+        ({"local_sizes": [4, None]}, "local_sizes[1] is None; it must be a whole number"),
+    ],
+)
+def test_batches_are_cut_by_whole_numbers(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        next(iter(State(build).steps(ElasticBatches(8, 8), **arguments)))
+    assert str(caught.value) == said
 
 
 @pytest.mark.parametrize("name", ["rank", "world_size", "generation"])

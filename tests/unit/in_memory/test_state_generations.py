@@ -31,7 +31,7 @@ def test_each_world_that_is_lost_is_followed_by_another_until_the_end(monkeypatc
     played.state._train = train
     assert list(played.state.steps(PLAN, grain=4, local_sizes=[1, 3])) == ["step 1", "step 2", "step 3"]
     assert worlds == [(PLAN, RankInWorld(1, 2, (1, 3)), 4, True)] * 3
-    assert played.world.join.mock_calls == [mock.call(PLAN, played.state._open_log, [4, [1, 3]])] * 3
+    assert played.world.join.mock_calls == [mock.call(PLAN, played.state._open_log, [4, (1, 3)])] * 3
     leaves = [mock.call(lost[0], is_torn=False), mock.call(lost[1], is_torn=True)]
     assert played.world.leave.mock_calls == leaves
     assert played.world.close.mock_calls == [mock.call(True)]

@@ -106,6 +106,26 @@ def test_numbers_of_a_rank_are_named(place: tuple[Any, Any], start_step: Any, to
     assert str(raised.value) == told
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"grain": "2"}, "grain is '2'; it must be a whole number"),
+        ({"grain": 1.5}, "grain is 1.5; it must be a whole number"),
+        ({"local_sizes": (3, "3")}, "local_sizes[1] is '3'; it must be a whole number"),
+    ],
+)
+def test_how_batches_are_cut_is_told_in_whole_numbers(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        ElasticBatches(20, 6).iterate(0, 2, **arguments)
+    assert str(raised.value) == told
+
+
+def test_numbers_of_another_type_cut_a_batch_as_well() -> None:
+    numbers: Any = torch.tensor([2, 4])
+    batches = ElasticBatches(20, 6, shuffle=False).iterate(1, 2, local_sizes=tuple(numbers), grain=numbers[0])
+    assert next(batches).indices == (2, 3, 4, 5)
+
+
 def test_steps_outside_of_a_job_are_refused() -> None:
     plan = ElasticBatches(20, 6, epochs=2).with_batch(4, after_step=2)
     assert (plan.first_step, plan.total_steps) == (2, 9)
