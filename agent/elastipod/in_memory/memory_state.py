@@ -65,7 +65,7 @@ class MemoryState:
         self._limit = limit
         self._images: dict[int, Content] = {}
         self._at_rest = DigestsAtRest(members, limit.progress)
-        self._may_stay = True  # this process may live on in the next world
+        self._goes_on = True  # this process is likely to be in the next world
         is_possible = can_be_followed and self.kind == "replicated"
         self.following = Following(members, is_possible=is_possible, at_end=self._at_rest.begin)
 
@@ -195,15 +195,23 @@ class MemoryState:
 
         fates: of all ranks. Raises WorldLost.
         """
-        self._may_stay = Fate.STAYS in fates or Fate.KEPT in fates
-        return self._may_stay
+        is_held = Fate.STAYS in fates or Fate.KEPT in fates
+        own = fates[dist.get_rank() if dist.is_initialized() else 0]
+        self._goes_on = is_held and own is not Fate.LEAVES
+        return is_held
 
     def release(self) -> None:
         """The world ends: hold nothing that needs it. Members outlive it here."""
         self.following.close()
-        if self.rank.completed is not None and self._may_stay:
-            self._at_rest.begin()  # else it would only keep this process from ending soon
-        self._may_stay = True
+
+    def rest(self) -> None:
+        """This rank waits for the next world: its digests are computed meanwhile.
+
+        Not those of a rank that leaves. It may be taken back, and computes them then.
+        """
+        if self.rank.completed is not None and self._goes_on:
+            self._at_rest.begin()
+        self._goes_on = True
 
 
 def compare_replicas(own: Mapping[str, str], reference: int, when: str) -> None:

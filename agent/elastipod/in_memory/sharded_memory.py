@@ -198,6 +198,9 @@ class ShardedMemory(MemoryState):
             drop_sharding_caches()
             gc.collect()
 
+    def rest(self) -> None:
+        """Nothing: which digests the next world needs depends on its mesh."""
+
     def _complete_alone(self, part: int) -> None:
         """All ranks may have been prepared, and some may have committed: hold the state before the step and after it."""
         before = contiguous_image(live_part(self.members, part), self._limit.progress).content

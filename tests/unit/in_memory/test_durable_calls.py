@@ -198,28 +198,36 @@ def test_the_norm_of_the_optimizers_is_that_of_all_their_moments(monkeypatch: py
 
 
 @pytest.mark.parametrize("completed", [4, None])
-def test_digests_are_computed_at_the_end_of_a_world_where_there_is_a_state(completed: int | None) -> None:
+def test_digests_are_computed_while_a_rank_with_a_state_waits(completed: int | None) -> None:
     memory = MemoryState(Members(built()), mock.Mock())
     memory.rank = RankState(Phase.QUIESCED, 1, frozenset({0}), completed)
     memory.following, memory._at_rest = mock.Mock(), mock.Mock()
     memory.release()
     assert memory.following.mock_calls == [mock.call.close()]
+    assert memory._at_rest.mock_calls == [], "first it leaves its world, for which others wait"
+    memory.rest()
     assert memory._at_rest.mock_calls == ([mock.call.begin()] if completed is not None else [])
 
 
 @pytest.mark.parametrize(
-    ("fates", "begins"), [(["stay", "leave"], True), (["kept", "unknown"], True), (["unknown", "leave"], False)]
+    ("fates", "is_held", "begins"),
+    [
+        (["stay", "leave"], True, True),
+        (["kept", "unknown"], True, True),
+        (["leave", "stay"], True, False),
+        (["unknown", "leave"], False, False),
+    ],
 )
-def test_a_process_that_will_end_computes_no_digests_and_a_later_world_of_it_does(
-    fates: list[str], begins: bool
+def test_a_process_that_is_to_leave_or_end_computes_no_digests_and_a_later_world_of_it_does(
+    fates: list[str], is_held: bool, begins: bool
 ) -> None:
     memory = MemoryState(Members(built()), mock.Mock())
     memory.rank = RankState(Phase.QUIESCED, 1, frozenset({0}), 4)
     memory.following, memory._at_rest = mock.Mock(), mock.Mock()
-    assert memory.hand_over([Fate(each) for each in fates]) is begins
-    memory.release()
+    assert memory.hand_over([Fate(each) for each in fates]) is is_held
+    memory.rest()
     assert memory._at_rest.mock_calls == [mock.call.begin()] * begins
-    memory.release()  # after a fault, of which nobody is told before
+    memory.rest()  # after a fault, of which nobody is told before
     assert memory._at_rest.mock_calls == [mock.call.begin()] * (1 + begins)
 
 

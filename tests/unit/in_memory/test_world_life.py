@@ -104,9 +104,9 @@ def test_a_rank_joins_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     rank.life.is_loaded = True
     rank.life.join(PLAN, before)
     wanted = [
-        "memory.following.begin", "link.park", "memory.finish_following", "memory.rank.assigned", "memory.move", "link.watch",
-        "limit.paused", "groups.connect", "memory.rank.connected", "memory.move", "memory.exchange_offers", "memory.begin_filling",
-        "groups.allow_for", "memory.build_mesh", "memory.build", "memory.fill", "memory.donor_of",
+        "memory.rest", "memory.following.begin", "link.park", "memory.finish_following", "memory.rank.assigned", "memory.move",
+        "link.watch", "limit.paused", "groups.connect", "memory.rank.connected", "memory.move", "memory.exchange_offers",
+        "memory.begin_filling", "groups.allow_for", "memory.build_mesh", "memory.build", "memory.fill", "memory.donor_of",
         "memory.finish_filling", "before", "groups.await_former", "memory.verify", "memory.rank.verified", "memory.move",
         "groups.begin_training", "memory.following.listen",
     ]  # fmt: skip
@@ -449,7 +449,9 @@ def test_a_rank_follows_those_that_train_while_it_waits_in_peace(
     with pytest.raises(EOFError):
         rank.life.join(PLAN, rank.parts.before)
     assert rank.names() == (
-        ["memory.following.begin", "link.park", "memory.finish_following"] if error is None else ["link.park"]
+        ["memory.rest", "memory.following.begin", "link.park", "memory.finish_following"]
+        if error is None
+        else ["memory.rest", "link.park"]
     )
     rank.link.park.side_effect = None
     rank.link.is_kept = False
