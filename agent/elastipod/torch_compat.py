@@ -242,7 +242,8 @@ def wrapped_as_it_is(wrap: Callable[..., nn.Module], model: nn.Module) -> nn.Mod
 
     It does so all the same where ``wrap`` is not DDP itself (or a partial of it), and for buffers that are in no state_dict.
     """
-    is_known = {name for name, _ in model.named_buffers()} <= model.state_dict().keys()
+    buffers = {name for name, _ in model.named_buffers()}
+    is_known = not buffers or buffers <= model.state_dict().keys()
     if is_known and getattr(wrap, "func", wrap) is DistributedDataParallel:
         with suppress(TypeError):  # a torch whose DDP has no such option
             return wrap(model, init_sync=False)

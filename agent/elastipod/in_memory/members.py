@@ -55,10 +55,14 @@ class TensorShape:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The state of all members at one moment. tensors: live ones, not copies, by key. values: all the rest, as JSON text."""
+    """The state of all members at one moment. tensors: live ones, not copies, by key. values: all the rest, as JSON text.
+
+    held: members of the rank that loads it which have this state already.
+    """
 
     tensors: Mapping[str, torch.Tensor]
     values: str
+    held: frozenset[str] = frozenset()
 
     def shapes(self) -> list[TensorShape]:
         return [TensorShape(key, _name(each.dtype), tuple(each.shape)) for key, each in self.tensors.items()]
@@ -160,6 +164,8 @@ class Members:
             raise ValueError(f"the state has members {sorted(values)}, and this script builds {sorted(self._by_name)}")
         with torch.no_grad():
             for name, member in self._by_name.items():
+                if name in content.held:
+                    continue
                 state = join_tensors(values[name], content.tensors)
                 if isinstance(member, torch.optim.Optimizer) and state.keys() >= _STATE_KEYS:
                     load_optimizer(member, state)
@@ -265,6 +271,27 @@ class Members:
                     digest = _digest_of_values(encode_value(split_tensors(member.state_dict(), name, tensors), name))
                 found[name] = digest, [tensor._version for tensor in tensors.values()]
         return found
+
+
+def held_members(own: str, told: str, lacking: Iterable[str]) -> frozenset[str]:
+    """Give the members whose plain values are those that another rank told, and of whose tensors none is lacking.
+
+    own, told: values of `Content`. lacking: keys of tensors. Raises ValueError for what is no JSON object.
+    """
+    values, others = (_texts_of_values(text) for text in (own, told))
+    incomplete = tuple(lacking)
+    return frozenset(
+        name
+        for name, text in others.items()
+        if values.get(name) == text and not any(key == name or key.startswith(f"{name}.") for key in incomplete)
+    )
+
+
+def _texts_of_values(text: str) -> dict[str, str]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("the values of a state are not by member")
+    return {name: json.dumps(value) for name, value in found.items()}
 
 
 def digest_of(digests: Mapping[str, str]) -> str:

@@ -13,7 +13,14 @@ import torch.distributed as dist
 from elastipod.errors import StateDiffersError
 from elastipod.in_memory.digests_at_rest import DigestsAtRest
 from elastipod.in_memory.exchange import MAX_MANIFEST_BYTES, all_texts, text_of
-from elastipod.in_memory.members import Content, Members, TensorShape, digests_by_key, empty_like_shape
+from elastipod.in_memory.members import (
+    Content,
+    Members,
+    TensorShape,
+    digests_by_key,
+    empty_like_shape,
+    held_members,
+)
 from elastipod.in_memory.state_manifest import BadManifest, StateManifest, describe, read_manifest
 from elastipod.in_memory.tensor_digests import as_bytes
 
@@ -134,8 +141,10 @@ def transfer(
         own_lack = lacks[rank]
     if rank in receivers:
         # What stays is named, because the digest of a parameter in a wrapper may have another name than its tensor has here.
-        at_rest.forget(but={shape.key for shape in shapes} - {shape.key for shape in own_lack})
-        target = Content({shape.key: _room(content, shape, members) for shape in shapes}, manifest.values)
+        lacking = {shape.key for shape in own_lack}
+        at_rest.forget(but={shape.key for shape in shapes} - lacking)
+        room = {shape.key: _room(content, shape, members) for shape in shapes}
+        target = Content(room, manifest.values, held_members(content.values, manifest.values, lacking))
         _receive(target, dealt[rank], progress)
         check_received({key: target.tensors[key] for key in manifest.uncompared}, manifest.uncompared, first)
         return target

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from elastipod.errors import CheckpointError
 from elastipod.in_memory.durable_tier import DurableTier
-from elastipod.in_memory.members import Content, Members, digest_of
+from elastipod.in_memory.members import Content, Members, digest_of, held_members
 
 
 @pytest.mark.parametrize("steps_of_receiver", [0, 2])
@@ -126,6 +128,37 @@ def test_a_digest_sees_every_tensor_and_value_but_not_buffers() -> None:
 def test_what_is_no_state_is_refused(built: object, said: str) -> None:
     with pytest.raises(TypeError, match=said):
         Members(built)
+
+
+@pytest.mark.parametrize(
+    ("told", "lacking", "held"),
+    [
+        pytest.param({"a": {"x": 1}, "b": [2]}, [], {"a", "b"}, id="all is the same"),
+        pytest.param({"a": {"x": 1}, "b": [2]}, ["b.0", "c"], {"a"}, id="a tensor lacks"),
+        pytest.param({"a": {"x": 1}, "b": [2]}, ["a"], {"b"}, id="a member that is one tensor lacks"),
+        pytest.param({"a": {"x": 1}, "b": [2]}, ["ab.0"], {"a", "b"}, id="a tensor of a longer name lacks"),
+        pytest.param({"a": {"x": 1}, "b": [3]}, [], {"a"}, id="a value differs"),
+        pytest.param({"a": {"x": True}, "b": [2.0]}, [], set(), id="values of other types"),
+        pytest.param({"a": {"x": 1}, "c": [2]}, [], {"a"}, id="another member"),
+    ],
+)
+def test_what_a_rank_holds_of_another_ones_state_is_known_by_member(told: Any, lacking: list[str], held: Any) -> None:
+    own = json.dumps({"a": {"x": 1}, "b": [2]})
+    assert held_members(own, json.dumps(told), lacking) == held
+
+
+def test_values_that_are_not_by_member_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^the values of a state are not by member$"):
+        held_members("{}", "[1]", [])
+
+
+def test_members_that_a_rank_holds_are_not_loaded() -> None:
+    members, loaded = trained(1), trained(2).content()
+    before = members.digests()
+    members.load(replace(loaded, held=frozenset(dict(members.items()))))
+    assert members.digests() == before
+    members.load(loaded)
+    assert members.digests() == trained(2).digests() != before
 
 
 def test_a_state_of_other_members_is_refused() -> None:

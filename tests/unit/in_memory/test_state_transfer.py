@@ -158,6 +158,29 @@ def test_a_follower_knows_no_digest_any_more_of_what_it_gets() -> None:
     assert run_ranks(2, body) == [[True, True]] * 2
 
 
+def test_a_follower_loads_the_members_that_following_has_not_brought() -> None:
+    """Such as a scheduler, which it does not step."""
+    port = free_port()
+
+    def body(rank: int) -> Any:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler: Any = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+        members = Members((model, optimizer, scheduler))
+        if rank == 0:
+            scheduler.last_epoch += 1
+        at_rest = DigestsAtRest(members, lambda: None)
+        at_rest.begin()
+        with world(rank, 2, port):
+            content = transfer(members, [0], [1], lambda: None, at_rest, followers=[1])
+        if content is not None:
+            members.load(content)
+        return [sorted(content.held) if content is not None else None, scheduler.last_epoch]
+
+    assert run_ranks(2, body) == [[None, 1], [["model", "optimizer"], 1]]
+
+
 def test_a_rank_that_neither_gives_nor_takes_learns_nothing() -> None:
     port = free_port()
 
