@@ -178,7 +178,7 @@ class WorldLife:
         self._unwrap()
         forget_frames(error)
         memory.release()
-        memory.members.zero_grad()
+        memory.members.zero_grad(walks_modules=False)
         if self._has_groups:
             self._groups.leave()
         memory.move(memory.rank.detached())
