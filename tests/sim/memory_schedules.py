@@ -19,7 +19,7 @@ IN_MEMORY: tuple[tuple[str, tuple[Event, ...], dict[str, Any]], ...] = (
             (Event(40, "crash_worker", 0), Event(100, "scale", 1), Event(100 + late, "crash_worker", 0)),
             {},
         )
-        for late in (2.5, 3.0, 3.5, 4.0)
+        for late in (2.5, 4.0, 5.5, 7.0)  # the ranks begin the next generation at a time that the seed decides
     ),
     ("a node is drained", (Event(100, "drain_node", 0),), {}),
     ("a node loses power", (Event(100, "kill_node", 1),), {}),

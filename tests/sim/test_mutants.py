@@ -89,7 +89,7 @@ MUTANTS: dict[Mutant, str | None] = {
     evidence.stop_workers_that_begin_with_shards: "workers keep shards of the state in memory: a node is tainted 2 s after a shrink began",
     evidence.wait_for_prepared_workers_for_ever: "workers start ahead of a growth: they never come to it",
     mutants.wait_for_a_start_for_ever: "a member stops for a start that it never hears",
-    mutants.forget_steps_before_a_change: "workers keep their state in memory: a worker crashes, and again 3 s after a shrink began",
+    mutants.forget_steps_before_a_change: "workers keep their state in memory: a worker crashes, and again 5.5 s after a shrink began",
     mutants.choose_the_depth_before_agents_have_answered: "a worker that keeps its state crashes while the operator is away",
     endings.drain_workers_that_have_finished: "the training ends: a node is tainted, and the operator is away",
     endings.complete_with_the_first_member: "the training ends: nothing happens",

@@ -214,7 +214,7 @@ class WorldLife:
         if self.link is None:
             return WorldPlace.from_env() or SINGLE
         error, self._lost_to = self._lost_to, None
-        self.memory.rest()
+        self.memory.rest(self._accelerators)
         if error is None:
             self.memory.following.begin()
             try:

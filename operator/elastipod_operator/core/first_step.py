@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
+
 from .record import Record
 from .replica import Replica, Replicas
+
+# A generation is marked as running at its first step, or so long after it began, and its status is written then: writes would prolong
+# the pause before that step.
+FIRST_STEP_PATIENCE = timedelta(seconds=1)
+
+
+def status_waits_until(record: Record, now: datetime) -> datetime | None:
+    """Give until when the status of a generation that has just begun may wait; None if it is due."""
+    began_at = record.generation_began_at
+    if began_at is None or record.generation < 2 or record.running_since is not None:
+        return None
+    if record.transition is not None or record.outcome or not record.members:
+        return None
+    until = began_at + FIRST_STEP_PATIENCE
+    return until if began_at <= now < until else None
 
 
 def steps_of_members(record: Record, replicas: Replicas) -> list[int]:

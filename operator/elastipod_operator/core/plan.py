@@ -14,6 +14,7 @@ from .conditions import describe
 from .context import Context, PlanDraft
 from .deadlines import accepted, next_deadline, overdue
 from .ending import finish, plan_deletion, plan_end
+from .first_step import status_waits_until
 from .grant import Grant
 from .health import assess
 from .incarnations import record_incarnations
@@ -148,9 +149,13 @@ def _complete(
     report = describe(snapshot, draft.record, replicas, grant, quota)
     if not snapshot.job.has_finalizer and snapshot.job.deleting_since is None:
         draft = replace(draft, actions=(SetFinalizer(True), *draft.actions))
+    waits_until = status_waits_until(draft.record, snapshot.now) if snapshot.job.deleting_since is None else None
     return Plan(
         record=draft.record, actions=draft.actions, conditions=report.conditions, size=report.size,
-        events=(*draft.events, *report.events), history=draft.history, running_since=draft.running_since,
-        wake_at=earliest(draft.wake_at, report.wake_at, replicas.next_loss_at, next_phase_change(draft.record, replicas, snapshot.now)),
+        events=(*draft.events, *report.events), decision_events=draft.events, status_waits_until=waits_until,
+        history=draft.history, running_since=draft.running_since,
+        wake_at=earliest(
+            draft.wake_at, report.wake_at, waits_until, replicas.next_loss_at, next_phase_change(draft.record, replicas, snapshot.now)
+        ),
         status=report.status, adopts_spec=draft.adopts_spec, skips_record=bool(snapshot.job.unmanaged),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from .context import Context, PlanDraft
 from .ending import finish
 from .escalation import close_window, next_window_end
 from .faults import START_LIMIT, answers_count_from, find_fault, first_answers_due, start_limit
-from .first_step import has_made_step
+from .first_step import FIRST_STEP_PATIENCE, has_made_step
 from .growth import growth_window
 from .partial_gangs import follow_partial_gang, next_gang_check
 from .payback import record_resize_pause
@@ -26,8 +26,6 @@ from .transition import in_transition, recover
 from .wording import counted, training
 
 RECHECK_AFTER = timedelta(seconds=1)
-# A generation is marked as running at its first step, or so long after it began: the writes would prolong the pause before that step.
-FIRST_STEP_PATIENCE = timedelta(seconds=1)
 
 
 def running(record: Record, context: Context) -> PlanDraft:

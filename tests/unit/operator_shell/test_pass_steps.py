@@ -22,12 +22,14 @@ from elastipod_operator.agents.polled_agent import Address
 from elastipod_operator.core.actions import (
     CreatePod,
     DeleteJob,
+    JobEvent,
     ListPods,
     Plan,
     PrepareWorkers,
     StartWorkers,
     StopWorkers,
 )
+from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import Record
 from elastipod_operator.core.snapshot import ContainerState, ObservedAgent, ObservedContainer, ObservedPod, Snapshot
 from elastipod_operator.job_agents import JobAgents
@@ -180,6 +182,30 @@ async def test_pods_are_supplied_once_the_status_is_written_or_refused(
     (error,) = await asyncio.gather(ends, return_exceptions=True)
     assert done == ["status", "pods"]
     assert isinstance(error, ApiError) is is_refused
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_status_that_waits_keeps_no_event_of_the_decision_back(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """The Events of conditions come with the status, in the pass that writes it."""
+    written, recorded, steps = list[Plan](), list[JobEvent](), shell.reconciler._reconcile
+
+    async def write(job: Job, todo: Plan) -> None:
+        written.append(todo)
+
+    monkeypatch.setattr(steps, "_write_status", write)
+    monkeypatch.setattr(steps, "_record_events", lambda job, events: recorded.extend(events))
+    decided_now, of_condition = JobEvent(Reason.RESIZED, "2 -> 4"), JobEvent(Reason.RUNNING, "4 replicas")
+    todo = replace(
+        decided(),
+        events=(decided_now, of_condition),
+        decision_events=(decided_now,),
+        status_waits_until=NOW if waits else None,
+    )
+    await steps._report(decision(todo).job, todo)
+    assert written == ([] if waits else [todo])
+    assert recorded == ([decided_now] if waits else [decided_now, of_condition])
 
 
 class FedByHand:
