@@ -205,8 +205,8 @@ class MemoryState:
         """The world ends: hold nothing that needs it. Members outlive it here."""
         self.following.close()
 
-    def rest(self, accelerators: Set[torch.device]) -> None:
-        """This rank waits for the next world: its digests are computed meanwhile. accelerators: of the model.
+    def rest(self, accelerators: Set[torch.device] | None) -> None:
+        """This rank waits for the next world: its digests are computed meanwhile. accelerators: of the model, if known.
 
         Not those of a rank that leaves. It may be taken back, and computes them then.
         """

@@ -198,7 +198,7 @@ class ShardedMemory(MemoryState):
             drop_sharding_caches()
             gc.collect()
 
-    def rest(self, accelerators: Set[torch.device]) -> None:
+    def rest(self, accelerators: Set[torch.device] | None) -> None:
         """Nothing: which digests the next world needs depends on its mesh."""
 
     def _complete_alone(self, part: int) -> None:

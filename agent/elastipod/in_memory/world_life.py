@@ -65,7 +65,9 @@ class WorldLife:
         self._lost_to: BaseException | None = None
         self._aborted = threading.Event()  # of the present generation; the watcher of a former one has another
         self._has_groups = False
-        self._accelerators: set[torch.device] = set()
+        self._accelerators: set[torch.device] | None = (
+            None  # of the model in the present world, or the last; None before one
+        )
 
     @property
     def model(self) -> nn.Module:
