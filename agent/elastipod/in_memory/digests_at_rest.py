@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Set
+from collections.abc import Callable, Collection
 from typing import Any
-
-import torch
 
 from elastipod.in_memory.members import Members
 from elastipod.torch_compat import accelerators_of, current_streams
@@ -24,13 +22,10 @@ class DigestsAtRest:
         self._is_whole = False  # those of plain values are known, too
         self._thread: threading.Thread | None = None
 
-    def begin(self, accelerators: Set[torch.device] | None = None) -> None:
-        """The state stands still from now on: compute its digests in a thread, once what the caller has queued on it has run.
-
-        accelerators: of the model, where the caller knows them.
-        """
+    def begin(self) -> None:
+        """The state stands still from now on: compute its digests in a thread, once what the caller has queued on it has run."""
         self.forget()
-        queued = current_streams(accelerators_of(self._members.model) if accelerators is None else accelerators)
+        queued = current_streams(accelerators_of(self._members.model))
         thread = threading.Thread(target=self._compute, args=(queued,), name="elastipod-digests", daemon=True)
         thread.start()
         self._thread = thread

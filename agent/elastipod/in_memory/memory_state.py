@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from elastipod.errors import ElastipodError, StateDiffersError
@@ -205,13 +204,13 @@ class MemoryState:
         """The world ends: hold nothing that needs it. Members outlive it here."""
         self.following.close()
 
-    def rest(self, accelerators: Set[torch.device] | None) -> None:
-        """This rank waits for the next world: its digests are computed meanwhile. accelerators: of the model, if known.
+    def rest(self) -> None:
+        """This rank waits for the next world: its digests are computed meanwhile.
 
         Not those of a rank that leaves. It may be taken back, and computes them then.
         """
         if self.rank.completed is not None and self._goes_on:
-            self._at_rest.begin(accelerators)
+            self._at_rest.begin()
         self._goes_on = True
 
 

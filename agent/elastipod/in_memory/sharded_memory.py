@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -198,7 +198,7 @@ class ShardedMemory(MemoryState):
             drop_sharding_caches()
             gc.collect()
 
-    def rest(self, accelerators: Set[torch.device] | None) -> None:
+    def rest(self) -> None:
         """Nothing: which digests the next world needs depends on its mesh."""
 
     def _complete_alone(self, part: int) -> None:

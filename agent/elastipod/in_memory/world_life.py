@@ -65,9 +65,7 @@ class WorldLife:
         self._lost_to: BaseException | None = None
         self._aborted = threading.Event()  # of the present generation; the watcher of a former one has another
         self._has_groups = False
-        self._accelerators: set[torch.device] | None = (
-            None  # of the model in the present world, or the last; None before one
-        )
+        self._accelerators: set[torch.device] = set()
 
     @property
     def model(self) -> nn.Module:
@@ -216,7 +214,7 @@ class WorldLife:
         if self.link is None:
             return WorldPlace.from_env() or SINGLE
         error, self._lost_to = self._lost_to, None
-        self.memory.rest(self._accelerators)
+        self.memory.rest()
         if error is None:
             self.memory.following.begin()
             try:

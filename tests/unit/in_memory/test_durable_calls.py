@@ -197,9 +197,6 @@ def test_the_norm_of_the_optimizers_is_that_of_all_their_moments(monkeypatch: py
     assert tier.optimizer_norm() == 5.0, "each has a part"
 
 
-DEVICES = {torch.device("meta")}
-
-
 @pytest.mark.parametrize("completed", [4, None])
 def test_digests_are_computed_while_a_rank_with_a_state_waits(completed: int | None) -> None:
     memory = MemoryState(Members(built()), mock.Mock())
@@ -208,8 +205,8 @@ def test_digests_are_computed_while_a_rank_with_a_state_waits(completed: int | N
     memory.release()
     assert memory.following.mock_calls == [mock.call.close()]
     assert memory._at_rest.mock_calls == [], "first it leaves its world, for which others wait"
-    memory.rest(DEVICES)
-    assert memory._at_rest.mock_calls == ([mock.call.begin(DEVICES)] if completed is not None else [])
+    memory.rest()
+    assert memory._at_rest.mock_calls == ([mock.call.begin()] if completed is not None else [])
 
 
 @pytest.mark.parametrize(
@@ -228,10 +225,10 @@ def test_a_process_that_is_to_leave_or_end_computes_no_digests_and_a_later_world
     memory.rank = RankState(Phase.QUIESCED, 1, frozenset({0}), 4)
     memory.following, memory._at_rest = mock.Mock(), mock.Mock()
     assert memory.hand_over([Fate(each) for each in fates]) is is_held
-    memory.rest(DEVICES)
-    assert memory._at_rest.mock_calls == [mock.call.begin(DEVICES)] * begins
-    memory.rest(DEVICES)  # after a fault, of which nobody is told before
-    assert memory._at_rest.mock_calls == [mock.call.begin(DEVICES)] * (1 + begins)
+    memory.rest()
+    assert memory._at_rest.mock_calls == [mock.call.begin()] * begins
+    memory.rest()  # after a fault, of which nobody is told before
+    assert memory._at_rest.mock_calls == [mock.call.begin()] * (1 + begins)
 
 
 @pytest.mark.parametrize(("step", "has_begun", "begins"), [(4, False, True), (4, True, False), (None, False, False)])
