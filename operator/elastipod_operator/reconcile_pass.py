@@ -220,10 +220,8 @@ class ReconcilePass:
 
     async def _report(self, job: Job, todo: Plan) -> None:
         """Write the status, then the Events. If the status cannot be written, the Events of conditions come with the next one."""
-        if todo.status_waits_until is not None:
-            self._record_events(job, todo.decision_events)
-            return
-        await self._write_status(job, todo)
+        if not todo.status_waits:
+            await self._write_status(job, todo)
         self._record_events(job, todo.events)
 
     async def _write_status(self, job: Job, todo: Plan) -> None:

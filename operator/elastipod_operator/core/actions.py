@@ -219,8 +219,8 @@ class Plan:
 
     history: entries to append. running_since: when all agents of record.generation answered RUNNING. wake_at: when to decide
     again at the latest. skips_record: the record belongs to a newer operator and is not written. adopts_spec: pods are created
-    from the present spec from now on. decision_events: those of events that do not tell of conditions. status_waits_until: when the
-    status is due, with the Events of conditions; None: now.
+    from the present spec from now on. status_waits: the status is not due yet, nor are the Events of conditions, which come
+    with it.
     """
 
     record: Record
@@ -228,8 +228,7 @@ class Plan:
     conditions: tuple[Condition, ...] = ()
     size: JobSize = NO_SIZE
     events: tuple[JobEvent, ...] = ()
-    decision_events: tuple[JobEvent, ...] = ()
-    status_waits_until: datetime | None = None
+    status_waits: bool = False
     history: tuple[HistoryEntry, ...] = ()
     running_since: datetime | None = None
     wake_at: datetime | None = None

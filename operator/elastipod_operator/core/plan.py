@@ -152,7 +152,7 @@ def _complete(
     waits_until = status_waits_until(draft.record, snapshot.now) if snapshot.job.deleting_since is None else None
     return Plan(
         record=draft.record, actions=draft.actions, conditions=report.conditions, size=report.size,
-        events=(*draft.events, *report.events), decision_events=draft.events, status_waits_until=waits_until,
+        events=draft.events if waits_until else (*draft.events, *report.events), status_waits=waits_until is not None,
         history=draft.history, running_since=draft.running_since,
         wake_at=earliest(
             draft.wake_at, report.wake_at, waits_until, replicas.next_loss_at, next_phase_change(draft.record, replicas, snapshot.now)

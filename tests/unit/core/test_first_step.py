@@ -42,9 +42,12 @@ def test_a_status_waits_for_the_first_step_of_a_generation(
 def test_a_plan_looks_again_when_its_status_is_due() -> None:
     pods = [(pod(n), running(3)) for n in range(2)]
     todo = plan(observed(job(BEGUN), pods))
-    assert todo.status_waits_until == DUE
+    assert todo.status_waits
     assert todo.wake_at is not None
     assert todo.wake_at <= DUE
-    assert todo.decision_events == ()
+    assert todo.events == (), "those of conditions come with the status"
+    due = plan(observed(job(BEGUN), pods, now=DUE))
+    assert not due.status_waits
+    assert due.events != ()
     deleted = plan(observed(job(BEGUN, deleting_since=NOW), pods))
-    assert deleted.status_waits_until is None
+    assert not deleted.status_waits

@@ -188,7 +188,6 @@ async def test_pods_are_supplied_once_the_status_is_written_or_refused(
 async def test_a_status_that_waits_keeps_no_event_of_the_decision_back(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
-    """The Events of conditions come with the status, in the pass that writes it."""
     written, recorded, steps = list[Plan](), list[JobEvent](), shell.reconciler._reconcile
 
     async def write(job: Job, todo: Plan) -> None:
@@ -196,16 +195,11 @@ async def test_a_status_that_waits_keeps_no_event_of_the_decision_back(
 
     monkeypatch.setattr(steps, "_write_status", write)
     monkeypatch.setattr(steps, "_record_events", lambda job, events: recorded.extend(events))
-    decided_now, of_condition = JobEvent(Reason.RESIZED, "2 -> 4"), JobEvent(Reason.RUNNING, "4 replicas")
-    todo = replace(
-        decided(),
-        events=(decided_now, of_condition),
-        decision_events=(decided_now,),
-        status_waits_until=NOW if waits else None,
-    )
+    event = JobEvent(Reason.RESIZED, "2 -> 4")
+    todo = replace(decided(), events=(event,), status_waits=waits)
     await steps._report(decision(todo).job, todo)
     assert written == ([] if waits else [todo])
-    assert recorded == ([decided_now] if waits else [decided_now, of_condition])
+    assert recorded == [event]
 
 
 class FedByHand:
