@@ -32,7 +32,7 @@ from elastipod_agent.core.requests import PrepareRequest, StartRequest, StopRequ
 from elastipod_agent.core.run_env import before_generation
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.fork_server.fork_server_manager import ForkServerManager
-from elastipod_agent.generation.faults import Fault
+from elastipod_agent.generation.faults import Fault, GenerationEnd
 from elastipod_agent.generation.gap import measure_gap
 from elastipod_agent.generation.generation_run import GenerationRun, RunEvents
 from elastipod_agent.generation.supervisor import GenerationSupervisor
@@ -91,6 +91,7 @@ class Agent:
         self._supervisor: GenerationSupervisor | None = None
         self._task: asyncio.Task[None] | None = None
         self._newest_stopped = 0
+        self._next_start: StartRequest | None = None  # carried out once the workers have drained
         self._last_outcome: Outcome | None = None
         self._last_report: Progress | None = None  # of an earlier generation
         self._shutdown_requested = asyncio.Event()
@@ -213,11 +214,38 @@ class Agent:
         status = self.status
         if status.current.state is not S.SHUTDOWN:
             self._reporter.ended(end)
+        if self._begins_next(end):
+            return
         if end.successors is not None and status.current.state is S.READY and not status.current.terminating:
             self._begin_before_start(end.successors)
         if self.status.current.terminating:
             limit_s = FINAL_STATUS_S if self._kept.pool is None else GIVING_LIMIT_S
             asyncio.get_running_loop().call_later(limit_s, self._begin_shutdown)
+
+    def _begins_next(self, end: GenerationEnd) -> bool:
+        """Begin the generation that the /stop of this drain has named, if all workers are back with what they hold.
+
+        They have left together with those of all other pods, as they say: who comes back after a fault may lack what others were to
+        hand over, and the operator decides. It also hands out what workers leave for each other, with the /start.
+        """
+        start, self._next_start = self._next_start, None
+        self._reporter.next_generation(None)
+        status, pool = self.status.current, self._kept.pool if self._pool is None else self._pool
+        is_whole = (
+            end.outcome is Outcome.DRAINED
+            and pool is not None
+            and pool.kept_all_processes
+            and self._coordinator.have_left
+        )
+        if start is None or not is_whole or status.worker_data or status.state is not S.READY or status.terminating:
+            return False
+        return self.start(start).verdict is CallVerdict.ACT
+
+    def _note_next(self, request: StopRequest) -> None:
+        """Note what follows the drain under way, as the newest /stop says. The end of anything but a drain has nothing to follow it."""
+        is_draining = self.status.current.state is S.STOPPING and request.is_graceful
+        self._next_start = request.next_start if is_draining else None
+        self._reporter.next_generation(None if self._next_start is None else self._next_start.run_generation)
 
     def _kept_workers_changed(self, pool: WorkerPool | None) -> None:
         self._reporter.kept_workers(pool)
@@ -259,12 +287,15 @@ class Agent:
             self._change_drain(request.timeout_s, leaves=bool(request.leaves))
         if decision.verdict is not CallVerdict.REFUSE:
             self._end_kept_workers(request)
+        if decision.verdict is CallVerdict.NOTHING:
+            self._note_next(request)
         if decision.verdict is not CallVerdict.ACT:
             return decision
         is_graceful = request.is_graceful and self.status.current.state is S.RUNNING
         timeout_s = self._settings.shutdown_timeout_s if request.timeout_s is None else request.timeout_s
         mode = parse_restart_mode(request.restart_mode) if self._pool is not None else self._usual_mode
         self._reporter.stopping(mode, is_graceful=is_graceful, timeout_s=timeout_s)
+        self._note_next(request)
         if self._supervisor is not None and self._task is not None and not self._task.done():
             stop_mode = StopMode.GRACEFUL if is_graceful else StopMode.HARD
             self._supervisor.stop(stop_mode, timeout_s, request.restart_mode, leaves=request.leaves)

@@ -18,7 +18,7 @@ from elastipod_agent.workers.failure import Failure
 
 PROTOCOL = 1
 # Optional additions to the protocol that callers may use (docs/design/contracts.md, 3); `store` is another one, where there is a key.
-FEATURES = ("reach", "prepare")
+FEATURES = ("reach", "prepare", "next")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,7 @@ class Status:
         None  # of workers that were started ahead of their first run, until that run
     )
     generation: int = 0
+    next_generation: int | None = None  # that begins here once the workers have drained
     drained: bool = False
     warming: bool = False
     saving: bool = False  # all workers have acknowledged the event of the drain under way
@@ -114,6 +115,7 @@ class StatusStore:
             "features": list(self.features),
             "version": status.version,
             "generation": status.generation,
+            "next_generation": status.next_generation,
             "drained": status.drained,
             "warming": status.warming,
             "saving": status.saving,

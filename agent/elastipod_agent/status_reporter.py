@@ -139,6 +139,10 @@ class StatusReporter:
         if self._status.current.state is not S.STOPPING:
             self._status.enter(S.STOPPING, restart_mode=mode.value, reason=None, message=None)
 
+    def next_generation(self, generation: int | None) -> None:
+        """The generation that begins once the workers have drained; None for none."""
+        self._status.set(next_generation=generation)
+
     def drain_shortened(self, timeout_s: float) -> None:
         """The drain under way has less time."""
         self._log.info("the drain has less time", generation=self._status.current.generation, timeout_s=timeout_s)

@@ -161,7 +161,13 @@ def test_a_pod_that_must_go_when_all_have_stopped_gives_its_shard_away_from_the_
     job.operator.policy = policy(2, 4, sizes=Sizes((2, 3), 2))
     job.act()
     assert job.operator.record.transition.leavers == (pid(3),)
-    until(lambda: all(agent.status()["status"] == "ready" for agent in job.agents), "all to have stopped", PATIENCE_S)
+    following = job.operator.record.transition.next_generation
+    assert following.members == (pid(0), pid(1), pid(2))
+    until(
+        lambda: all(agent.status()["generation"] == following.generation for agent in job.agents[:3]),
+        "those who stay to have begun the next generation by themselves",
+        PATIENCE_S,
+    )
     job.operator.must_go(0)
     job.act_until(lambda: job.operator.has_ended, "the end of the job")
     assert [(one.from_size, one.to_size, one.depth) for one in job.operator.history[1:]] == [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.sim.agent_words import Crash, Lie
 from tests.sim.events import Make, Preparing
@@ -44,6 +44,10 @@ class AgentProcess:
         """Whether it can be asked if it reaches another agent."""
         self.serves_store = make is not Make.FOREIGN and zlib.crc32(pod.uid.encode()) % 4 > 0
         """Whether its version knows stores that agents serve."""
+        self.begins_next = make.keeps_state and zlib.crc32(pod.uid.encode()) % 8 > 0
+        """Whether its version begins the generation after a drain by itself."""
+        self.following: dict[str, Any] | None = None
+        """The body of the /start that it carries out once its workers have drained."""
         self.admit: Callable[[Head], Admission] = admit_everybody
         """Who may call it."""
         self.lie: Lie | None = None
@@ -204,11 +208,16 @@ class AgentProcess:
             has_successors = is_followed_by_new_processes(outcome, self.restart_mode, leaves=self.leaves)
             if could_be_kept and has_successors and not self.terminating:
                 self._begin_before_start()
+            self.begin_following()
         elif self.state is S.STOPPING:
             self._enter(S.READY, reason=None)
         else:
             self._enter(S.COMPLETED)
         self._leave_if_terminating()
+
+    def begin_following(self) -> None:
+        """The workers have drained."""
+        raise NotImplementedError
 
     def _failed(self, crash: Crash) -> None:
         self.failure = crash

@@ -32,6 +32,19 @@ IN_PROCESS = "in_process_restart"
 class SimAgent(AgentProcess):
     """An agent: what it answers to the calls of the operator, and what it tells of itself."""
 
+    def _take_following(self, body: dict[str, Any] | None) -> None:
+        if body != self.following:
+            self.following = body
+            self.version += 1
+            self.pod.agent_changed()
+
+    def begin_following(self) -> None:
+        """The workers have drained: begin the generation that the /stop has named, if they hold what they are to bring."""
+        following, self.following = self.following, None
+        if following is not None and self.held is not None and not self.terminating:
+            self._training.checker.met["in memory: an agent begins the next generation by itself"] += 1
+            self.start(following)
+
     def start(self, body: dict[str, Any]) -> CallDecision:
         """POST /start."""
         answer = decide_start(self._fence_state(), body.get("generation"))
@@ -77,6 +90,8 @@ class SimAgent(AgentProcess):
             self._kernel.after(float(body["timeout"]), lambda: self._out_of_time(stops))
         self._training.checker.stopped(self.generation, self._kernel.now)
         is_kept = self.make.keeps_state and keeps_processes(body.get("restart_mode") or "", is_graceful=graceful)
+        if answer.verdict is not CallVerdict.REFUSE:
+            self._take_following(body.get("next") if graceful and self.state in (S.RUNNING, S.STOPPING) else None)
         if answer.verdict is not CallVerdict.ACT:
             if answer.verdict is CallVerdict.NOTHING and self.state is S.READY and not is_kept:
                 self._forget_memory()
@@ -133,8 +148,9 @@ class SimAgent(AgentProcess):
             "status": self.state.value, "reason": self.reason, "message": failure.message if failure else None,
             "protocol": 1, "features": self._features(),
             "preparation": self.preparation.value if self.preparation is not None else None,
-            "version": self.version, "generation": self.generation, "drained": self.drained,
-            "terminating": self.terminating, "boot_id": self.pod.uid, "spare": str(self.is_spare),
+            "version": self.version, "generation": self.generation,
+            "next_generation": self.following["generation"] if self.state is S.STOPPING and self.following else None,
+            "drained": self.drained, "terminating": self.terminating, "boot_id": self.pod.uid, "spare": str(self.is_spare),
             "saving": self._stop is StopMode.GRACEFUL and run is not None and run.is_saving,
             "unanswered": self._is_unanswered(),
             "failure": {"global_rank": self.rank * self.pod.nproc + failure.local_rank, "exitcode": failure.exitcode,
@@ -156,7 +172,8 @@ class SimAgent(AgentProcess):
 
     def _features(self) -> list[str]:
         """Give what this agent can do beyond the first protocol. Some are of a version without a store."""
-        has = {"reach": self.tells_of_others, "prepare": self.preparing is not None, "store": self.serves_store}
+        has = {"reach": self.tells_of_others, "prepare": self.preparing is not None, "store": self.serves_store,
+               "next": self.begins_next}  # fmt: skip
         return [name for name, is_there in has.items() if is_there]
 
     def _worker_data(self) -> list[dict[str, Any]]:

@@ -19,7 +19,33 @@ IN_MEMORY: tuple[tuple[str, tuple[Event, ...], dict[str, Any]], ...] = (
             (Event(40, "crash_worker", 0), Event(100, "scale", 1), Event(100 + late, "crash_worker", 0)),
             {},
         )
-        for late in (2.5, 4.0, 5.5, 7.0)  # the ranks begin the next generation at a time that the seed decides
+        for late in (
+            2.5,
+            4.0,
+            5.5,
+            7.0,
+            10.0,
+            13.0,
+            16.0,
+            19.0,
+            22.0,
+        )  # the ranks begin the next generation at a time that the seed decides
+    ),
+    *(
+        (
+            f"a decided growth, {what} after {late:g} s",
+            (Event(60, "scale", 1), Event(100, "scale", 0), Event(108 + late, *event)),
+            {},
+        )
+        for late in (0.5, 2.0, 3.5, 4.8)  # its agents begin it at a time that the seed decides
+        for what, event in (
+            ("called off", ("scale", 1)),
+            ("newcomer gone", ("kill_container", 2)),
+            ("a node ends", ("kill_node", 1)),
+            ("a node is drained", ("drain_node", 1)),
+            ("suspended", ("suspend", 0, 30)),
+            ("the operator dies", ("operator_dies", 0, 3)),
+        )
     ),
     ("a node is drained", (Event(100, "drain_node", 0),), {}),
     ("a node loses power", (Event(100, "kill_node", 1),), {}),

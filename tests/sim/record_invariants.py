@@ -19,6 +19,7 @@ from elastipod_operator.core.growth import growth_due
 from elastipod_operator.core.history import HistoryEntry, decode_history
 from elastipod_operator.core.leavers import MAX_RESIZES_UNDONE
 from elastipod_operator.core.names import ANNOTATION_HISTORY, ANNOTATION_STATE, PodId
+from elastipod_operator.core.next_generation import next_of
 from elastipod_operator.core.phase_accounting import PHASES, total, total_by_depth
 from elastipod_operator.core.preparation import PREPARATION_LIMIT
 from elastipod_operator.core.record import RECORD_LOST, Depth, Record, TransitionKind
@@ -64,6 +65,7 @@ class RecordInvariants(FaultInvariants):
             if new.outcome == "Failed":
                 self._failed(Record(), new, spec, now)
             return
+        self._told_early(old, new)
         if new.generation < old.generation:
             raise Violation(f"the generation went back from {old.generation} to {new.generation}")
         if new.generation > old.generation:
@@ -96,6 +98,20 @@ class RecordInvariants(FaultInvariants):
         self.met["faults without a step take a recovery deeper"] += is_deeper
         if is_deeper and between > STEPS_UNSEEN and not training.is_hindered:
             raise Violation(f"a recovery goes deeper ({begun.depth_reason}), {between} steps after the last fault")
+
+    def _told_early(self, old: Record, new: Record) -> None:
+        """A generation that agents were told of in a drain has its members for good, whether it is taken over or withdrawn."""
+        before, after = next_of(old), next_of(new)
+        if after is not None:
+            known = self._members.setdefault(after.generation, after.members)
+            if known != after.members or after.generation > new.newest_told:
+                raise Violation(
+                    f"agents are told of generation {after.generation} with {after.members}; known: {known}"
+                )
+        if before is not None and after != before:
+            is_taken_over = (new.generation, new.members) == (before.generation, before.members)
+            how = "taken over" if is_taken_over else "withdrawn"
+            self.met[f"in memory: the next generation is decided in a drain, and {how}"] += 1
 
     def balanced(self, now: datetime) -> None:
         """The phases sum to the life of the job, however often the operator died; a clock that is set shifts both by as much."""
@@ -153,7 +169,7 @@ class RecordInvariants(FaultInvariants):
                 f"the job starts with {len(new.members)} replicas, though it asks for {old.transition.target_size} at first"
             )
         allowed = policy.sizes.allowed
-        if len(new.members) not in (*allowed, _decided_size(old), _interrupted_size(old)):
+        if len(new.members) not in (*allowed, _decided_size(old), _interrupted_size(old), _begun_size(old)):
             raise Violation(f"generation {new.generation} has {len(new.members)} members; allowed: {allowed}")
         entry = history[-1] if history else None
         if entry is None or (entry.generation, entry.to_size) != (new.generation, len(new.members)):
@@ -307,6 +323,12 @@ def _decided_size(record: Record) -> int:
     begun = record.transition
     is_in_memory = begun is not None and begun.depth is Depth.MEMORY and begun.leavers
     return begun.target_size if begun is not None and is_in_memory else 0
+
+
+def _begun_size(record: Record) -> int:
+    """Give the size of the generation that agents may have begun by themselves: it was allowed when they were told of it."""
+    following = next_of(record)
+    return len(following.members) if following is not None else 0
 
 
 def _interrupted_size(record: Record) -> int:

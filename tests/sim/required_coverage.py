@@ -152,4 +152,9 @@ TRAINING = (
     "storage: workers fail",
     "storage: it costs a retry",
 )
-MUST_MEET = (*TRAINING, *API_SERVER, *CLOCKS, *AGENTS, *FIELDS.values(), *QUEUES)
+NEXT_GENERATION = (
+    "in memory: an agent begins the next generation by itself",
+    "in memory: the next generation is decided in a drain, and taken over",
+    "in memory: the next generation is decided in a drain, and withdrawn",
+)
+MUST_MEET = (*TRAINING, *NEXT_GENERATION, *API_SERVER, *CLOCKS, *AGENTS, *FIELDS.values(), *QUEUES)

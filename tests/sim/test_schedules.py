@@ -158,8 +158,10 @@ def test_new_workers_of_pods_that_stay_wait_at_the_barrier_for_a_start_that_is_l
 def test_those_who_leave_hand_their_shards_over_first(what: str) -> None:
     met: Counter[str] = Counter()
     assert failure_of(ALL_SCHEDULES[f"workers keep shards of the state in memory: {what}"], met) is None
-    assert met["in memory: shards are handed over"] == 1, met
-    assert met["in memory: a generation goes on from it"] == 3, "the first growth, the shrink, and the growth after it"
+    assert met["in memory: shards are handed over"] >= 1, met
+    assert met["in memory: a generation goes on from it"] in (3, 4), (
+        "the first growth, one shrink or two, and the growth after it"
+    )
 
 
 @pytest.mark.parametrize(

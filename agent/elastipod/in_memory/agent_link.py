@@ -131,11 +131,12 @@ class AgentLink:
 
         A process that was started for a generation is released into it at once.
 
-        after_fault: other ranks may be gone, so nobody waits for them to sign off from the agreement on an event.
+        after_fault: other ranks may be gone, so nobody waits for them to sign off from the agreement on an event, and no agent begins the
+        next generation before the operator has heard of it.
         """
         self._unwatch()
         reset_elastic_event(is_abandoned=after_fault)
-        _, start = self._client.enter_next_run()
+        _, start = self._client.enter_next_run(has_left=not after_fault)
         os.environ.update(start["worker_envs"])
         place = WorldPlace.from_env()
         if place is None:

@@ -57,12 +57,13 @@ class Follower:
         self._thread.start()
         self._settled.wait(WHOLE_S)
 
-    def finish(self) -> int | None:
+    def finish(self, *, follows_on: bool = False) -> int | None:
         """Follow to the end and not beyond a limit; give the step that all of the state is at, None where some is missing.
 
+        follows_on: those who train have been told to stop and go on until then, for as long as their steps take. Else they have stopped.
         Nothing changes the state afterwards. Raises ElastipodError when that is not sure, because the thread hangs: the process must end.
         """
-        self._thread.join(LAST_STEPS_S)
+        self._thread.join(FOLLOWS_S + QUIET_S if follows_on else LAST_STEPS_S)
         self._is_over = True
         if self._peer is not None:
             shut_down(self._peer)

@@ -13,7 +13,7 @@ from elastipod.in_memory.follow_wire import FollowingEnded
 from elastipod.in_memory.follower import MAX_DONORS, Follower
 from elastipod.in_memory.host_memory import private_bytes, reserve
 from elastipod.in_memory.members import Members
-from elastipod.ipc.protocol import FOLLOWED_STORE_ENV, WORKER_KEY_ENV
+from elastipod.ipc.protocol import EARLY_START_ENV, FOLLOWED_STORE_ENV, WORKER_KEY_ENV
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Following:
     def finish(self) -> None:
         """The state must stand still."""
         if self._follower is not None and self.step is None:
-            self.step = self._follower.finish()
+            self.step = self._follower.finish(follows_on=EARLY_START_ENV in os.environ)
             log.info("this rank has followed %s", "nobody" if self.step is None else f"up to step {self.step}")
 
 

@@ -15,10 +15,10 @@ from enum import Enum
 from typing import Any
 
 from elastipod.ipc.connections import AnswerIsLate, Connections, HyperPodIPCException
-from elastipod.ipc.protocol import MAX_WAIT_S, STORE_ENV, CheckpointType, RestartMode
+from elastipod.ipc.protocol import EARLY_START_ENV, MAX_WAIT_S, STORE_ENV, CheckpointType, RestartMode
 from elastipod.process_restarts import need_not_tell
 
-_OUR_VARIABLES = ("ELASTIPOD_GENERATION", "ELASTIPOD_PROGRESS", STORE_ENV)
+_OUR_VARIABLES = ("ELASTIPOD_GENERATION", "ELASTIPOD_PROGRESS", STORE_ENV, EARLY_START_ENV)
 
 _UNKNOWN_CALL = "there is no call"  # how an agent refuses what it does not know
 
@@ -73,14 +73,17 @@ class InProcessRestartSocketClient:
         """
         return self._await_start(timeout, "began")
 
-    def enter_next_run(self, timeout: float | None = None) -> Message:
-        """As `hyperpod_barrier`, and report `hyperpod_past_rcb_barrier` too, in the same call to the agent."""
-        return self._await_start(timeout, "past_barrier")
+    def enter_next_run(self, timeout: float | None = None, *, has_left: bool = False) -> Message:
+        """As `hyperpod_barrier`, and report `hyperpod_past_rcb_barrier` too, in the same call to the agent.
 
-    def _await_start(self, timeout: float | None, then: str) -> Message:
-        """Wait at the barrier, and report with the call `then` that this rank has its start."""
+        has_left: this rank has left its last run together with all others, as planned. Only then may its agent begin a run by itself.
+        """
+        return self._await_start(timeout, "past_barrier", has_left=has_left)
+
+    def _await_start(self, timeout: float | None, then: str, **said: Any) -> Message:
+        """Wait at the barrier, and report with the call `then` that this rank has its start. said: what it tells at the barrier."""
         _reset_elastic_event()
-        answer = self._wait("barrier", timeout, after=lambda: self._run)
+        answer = self._wait("barrier", timeout, after=lambda: self._run, **said)
         self._run = int(answer["run"])
         start: dict[str, Any] = answer["start"]
         _export_own_variables(start["worker_envs"])
@@ -178,11 +181,11 @@ class InProcessRestartSocketClient:
         """The run that this rank's reports belong to. A script that never calls the barrier has only one."""
         return max(self._run, self._created_in_run)
 
-    def _wait(self, call: str, timeout: float | None, *, after: Callable[[], int]) -> dict[str, Any]:
+    def _wait(self, call: str, timeout: float | None, *, after: Callable[[], int], **said: Any) -> dict[str, Any]:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = MAX_WAIT_S if deadline is None else max(0.0, deadline - time.monotonic())
-            answer = self._connections.call(call, wait_s=min(left, MAX_WAIT_S), after=after())
+            answer = self._connections.call(call, wait_s=min(left, MAX_WAIT_S), after=after(), **said)
             if not answer.get("is_late"):
                 return answer
             if deadline is not None and time.monotonic() >= deadline:

@@ -19,6 +19,8 @@ SOCKET_ENV: Final = "HYPERPOD_ELASTICAGENT_SOCKET_SERVER_PATH"
 WORKER_KEY_ENV: Final = "ELASTIPOD_WORKER_KEY"
 FOLLOWED_STORE_ENV: Final = "ELASTIPOD_FOLLOWED_STORE"
 SERVED_BY_AGENT: Final = "agent://"
+# "1": the ranks that train still drain, and the new rank may follow them to their end
+EARLY_START_ENV: Final = "ELASTIPOD_EARLY_START"
 STORE_ENV: Final = "ELASTIPOD_STORE"  # host:port of the agent that serves the store of the generation, where one does
 PROTOCOL: Final = 1
 MAX_CALL_BYTES: Final = 256 * 1024  # one line from a worker

@@ -29,7 +29,8 @@ class BadBody(ValueError):
 class UpdateRequest:
     """The operator's facts about the job. ``rank`` is the group rank of the pod, among ``nnodes``.
 
-    store_port: of the agent with group rank 0, if agents serve the store of the workers; None if one of these hosts it.
+    store_port: of the agent with group rank 0, if agents serve the store of the workers; None if one of these hosts it. is_early: the
+    generation before still drains.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class UpdateRequest:
     is_spare: bool = False
     generation: int | None = None
     store_port: int | None = None
+    is_early: bool = False
 
     @property
     def store(self) -> str:
@@ -81,7 +83,7 @@ class StopRequest:
     """A request to end the workers. timeout_s: the time for a graceful stop; None for the agent's default.
 
     restart_mode: "" if the operator does not say. leaves: True if this pod goes afterwards, False if it stays, None if the operator
-    does not say.
+    does not say. next_start: what the agent carries out by itself once its workers have drained; None for none.
     """
 
     is_graceful: bool = False
@@ -89,6 +91,7 @@ class StopRequest:
     restart_mode: str = ""
     generation: int | None = None
     leaves: bool | None = None
+    next_start: StartRequest | None = None
 
 
 def parse_start(body: object) -> StartRequest:
@@ -129,7 +132,18 @@ def parse_stop(body: object) -> StopRequest:
         restart_mode=_text(fields, "restart_mode") or "",
         generation=_generation(fields),
         leaves=None if fields.get("leaves") is None else _boolean(fields, "leaves"),
+        next_start=_next_start(fields),
     )
+
+
+def _next_start(fields: Mapping[str, Any]) -> StartRequest | None:
+    body = fields.get("next")
+    if body is None:
+        return None
+    try:
+        return parse_start(body)
+    except BadBody as error:
+        raise BadBody(f"next.{error.field}" if error.field else "next", error.problem) from error
 
 
 def _update_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,6 +170,7 @@ def _update_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         "is_spare": is_spare,
         "generation": _generation(fields),
         "store_port": _store_port(fields),
+        "is_early": _boolean(fields, "early"),
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from elastipod.ipc.protocol import STORE_ENV
+from elastipod.ipc.protocol import EARLY_START_ENV, STORE_ENV
 from elastipod_agent.core.requests import StartRequest, UpdateRequest
 from elastipod_agent.core.worker_env import Layout
 
@@ -37,6 +37,8 @@ def run_env(update: UpdateRequest, progress: Mapping[str, Any], layout: Layout, 
     }
     if update.store:
         env[STORE_ENV] = update.store
+    if update.is_early:
+        env[EARLY_START_ENV] = "1"
     if progress:
         env["ELASTIPOD_PROGRESS"] = json.dumps(progress, separators=(",", ":"))
     return env

@@ -41,7 +41,8 @@ class _Rank:
     born_after: the run that was the last one when its process was started; known_run: the last run that its process knows;
     joined_run: the run in which it announced that its process can live through several; past_run: the last run whose code it has
     entered. kept_state: what it announced; kept_before: what its dead predecessor had announced, until the run in which that died is
-    over. known_info: the number of the newest rank information that is of that run too, so not for its process.
+    over. known_info: the number of the newest rank information that is of that run too, so not for its process. has_left: it said at the
+    barrier that it has left the run together with all others.
     """
 
     born_after: int = 0
@@ -51,6 +52,7 @@ class _Rank:
     kept_state: StateKind | None = None
     kept_before: StateKind | None = None
     known_info: int = 0
+    has_left: bool = False
     num_at_barrier: int = 0
     num_awaiting: int = 0
     has_failed: bool = False
@@ -122,7 +124,7 @@ class RunCoordinator:
         self._info, self._info_number = self._start, self._info_number + 1
         self.checkpoints.begin_run(progress)
         for rank in self._ranks:
-            rank.data, rank.has_failed = None, False
+            rank.data, rank.has_failed, rank.has_left = None, False, False
             if is_fresh:
                 rank.born_after = rank.known_run = self.run - 1
                 rank.kept_state = None
@@ -166,6 +168,11 @@ class RunCoordinator:
     def kept_state(self) -> StateKind | None:
         """The kind of state that all workers of this pod keep in memory together; None unless each has announced one."""
         return pod_state([rank.kept_state or rank.kept_before for rank in self._ranks])
+
+    @property
+    def have_left(self) -> bool:
+        """Whether all ranks of this pod have left the last run together with those of other pods, as planned."""
+        return all(rank.has_left for rank in self._ranks)
 
     def forget_kept_state(self) -> None:
         """Forget what was announced: the processes end."""
@@ -214,9 +221,10 @@ class RunCoordinator:
 
     # -- the workers' side, see `calls` --------------------------------------------------------------------------
 
-    async def wait_start(self, local_rank: int, after: int, wait_s: float) -> bytes:
-        """Wait at the barrier for a start after the run that the rank knows."""
+    async def wait_start(self, local_rank: int, after: int, wait_s: float, *, has_left: bool = False) -> bytes:
+        """Wait at the barrier for a start after the run that the rank knows. has_left: it has left that one with all others."""
         rank, after = self._ranks[local_rank], self.note_run(local_rank, after)
+        rank.has_left = has_left
         rank.num_at_barrier += 1
         self.on_position_change()
         try:

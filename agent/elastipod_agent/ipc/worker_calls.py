@@ -63,7 +63,8 @@ class WorkerCalls:
         return json.dumps(self._noting[name](local_rank, call) or {}).encode()
 
     async def _barrier(self, local_rank: int, call: Fields) -> bytes:
-        return await self._coordinator.wait_start(local_rank, _integer(call, "after"), _wait_s(call))
+        has_left = call.get("has_left") is True
+        return await self._coordinator.wait_start(local_rank, _integer(call, "after"), _wait_s(call), has_left=has_left)
 
     async def _fault(self, local_rank: int, call: Fields) -> bytes:
         return await self._coordinator.wait_fault(local_rank, _integer(call, "after"), _wait_s(call))

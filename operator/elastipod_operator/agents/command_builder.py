@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from ..core.actions import Action, AssignSpare, PrepareWorkers, ShutDownAgent, StartWorkers, StopWorkers
 from ..core.names import master_port
+from ..core.next_generation import next_of
 from ..core.record import Record, RestartMode
 from ..core.snapshot import AgentState, ObservedAgent, ObservedPod
 from .agent_ports import AgentStatuses
@@ -50,11 +51,15 @@ class CommandBuilder:
         fact = self.statuses.fact(pod.uid)
         path, key, body = _CALLS[type(action)](self, action, fact)
         if body is not None and fact.generation is None:  # the original agent does not know these fields
-            for ours in ("generation", "leaves"):
+            for ours in ("generation", "leaves", "next"):
                 body.pop(ours, None)
         return Command(pod.uid, self.address(pod), path, body, key)
 
     def _start_workers(self, action: StartWorkers, fact: ObservedAgent) -> Call:
+        if action.is_early:
+            following = self._next
+            body = following._start(action.group_rank, fact) | {"early": True}
+            return "/start", ("start", str(following.record.generation)), body
         return "/start", ("start", str(self.record.generation)), self._start(action.group_rank, fact)
 
     def _assign_spare(self, action: AssignSpare, fact: ObservedAgent) -> Call:
@@ -68,7 +73,7 @@ class CommandBuilder:
         return "/prepare", ("prepare", str(generation)), body
 
     def _stop_workers(self, action: StopWorkers, fact: ObservedAgent) -> Call:
-        said = f"{action.generation} {action.graceful} {action.reach} {action.keeps} {action.leaves}"
+        said = f"{action.generation} {action.graceful} {action.reach} {action.keeps} {action.leaves} {action.next_rank}"
         return "/stop", ("stop", said), self._stop(action, fact)
 
     def _shut_down(self, action: ShutDownAgent, fact: ObservedAgent) -> Call:
@@ -98,6 +103,9 @@ class CommandBuilder:
             body["timeout"] = action.timeout_s
             if action.leaves is not None:
                 body["leaves"] = action.leaves
+            if action.next_rank is not None:
+                # Of what workers leave for each other nothing is known before they stop: agents that have any do not begin by themselves.
+                body["next"] = self._next._start(action.next_rank, fact) | {"worker_data": None}
             if fact.memory_state:
                 mode = RestartMode.IN_PROCESS if action.keeps else RestartMode.PROCESSES
                 body["restart_mode"] = mode.value
@@ -109,6 +117,17 @@ class CommandBuilder:
     def _may_keep(self, fact: ObservedAgent) -> bool:
         """Whether an agent may keep workers. It does not say so before the successors of dead ones have announced it, too."""
         return bool(fact.memory_state) or fact.state in (AgentState.RUNNING, AgentState.STOPPING)
+
+    @cached_property
+    def _next(self) -> CommandBuilder:
+        """Build the calls of the generation that follows the drain."""
+        following = next_of(self.record)
+        assert following is not None
+        record = replace(
+            self.record, generation=following.generation, members=following.members, master_addr=following.master_addr,
+            agents_serve_store=following.agents_serve_store,
+        )  # fmt: skip
+        return replace(self, record=record)
 
     @cached_property
     def _keeps_state(self) -> bool:

@@ -104,6 +104,12 @@ def _serialized(body: Mapping[str, Any], parts: dict[int, str]) -> bytes:
         part = parts.get(id(body[key]))
         if part is None:
             value = body[key]
-            part = parts[id(value)] = value.text if isinstance(value, EncodedJson) else json.dumps(value)
+            part = parts[id(value)] = _part(value, parts)
         text += f"{', ' if len(text) > 1 else ''}{json.dumps(key)}: {part}"
     return f"{text}}}".encode()
+
+
+def _part(value: EncodedJson | dict[str, Any] | list[Any], parts: dict[int, str]) -> str:
+    if isinstance(value, EncodedJson):
+        return value.text
+    return _serialized(value, parts).decode() if isinstance(value, dict) else json.dumps(value)

@@ -70,6 +70,7 @@ class StatusBody(BaseModel):
     protocol: Number | None = None
     version: Number | None = None
     generation: Number | None = None
+    next_generation: Number | None = None
     drained: bool = False
     terminating: bool = False
     warming: bool = False
@@ -166,6 +167,9 @@ def parse_status(body: Any, before: ObservedAgent, now: datetime) -> AgentStatus
         preparation=_preparation(answer.preparation),
         can_reach=ours and "reach" in (answer.features or ()),
         can_serve_store=ours and "store" in (answer.features or ()),
+        can_begin_next=ours and "next" in (answer.features or ()),
+        next_generation=answer.next_generation if ours else None,
+        generation_at=now if before.generation_at is None or before.generation != generation else before.generation_at,
         answering_since=now if is_back or before.answering_since is None else before.answering_since,
         refused_answer=excess,
     )

@@ -44,8 +44,11 @@ class DeletePod:
 
 @dataclass(frozen=True, slots=True)
 class StartWorkers:
+    """is_early: in the generation that follows a drain, while others still drain."""
+
     pod: str
     group_rank: int
+    is_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,8 @@ class StopWorkers:
     """graceful: drain, within timeout_s seconds; otherwise end the workers at once. reach: what the next start restarts.
 
     leaves: whether the pod goes afterwards (True) or stays (False), None when that is not decided yet. keeps: workers that can live
-    through the change keep their processes.
+    through the change keep their processes. next_rank: the group rank in the generation that the agent begins by itself afterwards;
+    None for none.
     """
 
     pod: str
@@ -82,6 +86,7 @@ class StopWorkers:
     reach: RestartMode = RestartMode.IN_PROCESS
     leaves: bool | None = None
     keeps: bool = False
+    next_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class DepthChoice:
     reason: str = ""
 
 
-_IN_MEMORY = DepthChoice(Depth.MEMORY, DepthReason.WORKERS_KEPT)
+IN_MEMORY = DepthChoice(Depth.MEMORY, DepthReason.WORKERS_KEPT)
 _UNEXPECTED = DepthChoice(Depth.PROCESS, DepthReason.NOTHING_KEPT)
 
 
@@ -81,7 +81,7 @@ def depth_of_change(
     if kind is TransitionKind.SUSPEND:
         return _because(Depth.PROCESS, DepthReason.JOB_SUSPENDED)
     leave = frozenset(leavers)
-    return _obstacle([r for r in _members(record, replicas) if r.id not in leave], policy) or _IN_MEMORY
+    return _obstacle([r for r in _members(record, replicas) if r.id not in leave], policy) or IN_MEMORY
 
 
 def depth_of_recovery(
@@ -109,7 +109,7 @@ def _after_repeated_failures(record: Record, policy: Policy, fault: Fault) -> De
     ladder = LADDER if limit is None or record.window.full_restarts < limit else LADDER[:-1]
     depth = ladder[min(times, len(ladder)) - 1]
     if depth is Depth.MEMORY:
-        return _IN_MEMORY
+        return IN_MEMORY
     if times == record.failures_in_place:
         return _because(depth, DepthReason.REPEATED_FAILURES, times=times)
     return DepthChoice(depth, DepthReason.REPEATED_FAILURES, f"{times} recoveries in a row reached no new step")
@@ -168,7 +168,7 @@ def settled_depth(transition: Transition, chosen: Iterable[Replica]) -> DepthCho
     if transition.depth is not Depth.MEMORY:
         return chosen_depth(transition)
     if any(r.agent.num_kept or (not r.agent.memory_state and keeps_state(r)) for r in chosen):
-        return _IN_MEMORY
+        return IN_MEMORY
     return _because(Depth.PROCESS, DepthReason.NO_PROCESS_LEFT)
 
 

@@ -10,6 +10,7 @@ from .actions import Action, DeleteJob, DeletePod, JobEvent, SetFinalizer, ShutD
 from .clean_pod_policy import CleanPodPolicy
 from .context import Context, PlanDraft
 from .health import drain_grace
+from .next_generation import has_begun_next, next_of
 from .pod_removal import remove
 from .reasons import AnyReason, Reason, as_reason
 from .record import Record
@@ -99,7 +100,9 @@ def plan_deletion(snapshot: Snapshot, record: Record, replicas: Replicas) -> Par
     draining = [r for r in answering if r.agent.state is AgentState.STOPPING]
     if snapshot.job.drain_on_delete and (running or draining) and snapshot.now < since + grace:
         left = max(1, int((since + grace - snapshot.now).total_seconds()))
-        stops = [StopWorkers(r.pod.name, record.generation, graceful=True, timeout_s=left) for r in running]
+        # Agents that drain already may have been told of a generation that follows.
+        told = [*running, *(r for r in draining if r.agent.next_generation is not None)]
+        stops = [StopWorkers(r.pod.name, _generation_of(r, record), graceful=True, timeout_s=left) for r in told]
         return record, tuple(stops), since + grace
     if not replicas.by_id:
         return record, (SetFinalizer(False),), None
@@ -109,6 +112,12 @@ def plan_deletion(snapshot: Snapshot, record: Record, replicas: Replicas) -> Par
     for replica in replicas.by_id.values():
         actions += _kill(replica, snapshot.now) if is_over else remove(replica, "the job is deleted")
     return record, tuple(actions), limit if not is_over else snapshot.now + timedelta(seconds=5)
+
+
+def _generation_of(replica: Replica, record: Record) -> int:
+    """Give the generation that a replica's workers train in: it may have begun the one that follows a drain by itself."""
+    following = next_of(record)
+    return following.generation if following is not None and has_begun_next(replica, record) else record.generation
 
 
 def _kill(replica: Replica, now: datetime) -> list[Action]:

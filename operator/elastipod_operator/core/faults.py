@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from .names import PodId
+from .next_generation import has_begun_next
 from .quoted_output import quote_output
 from .reasons import AnyReason, Reason, ReasonAndMessage, as_reason
 from .record import FaultyReplica, Record
@@ -82,6 +83,8 @@ def first_answers_due(record: Record, replicas: Replicas, fault: Fault | None = 
 
 def _drained(replica: Replica, record: Record) -> bool:
     """Whether its workers ended at the checkpoint. An agent that does not report a generation is believed once it is idle."""
+    if has_begun_next(replica, record):
+        return True
     if not replica.is_idle or not replica.runs(record.generation):
         return False
     return replica.agent.drained or replica.agent.generation is None

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
+from .next_generation import FIRST_STEP_PATIENCE, takes_over_at
 from .record import Record
 from .replica import Replica, Replicas
 
-# A generation is marked as running at its first step, or so long after it began, and its status is written then: writes would prolong
-# the pause before that step.
-FIRST_STEP_PATIENCE = timedelta(seconds=1)
 
+def status_waits_until(record: Record, replicas: Replicas, now: datetime) -> datetime | None:
+    """Give until when the status of a generation that has just begun may wait; None if it is due.
 
-def status_waits_until(record: Record, now: datetime) -> datetime | None:
-    """Give until when the status of a generation that has just begun may wait; None if it is due."""
+    A generation is marked as running at its first step, or FIRST_STEP_PATIENCE after it began, and its status is written then.
+    """
+    if record.transition is not None:
+        return takes_over_at(record, replicas, now)
     began_at = record.generation_began_at
     if began_at is None or record.generation < 2 or record.running_since is not None:
         return None
-    if record.transition is not None or record.outcome or not record.members:
+    if record.outcome or not record.members:
         return None
     until = began_at + FIRST_STEP_PATIENCE
     return until if began_at <= now < until else None

@@ -149,7 +149,9 @@ def _complete(
     report = describe(snapshot, draft.record, replicas, grant, quota)
     if not snapshot.job.has_finalizer and snapshot.job.deleting_since is None:
         draft = replace(draft, actions=(SetFinalizer(True), *draft.actions))
-    waits_until = status_waits_until(draft.record, snapshot.now) if snapshot.job.deleting_since is None else None
+    waits_until = (
+        status_waits_until(draft.record, replicas, snapshot.now) if snapshot.job.deleting_since is None else None
+    )
     return Plan(
         record=draft.record, actions=draft.actions, conditions=report.conditions, size=report.size,
         events=draft.events if waits_until else (*draft.events, *report.events), status_waits=waits_until is not None,

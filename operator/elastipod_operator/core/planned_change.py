@@ -10,6 +10,7 @@ from .context import Context
 from .depth import depth_of_change, waits_for_new_processes
 from .faults import START_LIMIT, STOP_TIME
 from .leavers import choose_leavers, told_as_leavers
+from .next_generation import decide_early
 from .payback import record_step_time
 from .ranks import count_trainable
 from .reasons import AnyReason, Reason, ReasonAndMessage
@@ -43,7 +44,7 @@ def begin(
     limit: datetime | None = None,
 ) -> Record:
     """Begin a planned change: a drain if the workers have progress to save, else a hard stop."""
-    leavers = choose_leavers(record, context, target_size) if kind is TransitionKind.RESIZE else None
+    leavers = true_leavers = choose_leavers(record, context, target_size) if kind is TransitionKind.RESIZE else None
     choice = depth_of_change(record, context.replicas, context.policy, kind, leavers or ())
     if leavers is not None and choice.depth is Depth.MEMORY:
         leavers = told_as_leavers(record, context, leavers)
@@ -57,14 +58,17 @@ def begin(
     deadline = context.now + (context.policy.graceful_timeout if graceful else STOP_TIME)
     if limit is not None:
         deadline = max(context.now, min(deadline, limit))
+    is_decided = graceful and choice.depth is Depth.MEMORY and leavers is not None and leavers == true_leavers
+    following = decide_early(record, context, leavers) if is_decided and leavers is not None else None
     transition = Transition(
         kind=kind, cause=cause, message=message, from_size=len(record.members), target_size=target_size, began_at=context.now,
         detected_at=context.now, deadline=deadline, graceful=graceful, depth=choice.depth, depth_reason=choice.reason,
         depth_code=choice.code,
-        leavers=leavers,
+        leavers=leavers, next_generation=following,
     )  # fmt: skip
     record = count_progress(record_step_time(record, context.replicas), context.replicas, context.now)
-    return replace(record, transition=transition, window_since=None, gang=None)
+    newest_told = record.newest_told if following is None else following.generation
+    return replace(record, transition=transition, newest_told=newest_told, window_since=None, gang=None)
 
 
 def _has_work_to_save(record: Record, context: Context) -> bool:

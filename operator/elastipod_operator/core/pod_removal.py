@@ -8,6 +8,7 @@ from .actions import Action, DeletePod, ShutDownAgent
 from .first_step import has_made_step
 from .leavers import kept_until_the_start
 from .names import PodId, Slot
+from .next_generation import has_begun_next
 from .record import Record
 from .replica import Health, Replica, Replicas
 from .silence import AGENT_ENDED
@@ -68,11 +69,15 @@ def _leavers_stay_until(record: Record, replicas: Replicas, now: datetime) -> da
 
 
 def _kept_members(record: Record, replicas: Replicas) -> set[PodId]:
-    """Give the members that still train or park. Once all are parked, only what the next generation may take is kept."""
+    """Give the members that still train or park. Once all are parked, only what the next generation may take is kept.
+
+    Those who have begun it by themselves train as members do.
+    """
+    begun = {r.id for r in replicas.by_id.values() if r.health is not Health.LOST and has_begun_next(r, record)}
     members = [r for m in record.members if (r := replicas.get(m)) is not None and r.health is not Health.LOST]
     if record.transition is not None and all(r.is_idle or r.has_no_workers for r in members):
-        return set()
-    return {r.id for r in members}
+        return begun
+    return begun.union(r.id for r in members)
 
 
 def _kept_for_logs(replicas: Replicas) -> set[PodId]:

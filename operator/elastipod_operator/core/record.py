@@ -57,6 +57,17 @@ PAST, FOLLOWS, BACK_OFF = TimeRule.PAST, TimeRule.FOLLOWS, TimeRule.BACK_OFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NextGeneration:
+    """A generation that agents begin by themselves once their workers have drained. Recorded before the first agent is told of it."""
+
+    generation: int
+    members: Annotated[tuple[PodId, ...], Stored(max_pods=MAX_REPLICAS)]
+    """In the order of their group ranks."""
+    master_addr: str
+    agents_serve_store: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
     """A change of generation in progress: recorded before the first /stop, removed when the next start is recorded."""
 
@@ -87,6 +98,8 @@ class Transition:
     depth_code: Annotated[DepthReason, Stored(is_later=True)] = DepthReason.UNKNOWN
     leavers: Annotated[tuple[PodId, ...] | None, Stored("leavers")] = None
     """Members that do not train in the next generation; None where that is not decided before the workers stop."""
+    next_generation: Annotated[NextGeneration | None, Stored("next")] = None
+    """What follows the drain, if that was decided before the workers stop; None where it is decided afterwards."""
     is_shortened: Annotated[bool, Stored("shortened")] = False
     """`deadline` is earlier than in the first /stop."""
 
@@ -171,6 +184,8 @@ class Record:
     """What the operator has decided and must not forget. Generation 0 without members: the job has never started."""
 
     generation: Annotated[int, Stored("generation", is_required=True)] = 0
+    newest_told: Annotated[int, Stored("told")] = 0
+    """The newest generation that an agent may have been told of before it began. No other one may have its number."""
     members: Annotated[tuple[PodId, ...], Stored("members", is_required=True, max_pods=MAX_REPLICAS)] = ()
     """In the order of their group ranks."""
     master_addr: Annotated[str, Stored("master", is_required=True)] = ""

@@ -127,5 +127,9 @@ class Replicas:
 
     def highest_generation(self) -> int:
         """Give the newest generation that an agent or a pod label reports; impossible numbers are ignored."""
-        reported = (number for r in self.by_id.values() for number in (r.agent.generation or 0, r.pod.generation))
+        reported = (
+            number
+            for r in self.by_id.values()
+            for number in (r.agent.generation or 0, r.agent.next_generation or 0, r.pod.generation)
+        )
         return max((number for number in reported if number <= MAX_GENERATION), default=0)

@@ -11,8 +11,9 @@ from .context import Context, PlanDraft
 from .ending import finish
 from .escalation import close_window, next_window_end
 from .faults import START_LIMIT, answers_count_from, find_fault, first_answers_due, start_limit
-from .first_step import FIRST_STEP_PATIENCE, has_made_step
+from .first_step import has_made_step
 from .growth import growth_window
+from .next_generation import FIRST_STEP_PATIENCE
 from .partial_gangs import follow_partial_gang, next_gang_check
 from .payback import record_resize_pause
 from .planned_change import awaits_start, planned_change

@@ -321,6 +321,12 @@ class ObservedAgent:
     """It can check whether it reaches another agent."""
     can_serve_store: bool = False
     """It can serve the store at which workers meet, and its own workers can use the store of another agent."""
+    can_begin_next: bool = False
+    """It can begin the generation after a drain by itself."""
+    next_generation: int | None = None
+    """The generation that it will begin once its workers have drained; None for none."""
+    generation_at: datetime | None = None
+    """When its present generation was first seen here."""
     is_reached: bool | None = None
     """Whether other agents of the job reach it, as of `peers_asked_at`; None if unknown."""
     peers_asked_at: datetime | None = None

@@ -9,6 +9,7 @@ from .actions import Action, StopWorkers
 from .context import Context
 from .leavers import is_told_for_a_checkpoint, told_to_leave
 from .names import PodId
+from .next_generation import has_begun_next, next_number, next_rank
 from .pod_removal import remove
 from .record import Depth, Record, RestartMode, TransitionKind
 from .recovery import widen_restart
@@ -43,6 +44,8 @@ def stop_members(record: Record, context: Context) -> tuple[Record, list[Action]
         )
     record = widen_restart(record, replicas)
     for replica in replicas.by_id.values():
+        if has_begun_next(replica, record):
+            continue
         is_left = _must_end_kept(replica, record) if replica.is_idle else replica.id in members or replica.is_busy
         if replica.has_no_workers or not is_left:
             continue
@@ -148,11 +151,25 @@ def _stops(
         return [hard_stop(replica, record)] if _must_end_kept(replica, record) else []
     if not (transition.graceful and may_save) or replica.agent.state in (AgentState.FAULTED, AgentState.COMPLETED):
         return [hard_stop(replica, record)]
-    # An agent that got a later deadline is called again, and one that was told that its pod stays: its workers may not have stopped yet.
-    is_new = bool(leaves) and transition.leavers is not None and replica.id not in transition.leavers
-    is_told_again = (transition.is_shortened or is_new) and replica.agent.generation is not None
-    if replica.agent.state is AgentState.STOPPING and not is_told_again:
+    if replica.agent.state is AgentState.STOPPING and not _is_told_again(replica, record, leaves):
         return []
     left = max(1, int((due - now).total_seconds()))
     keeps = transition.depth is Depth.MEMORY
-    return [StopWorkers(replica.pod.name, record.generation, graceful=True, timeout_s=left, leaves=leaves, keeps=keeps)]
+    return [
+        StopWorkers(
+            replica.pod.name, record.generation, graceful=True, timeout_s=left, leaves=leaves, keeps=keeps,
+            next_rank=next_rank(replica, record),
+        )
+    ]  # fmt: skip
+
+
+def _is_told_again(replica: Replica, record: Record, leaves: bool | None) -> bool:
+    """Whether an agent that drains is called again, because what it was told has changed: its workers may not have stopped yet.
+
+    It got a later deadline, was told that its pod stays, or knows of another generation that follows.
+    """
+    transition, agent = record.transition, replica.agent
+    assert transition is not None
+    is_to_go = bool(leaves) and transition.leavers is not None and replica.id not in transition.leavers
+    follows_another = agent.can_begin_next and agent.next_generation != next_number(replica, record)
+    return agent.generation is not None and (transition.is_shortened or is_to_go or follows_another)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from .actions import Action, JobEvent, StartWorkers
 from .avoided_nodes import use_again
 from .context import Context, PlanDraft
-from .depth import describe_depth, settled_depth, survives_at_any_size
+from .depth import IN_MEMORY, DepthChoice, describe_depth, settled_depth, survives_at_any_size
 from .depth_reasons import DepthReason
 from .ending import finish
 from .escalation import check_budgets
@@ -18,13 +18,22 @@ from .health import AGENT_EXPECTED
 from .history import HistoryEntry
 from .incarnations import record_incarnations
 from .leavers import members_with_shards, next_members, undoes_resize
+from .next_generation import (
+    early_starts,
+    is_under_way,
+    new_generation,
+    next_of,
+    takes_over_at,
+    without_next,
+    without_void_next,
+)
 from .partial_gangs import follow_partial_gang, next_gang_check
 from .payback import record_step_time
 from .planned_change import drain_limit, suspension
 from .pod_removal import remove
 from .ranks import usable
 from .reasons import Reason
-from .record import RECORD_LOST, SUSPENDED_BY_USER, Depth, Record, Transition, TransitionKind
+from .record import RECORD_LOST, SUSPENDED_BY_USER, Depth, NextGeneration, Record, Transition, TransitionKind
 from .recovery import begin_recovery
 from .replica import Health, Replica
 from .spec_edits import recreate_all_pods
@@ -53,16 +62,22 @@ def in_transition(record: Record, context: Context) -> PlanDraft:
     """Decide for a job whose workers are being stopped or gathered."""
     transition = record.transition
     assert transition is not None
+    if is_under_way(record, context.replicas):
+        return _take_over(record, context)
     shortening: tuple[JobEvent, ...] = ()
     if transition.graceful and not is_hard_stop_due(record, context.now):
         fault = find_fault(record, context.replicas)
         if fault is not None:
             return recover(record, context, fault)
         record, shortening = _shortened(*_without_drain_handler(record, context), context)
+    record = without_void_next(record, context)
     record, stops, wake = stop_members(record, context)
     if wake is not None:
         announce = _announcement(transition) if context.now == transition.began_at else ()
-        return PlanDraft(record, tuple(stops), wake_at=wake, events=(*announce, *shortening))
+        actions = (*stops, *early_starts(record, context.replicas))
+        return PlanDraft(record, actions, wake_at=wake, events=(*announce, *shortening))
+    if next_of(record) is not None:  # some have not begun it although they have stopped, and others wait for them
+        return PlanDraft(without_next(record), wake_at=context.now, events=shortening)
     if record.transition is not None and record.transition.graceful:
         record = replace(record, transition=replace(record.transition, graceful=False))  # the drain is over
     if transition.kind is TransitionKind.SUSPEND:
@@ -247,37 +262,51 @@ def _is_faulty_shrink(record: Record, transition: Transition, size: int) -> bool
     return size < transition.from_size and transition.kind is TransitionKind.RECOVERY
 
 
-def _can_serve_store(chosen: list[Replica]) -> bool:
-    """Whether the workers of these replicas can meet at a store of an agent: all agents know it, and have the same key of the job."""
-    return all(replica.agent.can_serve_store for replica in chosen) and len({one.pod.key_secret for one in chosen}) == 1
+def _take_over(record: Record, context: Context) -> PlanDraft:
+    """Take over the generation that agents have begun by themselves, once the pause is over."""
+    following = next_of(record)
+    assert following is not None
+    waits_until = takes_over_at(record, context.replicas, context.now)
+    if waits_until is not None:
+        return PlanDraft(record, tuple(early_starts(record, context.replicas)), wake_at=waits_until)
+    return _begin(replace(record, resizes_undone=0), context, following, IN_MEMORY)
 
 
 def _start(record: Record, context: Context, chosen: list[Replica]) -> PlanDraft:
+    assert record.transition is not None
+    following = new_generation(record, context.replicas, chosen)
+    return _begin(record, context, following, settled_depth(record.transition, chosen))
+
+
+def _begin(record: Record, context: Context, following: NextGeneration, choice: DepthChoice | None) -> PlanDraft:
+    """Begin a generation: its record, and a /start for each member that has not begun it yet."""
     transition = record.transition
     assert transition is not None
-    generation = 1 + max(record.generation, context.replicas.highest_generation())
+    generation, size = following.generation, len(following.members)
     started = replace(
-        record, generation=generation, members=tuple(r.id for r in chosen), master_addr=chosen[0].pod.ip,
-        agents_serve_store=_can_serve_store(chosen),
+        record, generation=generation, members=following.members, master_addr=following.master_addr,
+        agents_serve_store=following.agents_serve_store,
         transition=None, window_since=None, generation_began_at=context.now, running_since=None, gang=None, size_before_growth=0,
         resize_began_at=transition.began_at if transition.kind is TransitionKind.RESIZE else None,
-        shrank_after_fault=_is_faulty_shrink(record, transition, len(chosen)),
+        shrank_after_fault=_is_faulty_shrink(record, transition, size),
     )  # fmt: skip
     if transition.kind is TransitionKind.RESIZE and transition.cause == CAUSE:
-        grew = len(chosen) > transition.from_size
+        grew = size > transition.from_size
         started = (
             replace(started, size_before_growth=transition.from_size) if grew else growth_failed(started, context.now)
         )
-    choice = settled_depth(transition, chosen)
     if choice is not None:  # the phase that ends now belongs to a change of this depth
         started = replace(started, phase_times=replace(record.phase_times, depth=choice.depth))
     entry = HistoryEntry(
-        generation=generation, from_size=transition.from_size, to_size=len(chosen), kind=transition.kind,
+        generation=generation, from_size=transition.from_size, to_size=size, kind=transition.kind,
         cause=transition.cause, at=context.now, detected_at=transition.detected_at,
         depth=choice.depth if choice is not None else None, depth_reason=choice.reason if choice is not None else "",
         depth_code=choice.code if choice is not None else DepthReason.UNKNOWN,
     )  # fmt: skip
-    starts = tuple(StartWorkers(replica.pod.name, rank) for rank, replica in enumerate(chosen))
+    members = ((rank, context.replicas.get(member)) for rank, member in enumerate(following.members))
+    starts = tuple(
+        StartWorkers(r.pod.name, rank) for rank, r in members if r is not None and r.agent.generation != generation
+    )
     reason = {
         TransitionKind.START: Reason.STARTED,
         TransitionKind.RESIZE: Reason.RESIZED,
@@ -286,6 +315,6 @@ def _start(record: Record, context: Context, chosen: list[Replica]) -> PlanDraft
     # The Event of the drain gave the full message.
     was_reported = transition.kind is TransitionKind.RESIZE and context.now > transition.began_at
     why = f" ({transition.cause})" if was_reported else f": {transition.message}"
-    size = f"{transition.from_size} -> {counted(len(chosen), 'replica')}"
-    event = JobEvent(reason, f"{size}, generation {generation}{describe_depth(choice)}{why}")
+    sizes = f"{transition.from_size} -> {counted(size, 'replica')}"
+    event = JobEvent(reason, f"{sizes}, generation {generation}{describe_depth(choice)}{why}")
     return PlanDraft(started, starts, events=(event,), history=(entry,))

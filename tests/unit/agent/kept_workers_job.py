@@ -9,7 +9,8 @@ from tests.agent_client import until
 from tests.unit.agent.agent_in_process import AgentInProcess
 
 # Each rank does what the file order-<rank> in its home says, once.
-# Arguments: "silent" announces nothing, "exit" ends after a drain, "deaf" hears of none.
+# Arguments: "silent" announces nothing, "exit" ends after a drain, "deaf" hears of none, "quiet" leaves no data for others,
+# "lost" returns from a drain without the others.
 LOOP = """
 import os, sys, time
 from pathlib import Path
@@ -43,7 +44,7 @@ def train(rank):
             print("told", page.leaves(), page.kept(), flush=True)
             if "exit" in sys.argv:
                 sys.exit(0)
-            return "drained"
+            return "lost" if "lost" in sys.argv else "drained"
         if todo == "crash":
             os.kill(os.getpid(), 9)
         if todo == "long":
@@ -69,16 +70,19 @@ be_held()
 agent = TrainingManager().InProcessRestart
 if "silent" not in sys.argv:
     print("env", Connections.from_env().call("keep", kind=sys.argv[1])["env"], flush=True)
+how = ""
 while True:
-    start = agent.hyperpod_barrier()[1]
+    start = agent.enter_next_run(has_left=how == "drained")[1]
     os.environ.update(start["worker_envs"])
     e = os.environ
     rank = int(e["RANK"])
     agent.hyperpod_past_rcb_barrier()
-    agent.hyperpod_send_data(rank, f"data of {rank}")
+    if "quiet" not in sys.argv:
+        agent.hyperpod_send_data(rank, f"data of {rank}")
     print("run", e["ELASTIPOD_GENERATION"], "restarts", e["JOB_RESTART_COUNT"], "rank", rank, "of", e["WORLD_SIZE"],
           "pid", os.getpid(), flush=True)
-    print(train(rank), rank, flush=True)
+    how = train(rank)
+    print(how, rank, flush=True)
 """
 KEEP = "in_process_restart"
 

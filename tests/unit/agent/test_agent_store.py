@@ -109,7 +109,7 @@ def test_an_agent_with_only_a_token_offers_no_store(agent: AgentInProcess, monke
     """Its pod was made by an operator of the previous version, and its workers get no key."""
     monkeypatch.setenv("ELASTIPOD_TOKEN", "t")
     agent.credentials = Credentials(token="t")
-    agent.run(WAITS, lambda: features_are(agent, ["reach", "prepare"]))
+    agent.run(WAITS, lambda: features_are(agent, ["reach", "prepare", "next"]))
 
 
 def features_are(agent: AgentInProcess, expected: list[str]) -> None:

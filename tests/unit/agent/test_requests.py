@@ -167,6 +167,24 @@ def test_stop() -> None:
         assert str(caught.value).startswith(f"{field}: must be ")
 
 
+def test_a_drain_may_name_the_start_that_follows() -> None:
+    start = {"rank": 1, "nnodes": 2, "faultCount": 3, "master_addr": "10.0.0.1", "master_port": 20000, "generation": 4}
+    told = parse_stop({"is_graceful": True, "next": start}).next_start
+    assert told is not None
+    assert (told.rank, told.run_generation, told.is_early) == (1, 4, False)
+    assert [parse_stop(body).next_start for body in ({}, {"next": None})] == [None, None]
+    assert parse_start(start | {"early": True}).is_early
+
+
+@pytest.mark.parametrize(
+    ("body", "field"), [("soon", "next"), ({"rank": 2, "nnodes": 2}, "next.rank"), ({"rank": 0}, "next.nnodes")]
+)
+def test_a_start_that_follows_is_checked_with_the_stop(body: Any, field: str) -> None:
+    with pytest.raises(BadBody) as error:
+        parse_stop({"is_graceful": True, "next": body})
+    assert error.value.field == field
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [("true", True), ("True", True), ("yes", True), ("1", True), (1, True), (1.0, True), ("no", False), ("off", False)],

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.core.builders import agent, pod, ready, running, trains
+from tests.unit.core.builders import agent, pod, ready, running, trains, transition
 
 from elastipod_operator.agents.command_builder import CommandBuilder
 from elastipod_operator.agents.polled_agent import Address
@@ -21,7 +21,7 @@ from elastipod_operator.core.actions import (
     StopWorkers,
 )
 from elastipod_operator.core.names import PodId, master_port
-from elastipod_operator.core.record import RestartMode
+from elastipod_operator.core.record import Depth, NextGeneration, RestartMode
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent
 
 DATA = [{"rank": 0, "data": "a"}]
@@ -207,3 +207,41 @@ def test_a_newcomer_to_workers_that_are_kept_learns_of_them() -> None:
 def test_shutdown_has_no_body_and_other_actions_no_call() -> None:
     assert body_of(ShutDownAgent(pod(0).name), ready()) is None
     assert body_of(CreatePod(PodId("workers", 5, 0), 2), ready()) is None
+
+
+def drain_with_next(*facts: ObservedAgent) -> CommandBuilder:
+    """Build the calls of a drain of two that a third joins; agents were told so."""
+    pods = [pod(number) for number in range(len(facts))]
+    following = NextGeneration(
+        generation=4, members=tuple(one.id for one in pods), master_addr=pods[0].ip, agents_serve_store=True
+    )
+    record = replace(trains(2, 3), transition=transition(depth=Depth.MEMORY, leavers=(), next_generation=following))
+    statuses: Any = Known({one.uid: fact for one, fact in zip(pods, facts, strict=True)})
+    return CommandBuilder(
+        {}, {one.name: one for one in pods}, record, statuses, lambda one: Address("job", one.ip, 8080 + one.id.ordinal)
+    )
+
+
+def test_a_drain_says_what_follows_and_newcomers_are_started_early() -> None:
+    keeps = running(3, memory_state="replicated", can_begin_next=True)
+    commands = drain_with_next(keeps, keeps, ready())
+    stop = commands.build(
+        StopWorkers(pod(1).name, 3, graceful=True, timeout_s=60, leaves=False, keeps=True, next_rank=1)
+    )
+    assert stop is not None
+    assert stop.body is not None
+    told = stop.body["next"]
+    assert (stop.body["generation"], told["generation"], told["faultCount"]) == (3, 4, 3)
+    assert (told["rank"], told["nnodes"], told["master_port"], told["store_port"]) == (1, 3, master_port(4), 8080)
+    assert [one["ip"] for one in told["rankIps"]] == ["10.0.0.0", "10.0.0.1", "10.0.0.2"]
+    assert told["worker_data"] is None, "nobody knows it before the workers stop"
+    start = commands.build(StartWorkers(pod(2).name, 2, is_early=True))
+    assert start is not None
+    assert start.body is not None
+    assert (start.body["rank"], start.body["generation"], start.body["early"]) == (2, 4, True)
+    assert start.key == ("start", "4")
+    withdrawn = commands.build(StopWorkers(pod(1).name, 3, graceful=True, timeout_s=60, leaves=False, keeps=True))
+    assert withdrawn is not None
+    assert withdrawn.body is not None
+    assert "next" not in withdrawn.body
+    assert withdrawn.key != stop.key

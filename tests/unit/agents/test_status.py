@@ -221,6 +221,29 @@ def test_whether_an_agent_can_serve_a_store(body: dict[str, Any], can: bool) -> 
 
 
 @pytest.mark.parametrize(
+    ("body", "can", "following"),
+    [
+        pytest.param({**OURS, "features": ["next"], "next_generation": 4}, True, 4, id="it will begin one"),
+        pytest.param(
+            {**OURS, "features": ["next"], "next_generation": None}, True, None, id="it has been told of none"
+        ),
+        pytest.param({**OURS, "features": ["reach", "prepare"]}, False, None, id="of the previous version"),
+        pytest.param({"status": "ready", "features": ["next"], "next_generation": 4}, False, None, id="another make"),
+    ],
+)
+def test_which_generation_an_agent_begins_by_itself(body: dict[str, Any], can: bool, following: int | None) -> None:
+    fact = parse_status(body, ObservedAgent(), NOW).fact
+    assert (fact.can_begin_next, fact.next_generation) == (can, following)
+
+
+def test_when_a_generation_was_first_seen() -> None:
+    seen = ObservedAgent()
+    for generation, at_s in ((3, 0), (3, 5), (4, 7), (4, 9)):
+        seen = parse_status({**OURS, "generation": generation}, seen, NOW + timedelta(seconds=at_s)).fact
+    assert seen.generation_at == NOW + timedelta(seconds=7)
+
+
+@pytest.mark.parametrize(
     ("body", "state", "kept"),
     [
         pytest.param({**OURS, "in_memory": {"kind": "replicated", "kept": 3}}, "replicated", 3, id="after a stop"),

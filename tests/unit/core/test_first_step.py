@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 from tests.unit.core.builders import NOW, job, observed, pod, running, seconds, trains, transition
 
-from elastipod_operator.core.first_step import FIRST_STEP_PATIENCE, status_waits_until
+from elastipod_operator.core.first_step import status_waits_until
+from elastipod_operator.core.next_generation import FIRST_STEP_PATIENCE
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import Record
+from elastipod_operator.core.replica import Replicas
 
+NOBODY = Replicas({}, {}, all_silent=False)
 BEGUN = trains(generation=3, running_since=None, generation_began_at=NOW)
 DUE = NOW + FIRST_STEP_PATIENCE
 
@@ -36,7 +39,7 @@ def test_a_status_waits_for_the_first_step_of_a_generation(
     changes: dict[str, Any], now: datetime, expected: datetime | None
 ) -> None:
     record: Record = replace(BEGUN, **changes)
-    assert status_waits_until(record, now) == expected
+    assert status_waits_until(record, NOBODY, now) == expected
 
 
 def test_a_plan_looks_again_when_its_status_is_due() -> None:

@@ -14,7 +14,9 @@ from tests.unit.core.test_wording import disagreements
 from elastipod_operator.core.actions import CreatePod, StartWorkers, StopWorkers
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.record import (
+    Depth,
     FaultyReplica,
+    NextGeneration,
     NodeFaults,
     PartialGang,
     Record,
@@ -46,6 +48,11 @@ agents = st.builds(
     restart_mode=st.sampled_from(["", *RestartMode, "another"]),
     saving=st.booleans(),
     no_drain_handler=st.booleans(),
+    memory_state=st.sampled_from(["", "replicated", "sharded"]),
+    num_kept=st.none() | st.integers(0, 1),
+    can_begin_next=st.booleans(),
+    next_generation=st.none() | st.integers(0, 4),
+    generation_at=maybe_times,
 )
 pods = st.builds(
     pod, ids, phase=st.sampled_from(["Pending", "Running", "Failed", "Succeeded"]), node=st.sampled_from(["", "a", "b", "lost"]),
@@ -73,6 +80,16 @@ transitions = st.builds(
     is_budget_checked=st.booleans(),
     recreates_pods=st.booleans(),
     reach=st.sampled_from(RestartMode),
+    depth=st.sampled_from(Depth),
+    leavers=st.none() | st.lists(ids, unique=True, max_size=2).map(tuple),
+    next_generation=st.none()
+    | st.builds(
+        NextGeneration,
+        generation=st.integers(0, 6),
+        members=st.lists(ids, unique=True, max_size=4).map(tuple),
+        master_addr=st.just("10.0.0.0"),
+        agents_serve_store=st.booleans(),
+    ),
 )
 records = st.builds(
     Record,

@@ -27,7 +27,7 @@ from tests.unit.core.builders import (
 from elastipod_operator.api.models import CleanPodPolicy
 from elastipod_operator.core.actions import CreatePod, DeleteJob, DeletePod, SetFinalizer, ShutDownAgent, StopWorkers
 from elastipod_operator.core.plan import plan
-from elastipod_operator.core.record import Record, TransitionKind
+from elastipod_operator.core.record import Depth, NextGeneration, Record, TransitionKind
 from elastipod_operator.core.snapshot import (
     AgentState,
     ContainerState,
@@ -261,6 +261,17 @@ def test_drain_on_delete_takes_a_checkpoint_first(
     todo = plan(observed(leaving, [(pod(n), agent(states[n])) for n in range(2)]))
     assert len([a for a in acts(todo, StopWorkers) if a.graceful]) == asked
     assert len(acts(todo, DeletePod)) == deleted
+
+
+def test_drain_on_delete_stops_what_agents_have_begun_by_themselves_or_will() -> None:
+    following = NextGeneration(generation=2, members=(pid(0), pid(1)), master_addr="10.0.0.0", agents_serve_store=False)
+    record = replace(trains(), transition=transition(depth=Depth.MEMORY, leavers=(), next_generation=following))
+    leaving = job(record, deleting_since=NOW - seconds(2), drain_on_delete=True)
+    begun, told = running(2), agent(AgentState.STOPPING, 1, next_generation=2)
+    todo = plan(observed(leaving, [(pod(0), begun), (pod(1), told)]))
+    assert [(stop.pod, stop.generation, stop.next_rank) for stop in acts(todo, StopWorkers)] == [
+        ("job-workers-0", 2, None), ("job-workers-1", 1, None),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

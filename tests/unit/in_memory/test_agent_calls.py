@@ -84,7 +84,7 @@ def test_a_rank_is_released_from_the_barrier_with_its_place(
     found = link.park(after_fault=True) if after_fault else link.park()
     assert found == WorldPlace(7, 1, 4, "10.0.0.1", 29500)
     assert reset.mock_calls == [mock.call(is_abandoned=after_fault)]
-    assert client.mock_calls == [mock.call.enter_next_run()]
+    assert client.mock_calls == [mock.call.enter_next_run(has_left=not after_fault)]
 
 
 def test_a_release_without_a_rank_is_an_error(monkeypatch: pytest.MonkeyPatch, client: Any) -> None:

@@ -28,7 +28,7 @@ from elastipod.in_memory.follower import Follower
 from elastipod.in_memory.members import Members
 from elastipod.in_memory.memory_state import MemoryState
 from elastipod.in_memory.phase_limit import PhaseLimit
-from elastipod.ipc.protocol import FOLLOWED_STORE_ENV, WORKER_KEY_ENV
+from elastipod.ipc.protocol import EARLY_START_ENV, FOLLOWED_STORE_ENV, WORKER_KEY_ENV
 
 KEY = "0f" * 32
 
@@ -259,6 +259,23 @@ def test_a_donor_that_dies_within_a_step_leaves_nothing_that_counts(
     assert len(sent[8]["of"]) == 6
     assert follower.finish() is None
     assert follower.has_begun
+
+
+def test_a_newcomer_that_is_started_while_others_drain_follows_them_to_their_end(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their steps may take longer than those who have stopped need for what is under way."""
+    monkeypatch.setattr(follower_module, "LAST_STEPS_S", 0.0)
+    memory = follows(training, monkeypatch)
+    training.train(8)
+    monkeypatch.setenv(EARLY_START_ENV, "1")
+    finishes = threading.Thread(target=memory.finish_following)
+    finishes.start()
+    training.train(3)
+    assert memory.following.step is None, "it follows on"
+    training.donor.close()
+    finishes.join(PATIENCE_S)
+    assert memory.following.step == 13
 
 
 def follows(training: Training, monkeypatch: pytest.MonkeyPatch) -> MemoryState:

@@ -134,8 +134,10 @@ def test_a_rank_that_waits_at_the_barrier_is_not_told_of_process_restarts(
 
 def test_a_rank_that_enters_its_run_at_once_says_so_with_one_call(agent: RecordingAgent) -> None:
     client = agent.closes(InProcessRestartSocketClient())
-    assert client.enter_next_run() == ("job_start", agent.answers["barrier"][0]["start"])
-    assert agent.said()[-2:] == [("barrier", {"wait_s": 60.0, "after": 4}), ("past_barrier", {"run": 7})]
+    assert client.enter_next_run(has_left=True) == ("job_start", agent.answers["barrier"][0]["start"])
+    assert agent.said()[-2:] == [
+        ("barrier", {"wait_s": 60.0, "after": 4, "has_left": True}), ("past_barrier", {"run": 7}),
+    ]  # fmt: skip
 
 
 def test_a_start_sets_the_variables_of_its_run_and_removes_those_of_the_last_one(agent: RecordingAgent) -> None:
