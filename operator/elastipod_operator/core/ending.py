@@ -10,7 +10,7 @@ from .actions import Action, DeleteJob, DeletePod, JobEvent, SetFinalizer, ShutD
 from .clean_pod_policy import CleanPodPolicy
 from .context import Context, PlanDraft
 from .health import drain_grace
-from .next_generation import has_begun_next, next_of
+from .next_generation import has_begun_next, next_number
 from .pod_removal import remove
 from .reasons import AnyReason, Reason, as_reason
 from .record import Record
@@ -116,8 +116,8 @@ def plan_deletion(snapshot: Snapshot, record: Record, replicas: Replicas) -> Par
 
 def _generation_of(replica: Replica, record: Record) -> int:
     """Give the generation that a replica's workers train in: it may have begun the one that follows a drain by itself."""
-    following = next_of(record)
-    return following.generation if following is not None and has_begun_next(replica, record) else record.generation
+    number = next_number(replica, record)
+    return number if number is not None and has_begun_next(replica, record) else record.generation
 
 
 def _kill(replica: Replica, now: datetime) -> list[Action]:

@@ -76,28 +76,25 @@ def next_of(record: Record) -> NextGeneration | None:
 def next_rank(replica: Replica, record: Record) -> int | None:
     """Give a replica's group rank in the generation that follows the drain; None for none."""
     following = next_of(record)
-    return following.members.index(replica.id) if following is not None and replica.id in following.members else None
+    return following.ranks.get(replica.id) if following is not None else None
 
 
 def next_number(replica: Replica, record: Record) -> int | None:
     """Give the generation that a replica's agent is to begin by itself after the drain; None for none."""
     following = next_of(record)
-    return following.generation if following is not None and replica.id in following.members else None
+    return following.generation if following is not None and replica.id in following.ranks else None
 
 
 def has_begun_next(replica: Replica | None, record: Record) -> bool:
     """Whether an agent has begun the generation that follows the drain."""
-    following = next_of(record)
-    if replica is None or following is None or replica.id not in following.members:
-        return False
-    return replica.agent.generation == following.generation
+    number = next_number(replica, record) if replica is not None else None
+    return replica is not None and number is not None and replica.agent.generation == number
 
 
 def _staying(record: Record, replicas: Replicas) -> list[Replica | None]:
     """Give those members that also train after the drain."""
     following = next_of(record)
-    after = frozenset(following.members) if following is not None else frozenset()
-    return [replicas.get(member) for member in record.members if member in after]
+    return [replicas.get(member) for member in record.members if following is not None and member in following.ranks]
 
 
 def is_under_way(record: Record, replicas: Replicas) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated
 
 from .depth_reasons import DepthReason
@@ -56,7 +57,7 @@ MAX_TEXT = 1000
 PAST, FOLLOWS, BACK_OFF = TimeRule.PAST, TimeRule.FOLLOWS, TimeRule.BACK_OFF
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class NextGeneration:
     """A generation that agents begin by themselves once their workers have drained. Recorded before the first agent is told of it."""
 
@@ -65,6 +66,11 @@ class NextGeneration:
     """In the order of their group ranks."""
     master_addr: str
     agents_serve_store: bool
+
+    @cached_property
+    def ranks(self) -> dict[PodId, int]:
+        """The group ranks by member: every replica is looked up several times in a pass."""
+        return {member: rank for rank, member in enumerate(self.members)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
