@@ -5,13 +5,15 @@ There is no API server: pods are as the test says, and the record is decoded and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from tests.agent_client import until
 from tests.e2e.agent_process import AgentProcess
+from tests.patience import PATIENCE_S
 from tests.unit.core.builders import job, observed, pod
 
 from elastipod_operator.agents.agent_ports import AgentStatuses
@@ -92,6 +94,15 @@ class CoreOperator:
         builder = CommandBuilder({}, pods, todo.record, answers, self._address)
         for action in todo.actions:
             self._do(action, builder)
+
+    def act_until(self, condition: Callable[[], object], what: str) -> None:
+        """Make passes until a condition holds."""
+
+        def passed() -> object:
+            self.act()
+            return condition()
+
+        until(passed, what, PATIENCE_S)
 
     def _ask(self, ordinal: int, seen: ObservedPod) -> ObservedAgent:
         agent, before = self._agents[ordinal], self._answers.fact(seen.uid)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agent_client import until
 from tests.e2e.agent_scripts import RunAgent
 from tests.e2e.core_operator import CoreOperator
-from tests.patience import PATIENCE_S
 from tests.unit.core.builders import pid, policy
 
 from elastipod_operator.core.record import Depth
@@ -69,7 +66,7 @@ class Job:
 
     def train(self, **limits: Any) -> None:
         self.operator = CoreOperator(self.agents[:2], policy(2, 2, **limits), generation=random.randrange(100, 800))
-        self.act_until(lambda: self.operator.record is not None and self.steps(0), "two pods that train")
+        self.operator.act_until(lambda: self.operator.record is not None and self.steps(0), "two pods that train")
 
     @property
     def generation(self) -> int:
@@ -81,22 +78,15 @@ class Job:
         found = [tuple(map(int, match)) for match in STEP.findall(self.agents[ordinal].printed())]
         return [(process, step) for process, step, its in found if its == self.generation]
 
-    def act_until(self, condition: Callable[[], object], what: str) -> None:
-        def passed() -> object:
-            self.operator.act()
-            return condition()
-
-        until(passed, what, PATIENCE_S)
-
     def until_stopped(self) -> None:
         leaver, other = self.agents[:2]
-        self.act_until(lambda: leaver.process.poll() is not None, "the end of the pod that must go")
-        self.act_until(lambda: other.status()["status"] == "ready", "the other one to have stopped")
+        self.operator.act_until(lambda: leaver.process.poll() is not None, "the end of the pod that must go")
+        self.operator.act_until(lambda: other.status()["status"] == "ready", "the other one to have stopped")
 
     def goes_on_from_memory_with_the_third(self, process: int, step: int) -> None:
         self.operator.add(self.agents[2])
         before = self.generation
-        self.act_until(lambda: self.generation > before and self.steps(1), "the replacement to train")
+        self.operator.act_until(lambda: self.generation > before and self.steps(1), "the replacement to train")
         assert self.operator.record is not None
         assert self.operator.record.members == (pid(1), pid(2))
         assert self.operator.history[-1].depth is Depth.MEMORY
@@ -120,7 +110,7 @@ def test_a_drain_that_runs_out_of_time_leaves_the_state_with_who_stays(job: Job)
     """The worker that must go does not come to the stop step, and the other one waits for its gradients."""
     job.train(graceful_timeout=timedelta(seconds=8))
     job.holds[0].touch()
-    job.act_until(lambda: "held" in job.agents[0].printed(), "the worker that does not come any further")
+    job.operator.act_until(lambda: "held" in job.agents[0].printed(), "the worker that does not come any further")
     job.operator.must_go(0)
     job.until_stopped()
     assert not list(job.checkpoints.glob("step-*"))

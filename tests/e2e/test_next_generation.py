@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,7 @@ class Job:
         ]
         wishes = policy(2, 3, scaling_timeout=seconds(0))
         self.operator = CoreOperator(self.agents[:2], wishes, generation=random.randrange(100, 800))
-        self.act_until(
+        self.operator.act_until(
             lambda: self.operator.record is not None and self.made(self.generation, 0), "two pods that train"
         )
 
@@ -46,18 +45,11 @@ class Job:
         found = [tuple(map(int, match)) for match in STEP.findall(self.agents[ordinal].printed())]
         return [(process, step) for process, step, its in found if its == generation]
 
-    def act_until(self, condition: Callable[[], object], what: str) -> None:
-        def passed() -> object:
-            self.operator.act()
-            return condition()
-
-        until(passed, what, PATIENCE_S)
-
     def tells_of_growth(self) -> int:
         """Let the operator decide to take the third pod, and tell the agents; gives the generation that follows. It does nothing then."""
         present = self.generation
         self.operator.add(self.agents[2])
-        self.act_until(lambda: self.calls(present, "/stop") >= {0, 1}, "a /stop for both")
+        self.operator.act_until(lambda: self.calls(present, "/stop") >= {0, 1}, "a /stop for both")
         assert self.operator.record is not None
         assert self.operator.record.transition is not None
         following = self.operator.record.transition.next_generation
@@ -80,7 +72,7 @@ def test_a_growth_goes_on_without_the_operator_and_is_taken_over_when_it_is_back
     assert job.made(following, 0)[0] == (before[-1][0], before[-1][1] + 1), (
         "the same process goes on, and repeats no step"
     )
-    job.act_until(
+    job.operator.act_until(
         lambda: job.generation == following and job.operator.record is not None, "the operator to take it over"
     )
     record = job.operator.record
@@ -89,7 +81,7 @@ def test_a_growth_goes_on_without_the_operator_and_is_taken_over_when_it_is_back
     assert job.operator.history[-1].depth is Depth.MEMORY
     assert job.calls(following, "/start") == {2}
     step = job.made(following, 1)[-1][1]
-    job.act_until(lambda: job.made(following, 1)[-1][1] > step, "further steps")
+    job.operator.act_until(lambda: job.made(following, 1)[-1][1] > step, "further steps")
     assert job.generation == following
 
 
@@ -102,12 +94,12 @@ def test_a_growth_whose_newcomer_is_lost_in_the_drain_is_withdrawn(job: Job) -> 
     )
     job.agents[2].process.kill()
     job.operator.must_go(2)
-    job.act_until(
+    job.operator.act_until(
         lambda: all(job.agents[n].status()["next_generation"] is None for n in (0, 1)),
         "agents that know of nothing more",
     )
     job.holds[0].unlink()
-    job.act_until(lambda: job.generation > following and job.made(job.generation, 1), "the two to go on")
+    job.operator.act_until(lambda: job.generation > following and job.made(job.generation, 1), "the two to go on")
     record = job.operator.record
     assert record is not None
     assert record.members == (pid(0), pid(1))
