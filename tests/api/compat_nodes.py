@@ -407,7 +407,7 @@ def _plain(user: Mapping[str, str], key: str) -> str:
     return base64.b64decode(user[key]).decode()
 
 
-def until(what: str, holds: Callable[[], T], limit_s: float) -> T:
+def until(what: str, holds: Callable[[], T | None], limit_s: float) -> T:
     """Wait until a function gives something true, and give that; AssertionError after the limit."""
     end = time.monotonic() + limit_s
     while not (value := holds()):

@@ -17,7 +17,7 @@ NO_DATA = "ValueError: no such data"
 
 
 class PlayedAgent(AgentModel):
-    """The agent of one pod. `manner`: deaf (its workers never ask for elastic events), faulty (they crash at once)."""
+    """The agent of one pod. `manner`: deaf (its workers never ask for elastic events), faulty (they crash before their first step)."""
 
     def __init__(self, pod: str, manner: str, starts: list[dict[str, Any]]) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class PlayedAgent(AgentModel):
         return is_new
 
     def status(self) -> dict[str, Any]:
-        is_training = self.state in (S.RUNNING, S.STOPPING, S.COMPLETED)
+        is_training = self.state in (S.RUNNING, S.STOPPING, S.COMPLETED) and self.manner != "faulty"
         return super().status() | {"worker": {"step": 1 if is_training else None}}
 
     async def newer(self, after: str | None, wait_s: float) -> None:

@@ -22,6 +22,8 @@ class RestartedOperator:
         self._command, self._environ, self._log = command, environ, log
         self._is_over = threading.Event()
         self._printed_before = 0  # by earlier processes, in bytes
+        self.starts = 0
+        """How often it was started."""
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._keep_running, name="operator", daemon=True)
 
@@ -47,6 +49,7 @@ class RestartedOperator:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._printed_before = self._log.stat().st_size
+        self.starts += 1
         with self._log.open("ab") as output:
             return subprocess.Popen(
                 self._command, env=dict(self._environ), stdin=subprocess.DEVNULL, stdout=output, stderr=output
