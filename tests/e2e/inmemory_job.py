@@ -18,13 +18,13 @@ from typing import Any
 
 from tests.e2e.inmemory_agents import AgentSocket
 from tests.e2e.inmemory_holds import hold
-from tests.e2e.inmemory_slots import Ended, Resize, Slot, is_stopped, kill
+from tests.e2e.inmemory_slots import Ended, NextRun, Resize, Slot, is_stopped, kill
 from tests.e2e.torch_fork_server import ForkedTestWorker, TorchForkServer
 from tests.free_ports import free_port
 from tests.patience import PATIENCE_S
 
 from elastipod.chaos import CHAOS_ENV, FaultKind, PlannedFault
-from elastipod.ipc.protocol import FOLLOWED_STORE_ENV, SOCKET_ENV, WORKER_KEY_ENV
+from elastipod.ipc.protocol import EARLY_START_ENV, FOLLOWED_STORE_ENV, SOCKET_ENV, WORKER_KEY_ENV
 from elastipod.worker_file import WORKER_FILE_ENV, EventLevel, WorkerFile
 
 WORKER = Path(__file__).with_name("inmemory_worker.py")
@@ -51,7 +51,8 @@ class InMemoryJob:
 
     command: another script than the tests' worker, with its arguments. racks: how many failure domains the slots are spread over in
     turn; the death of one kills all of its rack. 0: each slot is by itself. newcomers_follow: those of the first growth come while the
-    others train, and follow them.
+    others train, and follow them. agents_begin: a planned change is decided before any worker stops, and each agent begins the generation
+    that follows by itself, as soon as its worker is back. Newcomers are at the barrier before.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class InMemoryJob:
         worker: Path = WORKER,
         racks: int = 0,
         newcomers_follow: bool = False,
+        agents_begin: bool = False,
     ) -> None:
         self.folder = folder
         self._racks = racks
@@ -81,8 +83,11 @@ class InMemoryJob:
         # After a step that leaves enough for the newcomers, the ranks wait for them to come.
         self._newcomers_hold = hold(folder, FOLLOWED_FROM) if newcomers_follow else None
         self._newcomers: range | None = None
-        self._key = {WORKER_KEY_ENV: "0f" * 32} if newcomers_follow else {}
+        self._key = {WORKER_KEY_ENV: "0f" * 32} if newcomers_follow or agents_begin else {}
         self._newcomers_until = 0.0
+        self._agents_begin = agents_begin
+        self._next: NextRun | None = None
+        self._begun_by_agents: set[int] = set()
         self._port = 0
         # Each happens once in the life of the job, not once in that of every process that takes the rank.
         self._faults = [replace(fault, once=str(folder / f"fault-{at}")) for at, fault in enumerate(faults)]
@@ -91,7 +96,7 @@ class InMemoryJob:
         self._changed = threading.Condition()
         self._slots: dict[int, Slot] = {}
         self._members: tuple[int, ...] = ()
-        self._run = self._fault_run = self._num_faults = 0
+        self._run = self._num_faults = 0
         self._is_running = False
         self._starts: dict[int, dict[str, Any]] = {}
         self._since = 0.0
@@ -133,7 +138,7 @@ class InMemoryJob:
         processes = sum(slot.num_processes for slot in self._slots.values())
         return Ended(
             self._run, processes, self._members, self._num_faults, self._lost_copies, is_complete,
-            frozenset(self._planned), self._most_dead, self.log,
+            frozenset(self._planned), self._most_dead, frozenset(self._begun_by_agents), self.log,
         )  # fmt: skip
 
     _is_closed = False
@@ -141,38 +146,56 @@ class InMemoryJob:
 
     def _look(self) -> bool:
         """Do what is due; True when the job is complete."""
-        members = [self._slots[number] for number in self._members]
         for slot in self._slots.values():
             if not self._is_running and slot.process.poll() not in (None, 0):
                 self._replace(slot)
-        if self._is_running:
-            if all(slot.process.poll() == 0 for slot in members):
-                return True
-            self._kill_hung(members)
-            dead = [slot.number for slot in members if slot.process.poll() not in (None, 0)]
-            if self._racks and dead:
-                dead = [slot.number for slot in members if slot.number % self._racks == dead[0] % self._racks]
-                for number in dead:
-                    kill(self._slots[number])
-            if dead or self._reported:
-                self._note(f"fault: {f'slots {dead} died' if dead else self._reported}")
-                self._num_faults += 1
-                self._is_disturbed = True
-                self._fault_run, self._is_running, self._reported = self._run, False, None
-                self._since = time.monotonic()
-                self._changed.notify_all()
-                self._end_holds(len(self._holds))
-                self._end_newcomers_hold()
-                self._undo_resize()
-            elif self._are_newcomers_due(members):
-                self._begin_newcomers()
-            elif self._resizes and not self._awaits_newcomers() and self._is_resize_due(members):
-                self._drain(members)
-            elif self._is_draining and all(slot.is_at_barrier for slot in members):
-                self._is_running = False
-        else:
+        if not self._is_running:
             self._gather()
+            return False
+        self._take_over_next()
+        members = [self._slots[number] for number in self._members]
+        if all(slot.process.poll() == 0 for slot in members):
+            return True
+        present = members + [slot for slot in self._slots_of_next() if slot not in members and slot.is_released]
+        self._kill_hung(present)
+        fault = self._fault(present)
+        if fault:
+            self._leave_generation(present, fault)
+        elif self._are_newcomers_due(members):
+            self._begin_newcomers()
+        elif self._resizes and not self._awaits_newcomers() and self._is_resize_due(members):
+            self._drain(members)
+        elif self._is_draining and all(slot.is_at_barrier for slot in members):
+            self._is_running = False
         return False
+
+    def _fault(self, present: Sequence[Slot]) -> str:
+        """Say what keeps the generation, or the one that follows, from going on; empty when nothing does."""
+        dead = [slot.number for slot in present if slot.process.poll() not in (None, 0)]
+        if self._racks and dead:
+            dead = [slot.number for slot in present if slot.number % self._racks == dead[0] % self._racks]
+            for number in dead:
+                kill(self._slots[number])
+        stopped = [slot.number for slot in self._slots_of_next() if slot.is_at_barrier and not slot.has_left]
+        if dead:
+            return f"slots {dead} died"
+        return self._reported or (f"slots {stopped} stopped without beginning the next generation" if stopped else "")
+
+    def _leave_generation(self, present: Sequence[Slot], fault: str) -> None:
+        """All who are present must come back. A generation that agents were told of is withdrawn, and its number is never used again."""
+        self._note(f"fault: {fault}")
+        self._num_faults += 1
+        self._is_disturbed = True
+        for slot in present:
+            slot.fault_run, slot.is_released = slot.run, False
+        if self._next is not None:
+            self._run, self._next = self._next.run, None
+        self._is_running, self._reported = False, None
+        self._since = time.monotonic()
+        self._changed.notify_all()
+        self._end_holds(len(self._holds))
+        self._end_newcomers_hold()
+        self._undo_resize()
 
     _is_draining = False
     _holds_shards = False
@@ -188,6 +211,9 @@ class InMemoryJob:
         self._note(f"resize to {self._size}")
         for slot in members:
             slot.file.set_event(EventLevel.DRAIN, time.time() + PATIENCE_S, leaves=slot.number not in staying)
+        if self._agents_begin and all(self._is_ready(number) for number in staying.difference(self._members)):
+            self._tell_next()
+        self._newcomers = None
         self._end_holds(1)
 
     def _undo_resize(self) -> None:
@@ -198,18 +224,57 @@ class InMemoryJob:
             self._size = len(self._members)
             self._is_draining = False
 
+    # -- the generation that agents begin by themselves ----------------------------------------------------------
+
+    def _is_ready(self, number: int) -> bool:
+        slot = self._slots.get(number)
+        return slot is not None and slot.is_at_barrier and slot.process.poll() is None
+
+    def _tell_next(self) -> None:
+        """Decide what follows the drain, and let newcomers begin it at once: they follow the others to their end."""
+        wanted, run, port = tuple(range(self._size)), self._run + 1, free_port()
+        starts = {number: self._environment(rank, port, run) for rank, number in enumerate(wanted)}
+        self._next = NextRun(run, wanted, starts)
+        self._note(f"generation {run} follows")
+        for number in set(wanted).difference(self._members):
+            self._release(self._slots[number], run, {**starts[number], EARLY_START_ENV: "1"})
+
+    def _begin_next(self, slot: Slot, following: NextRun) -> None:
+        if slot.number in following.members and slot.run < following.run:
+            self._release(slot, following.run, following.starts[slot.number])
+
+    def _slots_of_next(self) -> list[Slot]:
+        return [] if self._next is None else [self._slots[number] for number in self._next.members]
+
+    def _take_over_next(self) -> None:
+        """Go on with the generation that the agents of all its members have begun."""
+        following = self._next
+        if following is None or any(slot.run != following.run for slot in self._slots_of_next()):
+            return
+        self._note(f"all agents have begun {following.run}: {len(following.members)} ranks")
+        self._begun_by_agents.add(following.run)
+        self._port = int(following.starts[0]["MASTER_PORT"])
+        self._next = None
+        self._enter(following.run, following.members)
+
     # -- newcomers that follow -----------------------------------------------------------------------------------
 
     def _are_newcomers_due(self, members: Sequence[Slot]) -> bool:
-        is_hold_due = self._newcomers_hold is not None and self._newcomers is None
-        return is_hold_due and self._step(members) >= FOLLOWED_FROM
+        if self._newcomers is not None or not self._resizes or self._resizes[0].size <= self._size:
+            return False
+        if self._newcomers_hold is not None:
+            return self._step(members) >= FOLLOWED_FROM
+        return self._agents_begin and self._is_resize_due(members)
 
     def _begin_newcomers(self) -> None:
         self._newcomers = range(self._size, self._resizes[0].size)
         self._newcomers_until = time.monotonic() + RETURN_S / 3
         followed = {FOLLOWED_STORE_ENV: f"127.0.0.1:{self._port}", "ELASTIPOD_GENERATION": str(self._run)}
         for number in self._newcomers:
-            self._add_slot(number, followed)
+            if number not in self._slots:
+                self._add_slot(number, followed)
+            elif self._slots[number].process.poll() is not None:
+                self._replace(self._slots[number])
         self._note(f"slots {list(self._newcomers)} are to follow")
 
     def _awaits_newcomers(self) -> bool:
@@ -256,22 +321,29 @@ class InMemoryJob:
         ):
             self._lost_copies += 1
             self._trained.clear()
-        self._run += 1
+        run, self._port = self._run + 1, free_port()
+        for rank, number in enumerate(wanted):
+            self._release(self._slots[number], run, self._environment(rank, self._port, run))
+        self._note(f"start {run}: {self._size} ranks")
+        self._enter(run, wanted)
+
+    def _enter(self, run: int, members: tuple[int, ...]) -> None:
+        """Go on with a generation that all its members have been released into."""
+        self._run = run
         if self._is_draining and not self._is_disturbed:
-            self._planned.add(self._run)
-        self._members, self._is_running, self._is_draining = wanted, True, False
+            self._planned.add(run)
+        self._members, self._is_running, self._is_draining = members, True, False
         self._is_disturbed = False
         self._since = time.monotonic()
-        self._port = port = free_port()
-        for rank, number in enumerate(wanted):
-            slot = self._slots[number]
-            slot.file.set_event(EventLevel.NONE)
-            slot.run, slot.is_at_barrier = self._run, False
-            self._released.add(slot.process.pid)
-            slot.reported_at = (slot.file.num_reports(number), time.monotonic())
-            slot.reports_before = slot.reported_at[0]
-            self._starts[number] = self._environment(rank, port)
-        self._note(f"start {self._run}: {self._size} ranks")
+
+    def _release(self, slot: Slot, run: int, environment: dict[str, Any]) -> None:
+        """Let the worker of a slot begin a run."""
+        slot.file.set_event(EventLevel.NONE)
+        slot.run, slot.is_released, slot.is_at_barrier = run, True, False
+        self._released.add(slot.process.pid)
+        slot.reported_at = (slot.file.num_reports(slot.number), time.monotonic())
+        slot.reports_before = slot.reported_at[0]
+        self._starts[slot.number] = environment
         self._changed.notify_all()
 
     def _is_back(self, slot: Slot) -> bool:
@@ -326,7 +398,7 @@ class InMemoryJob:
         if slot.process.pid in self._trained:
             self._dead.add(slot.process.pid)
             self._most_dead = max(self._most_dead, len(self._dead))
-        slot.is_at_barrier, slot.run = False, self._run
+        slot.is_at_barrier, slot.is_released, slot.run = False, False, self._run
         slot.process = self._spawn(slot.number, slot.num_processes)
         self._note(f"slot {slot.number} has a new process")
 
@@ -351,14 +423,14 @@ class InMemoryJob:
         output = self.folder / f"output-{number}-{attempt}"
         return self._servers.start(self._command, environment, output)
 
-    def _environment(self, rank: int, port: int) -> dict[str, str]:
+    def _environment(self, rank: int, port: int, run: int) -> dict[str, str]:
         return {
             "RANK": str(rank),
             "WORLD_SIZE": str(self._size),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
-            "ELASTIPOD_GENERATION": str(self._run),
-            "JOB_RESTART_COUNT": str(self._run - 1),
+            "ELASTIPOD_GENERATION": str(run),
+            "JOB_RESTART_COUNT": str(run - 1),
         }
 
     def _note(self, text: str) -> None:
@@ -376,10 +448,11 @@ class InMemoryJob:
         if name == "keep":
             self._holds_shards |= call["kind"] == "sharded"
         if name == "barrier":
+            slot.has_left = call.get("has_left") is True
             return self._wait_for_start(slot, int(call["after"]), float(call["wait_s"]))
         if name == "fault":
-            return self._wait_for_fault(int(call["after"]), float(call["wait_s"]))
-        if name == "send_fault" and int(call["run"]) == self._run and self._is_running:
+            return self._wait_for_fault(slot, int(call["after"]), float(call["wait_s"]))
+        if name == "send_fault" and int(call["run"]) == slot.run and slot.is_released and self._is_running:
             self._reported = f"slot {slot.number}: {call['message']}"
         return {}
 
@@ -392,19 +465,22 @@ class InMemoryJob:
         pid = slot.process.pid
         with self._changed:
             slot.is_at_barrier = True
+            if slot.has_left and self._next is not None:
+                self._begin_next(slot, self._next)
             self._changed.notify_all()
-            if not self._until(lambda: slot.run > after and slot.number in self._members and self._is_running, wait_s):
+            if not self._until(lambda: slot.run > after and slot.is_released, wait_s):
                 return {"is_late": True}
             if slot.process.pid != pid:
                 return {"is_late": True}
+            slot.is_at_barrier = False
             start = {"worker_envs": self._starts[slot.number], "aggregate_worker_data": {}}
             return {"run": slot.run, "start": start}
 
-    def _wait_for_fault(self, after: int, wait_s: float) -> dict[str, Any]:
+    def _wait_for_fault(self, slot: Slot, after: int, wait_s: float) -> dict[str, Any]:
         with self._changed:
-            if not self._until(lambda: self._fault_run > after, wait_s):
+            if not self._until(lambda: slot.fault_run > after, wait_s):
                 return {"is_late": True}
-            return {"run": self._fault_run, "restart_count": self._run - 1}
+            return {"run": slot.fault_run, "restart_count": slot.fault_run - 1}
 
     def _until(self, condition: Callable[[], bool], wait_s: float) -> bool:
         return self._changed.wait_for(lambda: condition() or self._is_closed, wait_s) and not self._is_closed

@@ -26,11 +26,14 @@ BETWEEN_GENERATIONS = (Moment.CONNECTING, Moment.AGREEING, Moment.FILLING, Momen
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The size that a job begins with, its planned changes, and the faults on the way."""
+    """The size that a job begins with, its planned changes, and the faults on the way. agents_begin: what follows a planned change is told
+    before it, and agents begin it by themselves.
+    """
 
     size: int
     resizes: tuple[Resize, ...]
     faults: tuple[PlannedFault, ...]
+    agents_begin: bool
 
     @property
     def newcomers_follow(self) -> bool:
@@ -70,7 +73,7 @@ def draw(seed: int, state: str = "replicated") -> Schedule:
     elif rng.random() < 0.3:
         possible = [(at, kind) for at, kind in KINDS_AT if ONLY_STATE.get(at, state) == state]
         faults.append(_fault(rng, seed, *rng.choice(possible), sizes[0]))
-    return Schedule(sizes[0], tuple(resizes), tuple(faults))
+    return Schedule(sizes[0], tuple(resizes), tuple(faults), agents_begin=rng.random() < 0.7)
 
 
 def _fault(rng: random.Random, seed: int, at: Moment, kind: FaultKind, size: int) -> PlannedFault:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 from tests.e2e.torch_fork_server import ForkedTestWorker
@@ -21,8 +23,9 @@ class Resize:
 
 @dataclass(slots=True)
 class Slot:
-    """One pod: its process, and what its agent knows of it. run: the last one that the process was released into. has_called: it has
-    called its agent.
+    """One pod: its process, and what its agent knows of it. run: the last one that the process was released into. fault_run: the last one
+    that it had to leave. has_called: it has called its agent. is_released: it may begin its run. has_left: it said at the barrier that it
+    had left its run with all others.
 
     reported_at: how many steps its workers have reported, and when. reports_before: how many they had when the generation began.
     """
@@ -32,10 +35,22 @@ class Slot:
     file: WorkerFile
     run: int
     is_at_barrier: bool = False
+    is_released: bool = False
+    has_left: bool = False
+    fault_run: int = 0
     num_processes: int = 1
     reported_at: tuple[int, float] = (0, 0.0)
     reports_before: int = 0
     has_called: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NextRun:
+    """The run that follows a drain, as agents are told of it: each begins it by itself. starts: by member, the environment of its rank."""
+
+    run: int
+    members: tuple[int, ...]
+    starts: Mapping[int, dict[str, Any]]
 
 
 @dataclass(slots=True)
@@ -55,6 +70,7 @@ class Ended:
     is_complete: bool = False
     planned: frozenset[int] = frozenset()
     most_dead: int = 0
+    begun_by_agents: frozenset[int] = frozenset()
     log: list[str] = field(default_factory=list)
 
 

@@ -18,7 +18,8 @@ Schedule = tuple[str, int]  # state and seed
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One schedule. state: "replicated" or "sharded". problem: the first line of what did not hold; empty when all did.
+    """One schedule. state: "replicated" or "sharded". problem: the first line of what did not hold; empty when all did. planned: how many
+    generations nothing but a planned change led to. begun_by_agents: how many agents began by themselves.
 
     has_lost_all: the last copy of some part was lost, or in sharded state may have been, so that only a disk could help. repeated:
     steps that planned changes, and those after crashes, gave up.
@@ -34,6 +35,7 @@ class Verdict:
     has_lost_all: bool = False
     faults: int = 0
     planned: int = 0
+    begun_by_agents: int = 0
     repeated_when_planned: int = 0
     repeated_after_faults: int = 0
     happened: list[str] = field(default_factory=list)
@@ -52,6 +54,7 @@ class Verdict:
                 or (self.state == "sharded" and may_have_lost_a_part(played)),
                 "faults": played.ended.faults,
                 "planned": len(planned),
+                "begun_by_agents": len(played.ended.begun_by_agents),
                 "repeated_when_planned": sum(steps for at, steps in repeated.items() if at in planned),
                 "repeated_after_faults": sum(steps for at, steps in repeated.items() if at not in planned),
                 "happened": list(played.happened()),
@@ -143,6 +146,7 @@ class Verdicts:
             "did_not_end": sum(not each.is_ended for each in found),
             "faults": sum(each.faults for each in found),
             "planned_changes": sum(each.planned for each in found),
+            "changes_begun_by_agents": sum(each.begun_by_agents for each in found),
             **_outcomes(found),
             "share_in_memory": round(self.share_in_memory(), 4),
             "steps_repeated_by_planned_changes": sum(each.repeated_when_planned for each in found),

@@ -79,12 +79,14 @@ def test_a_rank_that_holds_the_reduced_gradients_commits_though_its_peer_dies(pl
     assert (job.finals, job.report.exact) == ({undisturbed}, True), job.told()
 
 
-def test_planned_changes_keep_processes_and_repeat_no_step(play: Any, undisturbed: str) -> None:
-    job = play(size=2, resizes=[Resize(5, 4), Resize(12, 2)])
+@pytest.mark.parametrize("agents_begin", [False, True], ids=["as the operator says", "agents begin"])
+def test_planned_changes_keep_processes_and_repeat_no_step(play: Any, undisturbed: str, agents_begin: bool) -> None:
+    job = play(size=2, resizes=[Resize(5, 4), Resize(12, 2)], agents_begin=agents_begin)
     worlds = [job.joined(generation) for generation in (1, 2, 3)]
     assert [len(world) for world in worlds] == [2, 4, 2]
     assert worlds[0][0][0] == worlds[1][0][0] == worlds[2][0][0], "rank 0 is one process"
     assert job.ended.processes == 4, job.told()
+    assert job.ended.begun_by_agents == ({2, 3} if agents_begin else set()), job.told()
     assert not any(job.report.steps_repeated.values()), job.told()
     assert (job.finals, job.report.exact) == ({undisturbed}, True), job.told()
 
@@ -241,6 +243,7 @@ def play_schedule(seed: int, folder: Path, fork_server: TorchForkServer, limit_s
         options={"first_step_s": 0.1} if follows else {},
         hang_s=2.0,
         newcomers_follow=follows,
+        agents_begin=schedule.agents_begin,
     )
     return Played(folder, job.run(limit_s), f"seed {seed}: {schedule}")
 

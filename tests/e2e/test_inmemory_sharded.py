@@ -326,6 +326,7 @@ def play_schedule(seed: int, folder: Path, fork_server: TorchForkServer, limit_s
         options=options,
         worker=SHARDED_WORKER,
         hang_s=2.0,
+        agents_begin=schedule.agents_begin,
     )
     return Played(folder, job.run(limit_s), f"seed {seed}: {schedule} {options}")
 

@@ -82,7 +82,7 @@ def test_links_of_the_repository_lead_to_pages_of_the_site(page: str, link: str,
 
 
 @pytest.mark.parametrize(
-    "path", ["docs/cli.md", "CONTRIBUTING.md", "examples/README.md", "examples/digits", "Makefile"]
+    "path", ["docs/cli.md", "CONTRIBUTING.md", "examples/README.md", "bench/operator_load", "Makefile"]
 )
 def test_a_page_knows_where_it_comes_from(path: str) -> None:
     assert hooks.repository_path(hooks.site_path(path)) == path
