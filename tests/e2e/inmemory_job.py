@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ class InMemoryJob:
         thread.start()
         is_complete = False
         try:
-            self._add_slots()  # the first one waits for the fork server to load torch
+            self._add_slots(range(self._size))  # the first one waits for the fork server to load torch
             deadline = time.monotonic() + limit_s
             while time.monotonic() < deadline and not is_complete:
                 with self._changed:
@@ -156,7 +156,7 @@ class InMemoryJob:
         members = [self._slots[number] for number in self._members]
         if all(slot.process.poll() == 0 for slot in members):
             return True
-        present = members + [slot for slot in self._slots_of_next() if slot not in members and slot.is_released]
+        present = members + [slot for slot in self._slots_of_next() if slot.number not in self._members]
         self._kill_hung(present)
         fault = self._fault(present)
         if fault:
@@ -232,30 +232,32 @@ class InMemoryJob:
 
     def _tell_next(self) -> None:
         """Decide what follows the drain, and let newcomers begin it at once: they follow the others to their end."""
-        wanted, run, port = tuple(range(self._size)), self._run + 1, free_port()
-        starts = {number: self._environment(rank, port, run) for rank, number in enumerate(wanted)}
-        self._next = NextRun(run, wanted, starts)
+        run, port = self._run + 1, free_port()
+        starts = {number: self._environment(number, port, run) for number in range(self._size)}
+        self._next = NextRun(run, starts)
         self._note(f"generation {run} follows")
-        for number in set(wanted).difference(self._members):
+        for number in starts.keys() - self._members:
             self._release(self._slots[number], run, {**starts[number], EARLY_START_ENV: "1"})
 
-    def _begin_next(self, slot: Slot, following: NextRun) -> None:
-        if slot.number in following.members and slot.run < following.run:
+    def _begin_next(self, slot: Slot) -> None:
+        """Begin the generation that follows, if this slot is a member and has not begun it yet."""
+        following = self._next
+        if following is not None and slot.number in following.starts and slot.run < following.run:
             self._release(slot, following.run, following.starts[slot.number])
 
     def _slots_of_next(self) -> list[Slot]:
-        return [] if self._next is None else [self._slots[number] for number in self._next.members]
+        return [] if self._next is None else [self._slots[number] for number in self._next.starts]
 
     def _take_over_next(self) -> None:
         """Go on with the generation that the agents of all its members have begun."""
         following = self._next
         if following is None or any(slot.run != following.run for slot in self._slots_of_next()):
             return
-        self._note(f"all agents have begun {following.run}: {len(following.members)} ranks")
+        self._note(f"all agents have begun {following.run}: {len(following.starts)} ranks")
         self._begun_by_agents.add(following.run)
         self._port = int(following.starts[0]["MASTER_PORT"])
         self._next = None
-        self._enter(following.run, following.members)
+        self._enter(following.run, tuple(following.starts))
 
     # -- newcomers that follow -----------------------------------------------------------------------------------
 
@@ -270,11 +272,7 @@ class InMemoryJob:
         self._newcomers = range(self._size, self._resizes[0].size)
         self._newcomers_until = time.monotonic() + RETURN_S / 3
         followed = {FOLLOWED_STORE_ENV: f"127.0.0.1:{self._port}", "ELASTIPOD_GENERATION": str(self._run)}
-        for number in self._newcomers:
-            if number not in self._slots:
-                self._add_slot(number, followed)
-            elif self._slots[number].process.poll() is not None:
-                self._replace(self._slots[number])
+        self._add_slots(self._newcomers, followed)
         self._note(f"slots {list(self._newcomers)} are to follow")
 
     def _awaits_newcomers(self) -> bool:
@@ -306,7 +304,7 @@ class InMemoryJob:
         for number in sorted({*wanted, *self._members}):
             slot = self._slots.get(number)
             if slot is None or (number in wanted and slot.process.poll() is not None):
-                self._add_slots()
+                self._add_slots(wanted)
                 return
         late = [n for n in (*wanted, *self._members) if not self._is_back(self._slots[n])]
         if late:
@@ -377,10 +375,10 @@ class InMemoryJob:
 
     # -- processes -----------------------------------------------------------------------------------------------
 
-    def _add_slots(self) -> None:
-        for number in range(self._size):
+    def _add_slots(self, numbers: Iterable[int], environment: Mapping[str, str] | None = None) -> None:
+        for number in numbers:
             if number not in self._slots:
-                self._add_slot(number)
+                self._add_slot(number, environment)
             elif self._slots[number].process.poll() is not None:
                 self._replace(self._slots[number])
 
@@ -465,8 +463,8 @@ class InMemoryJob:
         pid = slot.process.pid
         with self._changed:
             slot.is_at_barrier = True
-            if slot.has_left and self._next is not None:
-                self._begin_next(slot, self._next)
+            if slot.has_left:
+                self._begin_next(slot)
             self._changed.notify_all()
             if not self._until(lambda: slot.run > after and slot.is_released, wait_s):
                 return {"is_late": True}

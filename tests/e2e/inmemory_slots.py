@@ -49,7 +49,6 @@ class NextRun:
     """The run that follows a drain, as agents are told of it: each begins it by itself. starts: by member, the environment of its rank."""
 
     run: int
-    members: tuple[int, ...]
     starts: Mapping[int, dict[str, Any]]
 
 
