@@ -24,7 +24,7 @@ from elastipod.gradients import observe_reduced_gradients
 from elastipod.in_memory.exchange import all_texts
 from elastipod.in_memory.members import MODEL
 from elastipod.in_memory.memory_state import lost_world
-from elastipod.in_memory.own_gradients import Noted, OwnGradients
+from elastipod.in_memory.own_gradients import Noted, OwnGradients, on_host
 from elastipod.in_memory.sharded_gradients import (
     divisor_of,
     is_sharded,
@@ -71,7 +71,7 @@ class Notary:
         self._ddp = wrapped if isinstance(wrapped, DistributedDataParallel) else None
         self._sampled = _sample(model, seed)
         self._stop_watching: Callable[[], object] = lambda: None
-        self._reduced: list[torch.Tensor] | None = None
+        self._reduced: torch.Tensor | None = None
         self.samples: int | None = None  # of the job before this step, as a rank knows that has trained up to it
         self._divisor = 0.0
         self._is_queued = False
@@ -158,22 +158,19 @@ class Notary:
         allowed = (COMPRESSED if compresses else LEAST_TOLERANCE) * size + rounding
         if compresses:
             allowed += COMPRESSED_STEP * (dist.get_world_size() + OTHER_ROUNDINGS)
-        start = 0
-        for each, reduced in zip(self._sampled, self._reduced, strict=True):
-            part = slice(start, start + len(reduced))
-            bad = (reduced - expected[part]).abs() > allowed[part]
-            if bool((bad & reduced.isfinite()).any()):
-                name = f"{MODEL}.{each.name.replace(COMPILED_PART, '')}"
-                return f"the reduced gradient of {name} is not the mean over all ranks' samples"
-            start = part.stop
-        return ""
+        is_wrong = ((self._reduced - expected).abs() > allowed) & self._reduced.isfinite()
+        if not bool(is_wrong.any()):
+            return ""
+        first = int(is_wrong.nonzero()[0]) // SAMPLES_PER_TENSOR
+        name = f"{MODEL}.{self._sampled[first].name.replace(COMPILED_PART, '')}"
+        return f"the reduced gradient of {name} is not the mean over all ranks' samples"
 
     def _hold(self, at: int, gradient: torch.Tensor | None) -> None:
         """Hold what autograd has computed until it is accumulated: with `autograd.grad`, which calls this too, it never is."""
         self._held.pop(at, None)
         if gradient is None or gradient.is_sparse:  # None: a function has given this parameter no gradient
             return
-        elements = gradient.detach().flatten()[self._sampled[at].elements]
+        elements = gradient.detach().take(self._sampled[at].elements)
         self._held[at] = elements, self._own.has_passes(at) and self._is_dropped(at)
 
     def _note_held(self, at: int, _: torch.Tensor) -> None:
@@ -201,7 +198,7 @@ class Notary:
             # tells nothing: the shards of other ranks may have other numbers, and all ranks have to drop the same passes.
             return gradient is None and at not in self._unreduced
         # Where the elements are zero, nothing of them goes into the reduction, whatever the rest of the gradient is.
-        return gradient is None or not (gradient.is_sparse or bool(gradient.detach().flatten()[sampled.elements].any()))
+        return gradient is None or not (gradient.is_sparse or bool(gradient.detach().take(sampled.elements).any()))
 
     def _reduced_by_torch(self) -> None:
         self._is_queued = False
@@ -225,7 +222,7 @@ class Notary:
     def _read(self, divisor: float) -> None:
         self._divisor = divisor
         read = _elements_of if self._sharded is None else reduced_elements
-        self._reduced = [read(each.parameter, each.elements) for each in self._sampled]
+        self._reduced = on_host([read(each.parameter, each.elements) for each in self._sampled])
 
 
 def _sample(model: nn.Module, seed: int) -> list[_Sampled]:
@@ -243,11 +240,12 @@ def _sample(model: nn.Module, seed: int) -> list[_Sampled]:
 
 
 def _elements_of(parameter: nn.Parameter, elements: torch.Tensor) -> torch.Tensor:
-    """Give elements of the gradient, float64 on the host; zeros where there is none, and nan for a sparse one, which is not compared."""
+    """Give elements of the gradient; zeros where there is none, and nan for a sparse one, which is not compared."""
     gradient = parameter.grad
     if gradient is None or gradient.is_sparse:
-        return torch.full((len(elements),), 0.0 if gradient is None else torch.nan, dtype=torch.float64, device="cpu")
-    return gradient.detach().flatten()[elements].double().cpu()
+        missing = 0.0 if gradient is None else torch.nan
+        return torch.full((len(elements),), missing, dtype=parameter.dtype, device=parameter.device)
+    return gradient.detach().take(elements)
 
 
 def _wrong_data(told: list[dict[str, Any]], batch: Batch, plan: ElasticBatches) -> list[str]:

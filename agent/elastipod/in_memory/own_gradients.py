@@ -38,6 +38,8 @@ class OwnGradients:
         self._rows = torch.zeros(6, sum(self._elements), dtype=torch.float64, device="cpu")
         self._sum, self._size, self._rounded, self._before, self._dropped, self._dropped_size = self._rows
         self._parts = torch.split(self._rows, self._elements, dim=1)
+        self._places = torch.split(torch.arange(self._rows.shape[1], device="cpu"), self._elements)
+        self._noted: dict[int, torch.Tensor] = {}  # by parameter: of one pass, and not added yet
         self._passes, self._roundings = [0] * len(parameters), [0] * len(parameters)
 
     def has_passes(self, at: int) -> bool:
@@ -46,18 +48,28 @@ class OwnGradients:
 
     def add(self, at: int, gradient: torch.Tensor) -> None:
         """Note the elements of the gradient of one more pass, which is added to those before."""
+        if at in self._noted:
+            self._add_noted()
         if self._parameters[at].reduced_in is None:
             self._dtypes[at] = _coarser(self._dtypes[at], gradient.dtype)
-        values = gradient.detach().double().cpu()
-        total, size, rounded, *_ = self._parts[at]
-        total += values
-        size += values.abs()
-        rounded += total.abs()
+        self._noted[at] = gradient.detach()
         self._passes[at] += 1
         self._roundings[at] += 1
 
+    def _add_noted(self) -> None:
+        """Add what a pass has given for all its parameters at once: each operation, and each wait for a device, is one in place of many."""
+        noted, self._noted = self._noted, {}  # at once: passes of several devices have a thread each
+        if not noted:
+            return
+        values, places = on_host(list(noted.values())), torch.cat([self._places[at] for at in noted])
+        total = self._sum[places] + values
+        self._sum[places] = total
+        self._size[places] += values.abs()
+        self._rounded[places] += total.abs()
+
     def drop(self, at: int) -> None:
         """Let the next pass be the first of this parameter: nothing is left of the gradients of those before."""
+        self._add_noted()
         part = self._parts[at]
         part[4:] += part[:2]
         part[:4] = 0.0
@@ -68,6 +80,7 @@ class OwnGradients:
 
         DDP reduces once more what it has reduced before, FSDP2 only what came since: both sizes together are enough for either.
         """
+        self._add_noted()
         is_reduced = self._of_elements([float(each) for each in which])
         self._rounded += roundings * is_reduced * (self._sum.abs() + self._before.abs())
         self._before += is_reduced * (self._sum - self._before)
@@ -78,6 +91,7 @@ class OwnGradients:
 
         Those too whose gradients it has taken away, as `fixed_order_passes` does after each pass.
         """
+        self._add_noted()
         self._rows[:2] += self._rows[4:]
         self._rows[4:] = 0.0
         self._roundings = [passes + roundings for passes in self._passes]
@@ -88,6 +102,7 @@ class OwnGradients:
 
         unseen: parameters for which this rank does not know them; all three are nan.
         """
+        self._add_noted()
         limits = [torch.finfo(each) for each in self._dtypes]
         eps, tiny = (self._of_elements([getattr(each, name) for each in limits]) for name in ("eps", "tiny"))
         roundings = self._of_elements(self._roundings)
@@ -102,6 +117,14 @@ class OwnGradients:
         return torch.tensor(of_parameters, dtype=torch.float64, device="cpu").repeat_interleave(
             torch.tensor(self._elements, dtype=torch.int64, device="cpu")
         )
+
+
+def on_host(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Give vectors end to end, float64 on the host."""
+    if len({(each.device, each.dtype) for each in parts}) == 1:
+        return torch.cat(list(parts)).cpu().double()
+    none = torch.empty(0, dtype=torch.float64, device="cpu")
+    return torch.cat([none, *(each.cpu().double() for each in parts)])
 
 
 def _coarser(one: torch.dtype, other: torch.dtype) -> torch.dtype:

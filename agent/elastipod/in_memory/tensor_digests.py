@@ -7,25 +7,25 @@ left after the last whole row has no weights. Ranks of two versions may compare 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import nn
 
 DIGEST_LENGTH = 16  # characters
 _WEIGHTS = torch.randint(1, 1 << 62, (1024,), generator=torch.Generator().manual_seed(1), device="cpu") * 2 + 1
 _ROW_BYTES = _WEIGHTS.nbytes
 _WORD_BYTES = 8
 _JOINED = 16  # rows
-_AT_ONCE = 256  # tensors whose sums are held together, at most 16 KiB for each
+_AT_ONCE = 256  # tensors whose words are held together: 16 KiB for each, or a thousandth of it on the host
 
 
 def digests_of_tensors(tensors: Sequence[torch.Tensor], progress: Callable[[], None] = lambda: None) -> list[str]:
     """Give the digest of each tensor. All of them are on one device. progress: called after each tensor."""
     return [
-        f"{of_rows + of_rest & 0xFFFF_FFFF_FFFF_FFFF:0{DIGEST_LENGTH}x}"
+        f"{total & 0xFFFF_FFFF_FFFF_FFFF:0{DIGEST_LENGTH}x}"
         for first in range(0, len(tensors), _AT_ONCE)
-        for of_rows, of_rest in _sums(tensors[first : first + _AT_ONCE], progress)
+        for total in _sums(tensors[first : first + _AT_ONCE], progress)
     ]
 
 
@@ -37,29 +37,44 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return flat.reshape(-1).view(torch.uint8)
 
 
-def _sums(tensors: Sequence[torch.Tensor], progress: Callable[[], None]) -> Iterator[tuple[int, int]]:
-    """Give what the whole rows of each tensor sum up to, and what is left after them. At most one tensor is copied at a time."""
-    columns, rests, have_rows = [], [], []
+def _sums(tensors: Sequence[torch.Tensor], progress: Callable[[], None]) -> list[int]:
+    """Give what the words of each tensor sum up to. At most one tensor is copied at a time.
+
+    What is left to add up is laid end to end, so that a few operations are enough for all tensors.
+    """
+    laid, ends = [torch.zeros(1, dtype=torch.int64, device=tensors[0].device)], [0]
     for each in tensors:
-        raw = as_bytes(each)
-        end = raw.numel() // _ROW_BYTES * _ROW_BYTES
-        have_rows.append(end > 0)
-        if end:
-            columns.append(_sum_of_rows(raw[:end].view(torch.int64).view(-1, len(_WEIGHTS))))
-        is_copy = raw.data_ptr() != each.data_ptr()
-        rests.append(raw[end:].clone() if end and is_copy else raw[end:])
+        words = _words(as_bytes(each))
+        laid += words
+        ends.append(ends[-1] + sum(map(len, words)))
         progress()
-    of_rows = iter(_weighted(columns))
-    for has_rows, of_rest in zip(have_rows, _sums_of_words(rests), strict=True):
-        yield next(of_rows) if has_rows else 0, of_rest
-
-
-def _weighted(columns: list[torch.Tensor]) -> list[int]:
-    if not columns:
-        return []
-    stacked = torch.stack(columns)
-    found: list[int] = (stacked * _WEIGHTS.to(stacked.device)).sum(1).tolist()
+    before = torch.cat(laid).cumsum(0)
+    found: list[int] = before[torch.tensor(ends, device=before.device)].diff().tolist()
     return found
+
+
+def _words(raw: torch.Tensor) -> list[torch.Tensor]:
+    """Give words whose sum is the digest of these bytes. They hold no more than a row of them."""
+    end = raw.numel() // _ROW_BYTES * _ROW_BYTES
+    if end == 0:
+        return [_whole_words(raw)]
+    found = [_weighted(raw[:end].view(torch.int64).view(-1, len(_WEIGHTS)))]
+    if end < raw.numel():
+        found.append(_whole_words(raw[end:].clone()))
+    return found
+
+
+def _whole_words(raw: torch.Tensor) -> torch.Tensor:
+    """Give words that end with zeros where there are too few bytes."""
+    missing = -raw.numel() % _WORD_BYTES
+    return (nn.functional.pad(raw, (0, missing)) if missing else raw).view(torch.int64)
+
+
+def _weighted(rows: torch.Tensor) -> torch.Tensor:
+    """Give words whose sum is that of all words of the rows, each with its weight."""
+    if rows.device.type == "cpu":
+        return rows.mv(_WEIGHTS)  # reads the rows once; no accelerator multiplies matrices of whole numbers
+    return _sum_of_rows(rows) * _WEIGHTS.to(rows.device)
 
 
 def _sum_of_rows(rows: torch.Tensor) -> torch.Tensor:
@@ -69,16 +84,3 @@ def _sum_of_rows(rows: torch.Tensor) -> torch.Tensor:
         return rows.sum(0)
     joined = rows[: long * _JOINED].reshape(long, -1).sum(0).view(_JOINED, -1).sum(0)
     return joined + rows[long * _JOINED :].sum(0)
-
-
-def _sums_of_words(raws: Sequence[torch.Tensor]) -> list[int]:
-    """Sum short ones: laid end to end, each filled up with zeros to whole words, so that a few operations are enough for all."""
-    zeros = torch.zeros(_WORD_BYTES, dtype=torch.uint8, device=raws[0].device)
-    laid = [zeros]
-    for raw in raws:
-        if raw.numel():
-            laid += (raw, zeros[: -raw.numel() % _WORD_BYTES])
-    ends = accumulate((-(-raw.numel() // _WORD_BYTES) for raw in raws), initial=0)
-    before = torch.cat(laid).view(torch.int64).cumsum(0)
-    found: list[int] = before[torch.tensor(list(ends), device=zeros.device)].diff().tolist()
-    return found

@@ -13,6 +13,8 @@ import torch
 from elastipod.in_memory import host_memory as module
 from elastipod.in_memory.host_memory import BLOCK_BYTES, MOST_RESERVED_BYTES, private_bytes, reserve
 
+SLACK_BYTES = 1 << 20  # newer kernels count pages for each processor, and tell a sum that is off by some
+
 # A step's worth of tensors, larger and smaller than what malloc maps by itself.
 USES_MEMORY = """
 import resource, sys, torch
@@ -37,7 +39,7 @@ def _use_memory(reserved: int) -> list[int]:
 def test_tensors_after_a_reserve_cost_no_pages() -> None:
     given, has, faults, pages = _use_memory(64 << 20)
     assert given == 64 << 20
-    assert has >= given
+    assert has >= given - SLACK_BYTES
     assert faults < pages / 20
     given, _, faults, pages = _use_memory(0)
     assert given == 0

@@ -108,6 +108,23 @@ def test_passes_of_which_a_small_rest_remains_are_no_mistake() -> None:
     assert notary._wrong_gradient() == ""
 
 
+@pytest.mark.usefixtures("only_rank")
+@pytest.mark.parametrize(("mistake", "name"), [(None, ""), (0, "0.weight"), (1, "1.weight"), (2, "2.weight")])
+def test_parameters_of_different_types_are_compared_together(mistake: int | None, name: str) -> None:
+    """Layers that were frozen when the first pass ran have fewer passes than the others."""
+    dtypes = (torch.float32, torch.bfloat16, torch.float64)
+    model = nn.ModuleList(nn.Linear(4, 4, bias=False, dtype=each) for each in dtypes)
+    notary = Notary(model, model, seed=3)
+    for wanted in ((0, 2), (0, 1, 2), (1,), (0, 1, 2)):
+        torch.stack([model[at](torch.randn(3, 4, dtype=dtypes[at])).sum().double() for at in wanted]).sum().backward()  # type: ignore[no-untyped-call]
+    if mistake is not None:
+        model[mistake].weight.grad.mul_(1.5)  # type: ignore[union-attr, operator]
+    announce_reduced_gradients(1.0)
+    notary.close()
+    said = f"the reduced gradient of model.{name} is not the mean over all ranks' samples"
+    assert notary._wrong_gradient() == (said if name else "")
+
+
 # -- mistakes that are no rounding ---------------------------------------------------------------------------------
 
 
