@@ -12,20 +12,21 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.inmemory_agents import AgentSocket
 from tests.e2e.inmemory_holds import hold
+from tests.e2e.inmemory_processes import SlotProcesses, place_in
 from tests.e2e.inmemory_slots import Ended, NextRun, Resize, Slot, is_stopped, kill
-from tests.e2e.torch_fork_server import ForkedTestWorker, TorchForkServer
+from tests.e2e.torch_fork_server import TorchForkServer
 from tests.free_ports import free_port
 from tests.patience import PATIENCE_S
 
-from elastipod.chaos import CHAOS_ENV, FaultKind, PlannedFault
-from elastipod.ipc.protocol import EARLY_START_ENV, FOLLOWED_STORE_ENV, SOCKET_ENV, WORKER_KEY_ENV
-from elastipod.worker_file import WORKER_FILE_ENV, EventLevel, WorkerFile
+from elastipod.chaos import FaultKind, PlannedFault
+from elastipod.ipc.protocol import EARLY_START_ENV, FOLLOWED_STORE_ENV, WORKER_KEY_ENV
+from elastipod.worker_file import EventLevel, WorkerFile
 
 WORKER = Path(__file__).with_name("inmemory_worker.py")
 MAX_SLOTS = 8
@@ -75,7 +76,6 @@ class InMemoryJob:
         self.folder = folder
         self._racks = racks
         self.log: list[str] = []
-        self._servers = servers
         self._size = size
         self._resizes = list(resizes)
         # The ranks wait for each planned change after its step, unless a fault comes in between: no job is through before it.
@@ -83,7 +83,6 @@ class InMemoryJob:
         # After a step that leaves enough for the newcomers, the ranks wait for them to come.
         self._newcomers_hold = hold(folder, FOLLOWED_FROM) if newcomers_follow else None
         self._newcomers: range | None = None
-        self._key = {WORKER_KEY_ENV: "0f" * 32} if newcomers_follow or agents_begin else {}
         self._newcomers_until = 0.0
         self._agents_begin = agents_begin
         self._next: NextRun | None = None
@@ -91,7 +90,9 @@ class InMemoryJob:
         self._port = 0
         # Each happens once in the life of the job, not once in that of every process that takes the rank.
         self._faults = [replace(fault, once=str(folder / f"fault-{at}")) for at, fault in enumerate(faults)]
-        self._command = list(command) or [str(worker), json.dumps({"folder": str(folder), **(options or {})})]
+        own = list(command) or [str(worker), json.dumps({"folder": str(folder), **(options or {})})]
+        key = {WORKER_KEY_ENV: "0f" * 32} if newcomers_follow or agents_begin else {}
+        self._processes = SlotProcesses(servers, folder, own, self._faults, racks, key)
         self._hang_s, self._return_s = hang_s, return_s
         self._changed = threading.Condition()
         self._slots: dict[int, Slot] = {}
@@ -101,7 +102,6 @@ class InMemoryJob:
         self._starts: dict[int, dict[str, Any]] = {}
         self._since = 0.0
         self._reported: str | None = None
-        self._socket = folder / "agent.sock"
         self._trained: set[int] = set()  # processes that have completed a step
         self._released: set[int] = set()  # processes that have been in a generation
         self._planned: set[int] = set()
@@ -113,7 +113,7 @@ class InMemoryJob:
 
     def run(self, limit_s: float) -> Ended:
         """Play the job to its end, or to the limit."""
-        server = AgentSocket(str(self._socket), self.answer)
+        server = AgentSocket(str(self._processes.socket), self.answer)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, name="agents")
         thread.start()
         is_complete = False
@@ -233,7 +233,7 @@ class InMemoryJob:
     def _tell_next(self) -> None:
         """Decide what follows the drain, and let newcomers begin it at once: they follow the others to their end."""
         run, port = self._run + 1, free_port()
-        starts = {number: self._environment(number, port, run) for number in range(self._size)}
+        starts = {number: place_in(run, number, self._size, port) for number in range(self._size)}
         self._next = NextRun(run, starts)
         self._note(f"generation {run} follows")
         for number in starts.keys() - self._members:
@@ -321,7 +321,7 @@ class InMemoryJob:
             self._trained.clear()
         run, self._port = self._run + 1, free_port()
         for rank, number in enumerate(wanted):
-            self._release(self._slots[number], run, self._environment(rank, self._port, run))
+            self._release(self._slots[number], run, place_in(run, rank, self._size, self._port))
         self._note(f"start {run}: {self._size} ranks")
         self._enter(run, wanted)
 
@@ -383,9 +383,8 @@ class InMemoryJob:
                 self._replace(self._slots[number])
 
     def _add_slot(self, number: int, environment: Mapping[str, str] | None = None) -> None:
-        path = self.folder / f"worker-file-{number}"
-        file = WorkerFile.create(path, MAX_SLOTS)
-        slot = Slot(number, self._spawn(number, more=environment), file, self._run)
+        file = WorkerFile.create(self._processes.worker_file(number), MAX_SLOTS)
+        slot = Slot(number, self._processes.start(number, 1, environment), file, self._run)
         with self._changed:
             self._slots[number] = slot
             self._changed.notify_all()  # its process may be asking already
@@ -397,39 +396,8 @@ class InMemoryJob:
             self._dead.add(slot.process.pid)
             self._most_dead = max(self._most_dead, len(self._dead))
         slot.is_at_barrier, slot.is_released, slot.run = False, False, self._run
-        slot.process = self._spawn(slot.number, slot.num_processes)
+        slot.process = self._processes.start(slot.number, slot.num_processes)
         self._note(f"slot {slot.number} has a new process")
-
-    def _spawn(self, number: int, attempt: int = 1, more: Mapping[str, str] | None = None) -> ForkedTestWorker:
-        environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(self.folder),
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "RANK": "-1",
-            "LOCAL_RANK": "0",
-            "ELASTIPOD_LOCAL_RANK": str(number),
-            SOCKET_ENV: str(self._socket),
-            WORKER_FILE_ENV: str(self.folder / f"worker-file-{number}"),
-            "ELASTIPOD_JOB": "tests/inmemory",
-            "ELASTIPOD_FAILURE_DOMAIN": f"domain-{number % self._racks if self._racks else number}",
-            CHAOS_ENV: json.dumps([asdict(fault) for fault in self._faults]),
-            **self._key,
-            **(more or {}),
-        }
-        output = self.folder / f"output-{number}-{attempt}"
-        return self._servers.start(self._command, environment, output)
-
-    def _environment(self, rank: int, port: int, run: int) -> dict[str, str]:
-        return {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(self._size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "ELASTIPOD_GENERATION": str(run),
-            "JOB_RESTART_COUNT": str(run - 1),
-        }
 
     def _note(self, text: str) -> None:
         self.log.append(f"{time.monotonic():.3f} {text}")
