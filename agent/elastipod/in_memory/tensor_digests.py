@@ -54,7 +54,7 @@ def _sums(tensors: Sequence[torch.Tensor], progress: Callable[[], None]) -> list
 
 
 def _words(raw: torch.Tensor) -> list[torch.Tensor]:
-    """Give words whose sum is the digest of these bytes. They hold no more than a row of them."""
+    """Give words whose sum is the digest of these bytes. They share no memory with them, unless those are less than a row."""
     end = raw.numel() // _ROW_BYTES * _ROW_BYTES
     if end == 0:
         return [_whole_words(raw)]
