@@ -13,12 +13,12 @@ import torch
 from elastipod.in_memory import host_memory as module
 from elastipod.in_memory.host_memory import BLOCK_BYTES, MOST_RESERVED_BYTES, private_bytes, reserve
 
-SLACK_BYTES = 1 << 20  # newer kernels count pages for each processor, and tell a sum that is off by some
-
-# A step's worth of tensors, larger and smaller than what malloc maps by itself.
+# A step's worth of tensors, larger and smaller than what malloc maps by itself. What imports have left free in the heap, megabytes where
+# they had to compile, is returned first: the reserve would use it, and the process has it already.
 USES_MEMORY = """
-import resource, sys, torch
+import ctypes, resource, sys, torch
 from elastipod.in_memory.host_memory import private_bytes, reserve
+ctypes.CDLL(None).malloc_trim(0)
 before = private_bytes()
 given = reserve(int(sys.argv[1]))
 has = private_bytes() - before
@@ -39,7 +39,7 @@ def _use_memory(reserved: int) -> list[int]:
 def test_tensors_after_a_reserve_cost_no_pages() -> None:
     given, has, faults, pages = _use_memory(64 << 20)
     assert given == 64 << 20
-    assert has >= given - SLACK_BYTES
+    assert has >= given
     assert faults < pages / 20
     given, _, faults, pages = _use_memory(0)
     assert given == 0
