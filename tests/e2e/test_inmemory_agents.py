@@ -71,13 +71,14 @@ class Agents:
 
 @pytest.fixture
 def agents(run_agent: RunAgent, tmp_path: Path) -> Any:
-    """Make agents whose workers train for a while. faults: what happens to the workers on purpose."""
+    """Make agents whose workers train for a while, each on a node of its own. faults: what happens to the workers on purpose."""
 
     def make(num: int, *arguments: str, faults: Sequence[PlannedFault] = (), **options: Any) -> Agents:
         told = json.dumps({"folder": str(tmp_path), "steps": 80, "step_s": 0.05, **options})
         env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         env[CHAOS_ENV] = json.dumps([asdict(fault) for fault in faults])
-        made = [run_agent(RUN_WORKER, *arguments, script_args=(told,), env=env, is_warm=True) for _ in range(num)]
+        memory = [{"ELASTIPOD_MEMORY_DIR": str(tmp_path / f"memory-{number}")} for number in range(num)]
+        made = [run_agent(RUN_WORKER, *arguments, script_args=(told,), env=env | own, is_warm=True) for own in memory]
         return Agents(made)
 
     return make
@@ -241,6 +242,35 @@ def test_the_newcomer_of_a_growth_is_at_the_barrier_before_the_others_are_told_t
     newcomer.until_printed(f"has followed up to step {second[2][1]}\n")
     assert second[2][1] > before
     until(lambda: (newcomer.status()["worker"]["step"] or 0) > second[2][1], "a step of the newcomer")
+
+
+@pytest.mark.slow
+def test_a_newcomer_has_followed_to_the_checkpoint_with_which_all_others_begin_in_new_processes(
+    agents: Any, tmp_path: Path
+) -> None:
+    """The step of the stop is in the memory of the nodes of those who trained. The newcomer's node has none of it."""
+    job = agents(3, checkpoint_every=100)
+    *members, newcomer = job.agents
+    job.start(1, 2)
+    first = job.until_joined(1, 2)
+    assert newcomer.call("POST", "/prepare", {"nnodes": 2, "generation": 1, **job.meets_at}) == (200, None)
+    until(lambda: newcomer.status()["preparation"] == "ready", f"a prepared worker:\n{newcomer.printed()}")
+    waiting = {child.pid for child in psutil.Process(newcomer.process.pid).children(recursive=True)}
+    for agent in members:
+        assert agent.drain(1, restart_mode="process_level_restart", leaves=False) == (200, None)
+    for agent in members:
+        agent.until("ready")
+    job.start(2, 3)
+    second = job.until_joined(2, 3)
+    assert second[2][0] in waiting
+    assert not {second[rank][0] for rank in (0, 1)} & {pid for pid, _ in first.values()}, "new processes"
+    (step,) = {step for _, step in second.values()}
+    assert step > 0
+    newcomer.until_printed(f"has followed up to step {step}\n")
+    job.agents[0].until("completed")
+    report = audit(read_logs(tmp_path / "samples"))
+    assert report.exact, report
+    assert sum(report.steps_repeated.values()) == 0, report
 
 
 @pytest.mark.long("variants")

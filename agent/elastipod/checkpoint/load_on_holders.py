@@ -88,6 +88,7 @@ def _load(images: ImageSource, of: CheckpointId, restore: Restore) -> _RankLoad:
     name = f"the checkpoint of step {of.step} in memory"
     nested = restore.nested(images)
     filling = restore.fit(name, images, nested)
+    restore.has_changed = True
     if images.fill_alone(images.plan_reads(filling.targets())):
         log.warning(
             "%s is damaged on the node of rank %d, which takes another node's", name, RankInWorld.current().rank

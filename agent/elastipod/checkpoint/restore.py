@@ -30,13 +30,15 @@ SavedSource = FileSource | ImageSource
 class Restore:
     """One restore. strict: whether the saved state must have exactly what the live objects have.
 
-    After `fit`: missing is what the checkpoint lacks, which stays as it is; unexpected is what only the checkpoint has.
+    After `fit`: missing is what the checkpoint lacks, which stays as it is; unexpected is what only the checkpoint has. has_changed:
+    whether live objects may have been changed; code that fills them sets it first.
     """
 
     def __init__(self, live: LiveObjects, *, strict: bool = True) -> None:
         self.live, self._strict = live, strict
         self.missing: tuple[str, ...] = ()
         self.unexpected: tuple[str, ...] = ()
+        self.has_changed = False
         self._elsewhere: frozenset[str] = frozenset()
         self._local_elsewhere: frozenset[str] = frozenset()
 

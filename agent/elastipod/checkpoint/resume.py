@@ -16,7 +16,8 @@ class Resume:
 
     path: of the checkpoint; an address if it is in an object store. tier: where it was read from. missing, unexpected: with
     strict=False, keys that the checkpoint lacks, and keys of it that were not loaded. holders: the ranks that have loaded it; None:
-    all have, as after every call but `CheckpointManager.load_on_holders`.
+    all have, as after every call but `CheckpointManager.load_on_holders`. has_changed: whether this rank's objects are no longer
+    what they were, which may be so on a rank that has not loaded it, too.
     """
 
     step: int
@@ -28,3 +29,4 @@ class Resume:
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
     holders: tuple[int, ...] | None = None
+    has_changed: bool = True

@@ -129,7 +129,8 @@ class Resumer:
         """Say what was not loaded."""
         if (told := self._restore.describe_differences()) and RankInWorld.current().rank == 0:
             log.warning("the checkpoint of step %d was loaded in part: %s", resume.step, told)
-        return replace(resume, missing=self._restore.missing, unexpected=self._restore.unexpected)
+        restore = self._restore
+        return replace(resume, missing=restore.missing, unexpected=restore.unexpected, has_changed=restore.has_changed)
 
     def _find_checkpoints(self) -> tuple[set[CheckpointId], ImageInventory]:
         """List the checkpoints: rank 0 in storage, every rank in its memory."""
@@ -233,7 +234,7 @@ class Resumer:
         self._restore.learn_other_stages(nested, source, self._comm)
         self._comm.on_every_rank(lambda: ready.append(self._restore.fit(str(path), source, nested)))
         (filling,) = ready  # no rank changes anything unless all ranks can
-        self._is_half_filled = True
+        self._is_half_filled = self._restore.has_changed = True
         if self._is_damaged(manifest.id, lambda: source.fill(filling.targets())):
             return None
         self._comm.on_every_rank(lambda: self._restore.apply(manifest.id, source, filling, nested))
@@ -270,7 +271,7 @@ class Resumer:
 
         requested = self._comm.all_to_all(fit)  # no rank changes anything unless all ranks can
         ((filling, read_plan),) = ready
-        self._is_half_filled = True
+        self._is_half_filled = self._restore.has_changed = True
         bad = images.fill(read_plan, requested, self._comm)
         if not bad:
             self._comm.on_every_rank(lambda: self._restore.apply(chosen, images, filling, nested))

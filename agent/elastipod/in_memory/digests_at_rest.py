@@ -1,4 +1,4 @@
-"""Digests of a state that stands still: computed while this rank waits for others, so that a comparison need not wait for them."""
+"""Digests of a state that stands still: computed once, while this rank waits for others, so that a comparison need not wait for them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class DigestsAtRest:
     def digests(self) -> dict[str, str]:
         """Give the digests of now."""
         self._join()
-        return dict(self._known) if self._is_whole else self._members.digests(self._known, self._progress)
+        if not self._is_whole:
+            self._known, self._is_whole = self._members.digests(self._known, self._progress), True
+        return dict(self._known)
 
     def _join(self) -> None:
         thread, self._thread = self._thread, None

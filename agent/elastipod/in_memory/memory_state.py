@@ -135,15 +135,19 @@ class MemoryState:
     def build(self) -> None:
         """Have members for the present world: those of the last one."""
 
-    def begin_anew(self, step: int, rank: int, world_size: int, *, loaded_by: Collection[int] | None) -> list[Offer]:
+    def begin_anew(
+        self, step: int, rank: int, world_size: int, *, loaded_by: Collection[int] | None, has_changed: bool = True
+    ) -> list[Offer]:
         """Give the offers of ranks some of which have loaded a checkpoint, or of which the first gives what it has built.
 
-        loaded_by: the ranks that have loaded it, None where there is no checkpoint. Raises ElastipodError on a rank that has trained or
+        loaded_by: the ranks that have loaded it, None where there is no checkpoint. has_changed: whether the load has changed this
+        rank's members, which it may have begun on a rank that is not one of them. Raises ElastipodError on a rank that has trained or
         followed, when nothing was loaded: its process must end for a new one.
         """
         is_loaded = loaded_by is not None
         holders = range(1) if loaded_by is None else loaded_by
-        self._at_rest.forget()
+        if has_changed or not is_loaded:
+            self._at_rest.forget()
         if is_loaded:
             self._is_as_built = False
         elif not self._is_as_built:
@@ -211,6 +215,8 @@ class MemoryState:
         """
         if self.rank.completed is not None and self._goes_on:
             self._at_rest.begin()
+        else:
+            self._at_rest.forget()
         self._goes_on = True
 
 

@@ -257,7 +257,9 @@ class ShardedMemory(MemoryState):
                 self._is_frozen = True
             self.members.take(self._build(self._mesh))
 
-    def begin_anew(self, step: int, rank: int, world_size: int, *, loaded_by: Collection[int] | None) -> list[Offer]:
+    def begin_anew(
+        self, step: int, rank: int, world_size: int, *, loaded_by: Collection[int] | None, has_changed: bool = True
+    ) -> list[Offer]:
         if loaded_by is None and self.rank.completed is not None:
             log.warning(
                 "the ranks of this world hold no step whole, this one its part of step %d, and there is no checkpoint: the training starts "

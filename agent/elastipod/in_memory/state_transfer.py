@@ -124,7 +124,8 @@ def transfer(
     content = members.content()
     first = donors[0]
     at_rest = at_rest or DigestsAtRest(members, progress)
-    own_digests = at_rest.digests() if followers and rank in (first, *followers) else {}
+    # Every donor reads its state while the first one does, for which all wait: the comparison before the first step needs it anyway.
+    own_digests = at_rest.digests() if followers and rank in (*donors, *followers) else {}
     text = text_of(first, describe(members, content, own_digests) if rank == first else None)
     manifest = read_manifest(text)
     shapes = manifest.shapes

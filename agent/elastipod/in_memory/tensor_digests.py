@@ -42,26 +42,63 @@ def _sums(tensors: Sequence[torch.Tensor], progress: Callable[[], None]) -> list
 
     What is left to add up is laid end to end, so that a few operations are enough for all tensors.
     """
-    laid, ends = [torch.zeros(1, dtype=torch.int64, device=tensors[0].device)], [0]
-    for each in tensors:
-        words = _words(as_bytes(each))
-        laid += words
-        ends.append(ends[-1] + sum(map(len, words)))
+    laid = _Laid(tensors[0].device)
+    short: list[tuple[int, torch.Tensor]] = []
+    for at, each in enumerate(tensors):
+        raw = as_bytes(each)
+        if raw.numel() < _ROW_BYTES:
+            short.append((at, raw))
+        else:
+            _lay_rows(laid, at, raw)
         progress()
-    before = torch.cat(laid).cumsum(0)
-    found: list[int] = before[torch.tensor(ends, device=before.device)].diff().tolist()
-    return found
+    _lay_short(laid, short)
+    return laid.sums(len(tensors))
 
 
-def _words(raw: torch.Tensor) -> list[torch.Tensor]:
-    """Give words whose sum is the digest of these bytes. They share no memory with them, unless those are less than a row."""
-    end = raw.numel() // _ROW_BYTES * _ROW_BYTES
-    if end == 0:
-        return [_whole_words(raw)]
-    found = [_weighted(raw[:end].view(torch.int64).view(-1, len(_WEIGHTS)))]
-    if end < raw.numel():
-        found.append(_whole_words(raw[end:].clone()))
-    return found
+class _Laid:
+    """Words that are laid end to end, and whose they are."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._words = [torch.zeros(1, dtype=torch.int64, device=device)]
+        self._owners: list[int] = []
+        self._counts = [0]
+
+    def lay(self, words: torch.Tensor, owners: Sequence[int], counts: Sequence[int]) -> None:
+        """Lay down words: the first of ``counts`` are those of the first of ``owners``, and so on."""
+        self._words.append(words)
+        self._owners += owners
+        self._counts += counts
+
+    def sums(self, num_owners: int) -> list[int]:
+        """Give the sum of the words of each owner."""
+        before = torch.cat(self._words).cumsum(0)
+        ends = torch.tensor(self._counts, device="cpu").cumsum(0).to(before.device)
+        found = [0] * num_owners
+        for owner, total in zip(self._owners, before[ends].diff().tolist(), strict=True):
+            found[owner] += total
+        return found
+
+
+def _lay_rows(laid: _Laid, owner: int, raw: torch.Tensor) -> None:
+    """Lay down the words of at least a row of bytes. They share no memory with them."""
+    num_bytes = raw.numel()
+    num_rows = num_bytes // _ROW_BYTES
+    end = num_rows * _ROW_BYTES
+    words = _weighted(raw[:end].view(torch.int64).view(num_rows, -1))
+    laid.lay(words, [owner], [words.numel()])
+    if end < num_bytes:
+        rest = _whole_words(raw[end:].clone())
+        laid.lay(rest, [owner], [rest.numel()])
+
+
+def _lay_short(laid: _Laid, raws: Sequence[tuple[int, torch.Tensor]]) -> None:
+    """Lay down the words of tensors of less than a row, given as bytes with their owners: one operation for all of them."""
+    if not raws:
+        return
+    zeros = torch.zeros(_WORD_BYTES, dtype=torch.uint8, device=raws[0][1].device)
+    padded = [(raw, zeros[: -raw.numel() % _WORD_BYTES]) for _, raw in raws]
+    counts = [(raw.numel() + zeros.numel()) // _WORD_BYTES for raw, zeros in padded]
+    laid.lay(torch.cat([each for pair in padded for each in pair]).view(torch.int64), [at for at, _ in raws], counts)
 
 
 def _whole_words(raw: torch.Tensor) -> torch.Tensor:

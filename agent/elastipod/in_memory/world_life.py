@@ -120,7 +120,7 @@ class WorldLife:
         resume = memory.begin_filling(offers, place.rank)
         self.is_loaded = False
         if resume is None:
-            offers = self._start_anew(len(offers), plan)
+            offers = self._start_anew(offers, plan)
             resume = memory.begin_filling(offers, place.rank)
         assert resume is not None, "a new start has a donor"
         self._build(len(offers))
@@ -245,8 +245,9 @@ class WorldLife:
         link = self.link
         self._groups.connect(self.place, lambda: link is not None and link.is_over, arriving=self._limit.paused())
 
-    def _start_anew(self, world_size: int, plan: ElasticBatches) -> list[RankOffer]:
+    def _start_anew(self, former: Sequence[RankOffer], plan: ElasticBatches) -> list[RankOffer]:
         """Load the newest checkpoint, or take the state that rank 0 has built; give the offers that this makes."""
+        world_size = len(former)
         self._build(world_size)
         resume = None
         if self.durable is not None:
@@ -261,9 +262,15 @@ class WorldLife:
         self.plan = plan if resume is None else plan.resumed(resume.extra["data"])
         self._known = None if resume is None else self.plan
         holders = None if resume is None else resume.holders or range(world_size)
-        offers = self.memory.begin_anew(step, self.place.rank, world_size, loaded_by=holders)
+        offers = self.memory.begin_anew(
+            step,
+            self.place.rank,
+            world_size,
+            loaded_by=holders,
+            has_changed=resume is None or resume.has_changed,
+        )
         self._limit.progress()
-        return [RankOffer(offer, origin) for offer in offers]
+        return [RankOffer(offer, origin, each.followed) for offer, each in zip(offers, former, strict=True)]
 
     def _build(self, world_size: int) -> None:
         """Have the members for this world. What the script's own code and a large state take is not the regroup's. Raises WorldLost."""

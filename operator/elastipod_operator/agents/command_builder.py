@@ -67,9 +67,7 @@ class CommandBuilder:
 
     def _prepare_workers(self, action: PrepareWorkers, fact: ObservedAgent) -> Call:
         generation = self.record.generation
-        body: dict[str, Any] = {"nnodes": len(self.record.members), "generation": generation}
-        if action.follows:
-            body |= self._store
+        body = {"nnodes": len(self.record.members), "generation": generation, **self._store}
         return "/prepare", ("prepare", str(generation)), body
 
     def _stop_workers(self, action: StopWorkers, fact: ObservedAgent) -> Call:

@@ -63,11 +63,10 @@ class AssignSpare:
 class PrepareWorkers:
     """Tell an agent to start its workers ahead of the next generation, in which they have no rank yet.
 
-    follows: whether they get the state of those who train, as the present generation goes on.
+    They get the state of those who train, as the present generation goes on.
     """
 
     pod: str
-    follows: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,7 @@ def with_preparation(draft: PlanDraft, context: Context) -> PlanDraft:
     missing = [r for r in context.replicas.candidates() if r.id not in members and _is_missing(r)]
     if not missing or record.outcome or not _is_worthwhile(record, context):
         return draft
-    # Where all are to get new processes, no worker may bring a state along: the checkpoint decides what they begin with.
-    follows = not context.policy.new_processes
-    return draft.with_actions(*(PrepareWorkers(r.pod.name, follows) for r in sorted(missing, key=lambda r: r.id)))
+    return draft.with_actions(*(PrepareWorkers(r.pod.name) for r in sorted(missing, key=lambda r: r.id)))
 
 
 def preparation_limit(newcomers: Iterable[Replica], record: Record, context: Context, due: datetime) -> datetime | None:

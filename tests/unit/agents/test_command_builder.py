@@ -86,7 +86,7 @@ def test_a_spare_is_told_so() -> None:
 
 @pytest.mark.parametrize(
     "action",
-    [START, AssignSpare(pod(1).name, 2), PrepareWorkers(pod(1).name, follows=True)],
+    [START, AssignSpare(pod(1).name, 2), PrepareWorkers(pod(1).name)],
     ids=lambda action: type(action).__name__,
 )
 def test_what_was_said_in_one_generation_is_said_again_in_the_next(action: Action) -> None:
@@ -96,18 +96,14 @@ def test_what_was_said_in_one_generation_is_said_again_in_the_next(action: Actio
 
 
 def test_workers_are_prepared_for_the_generation_after_the_present_one() -> None:
-    found = body_of(PrepareWorkers(pod(1).name, follows=True), ready(), ready())
+    found = body_of(PrepareWorkers(pod(1).name), ready(), ready())
     met = {"master_addr": body_of(START, ready(), ready())["master_addr"], "master_port": master_port(3)}
     assert found == {"nnodes": 2, "generation": 3, **met}
 
 
-def test_workers_that_must_begin_with_the_checkpoint_are_told_of_no_store() -> None:
-    assert body_of(PrepareWorkers(pod(1).name, follows=False), ready(), ready()) == {"nnodes": 2, "generation": 3}
-
-
 @pytest.mark.parametrize(
     "action",
-    [START, AssignSpare(pod(1).name, 2), PrepareWorkers(pod(1).name, follows=True)],
+    [START, AssignSpare(pod(1).name, 2), PrepareWorkers(pod(1).name)],
     ids=lambda action: type(action).__name__,
 )
 def test_where_the_workers_of_a_generation_meet_is_what_the_record_says(action: Action) -> None:

@@ -63,7 +63,8 @@ def resume(
 ) -> list[Any]:
     """Save on two ranks and resume on four.
 
-    Give what each was told and whether it has connected to the others, its weights, and whether its optimizer has a state.
+    Give what each was told and whether it has connected to the others, its weights, whether its optimizer has a state, and whether its
+    objects may have been changed.
 
     damaged: ranks whose images in ``slots`` are; step 1 is in slot 0, and step 2 in slot 1.
     """
@@ -82,43 +83,44 @@ def resume(
             found = manager.load_on_holders(model=again.model, optimizer=again.optimizer, scheduler=again.scheduler)
             assert found is not None
             told = [found.tier, found.step, found.world_size, found.holders, manager._run().comm.is_open]
-        return [told, [each.tolist() for each in again.weights()], len(again.optimizer.state) > 0]
+        return [told, [each.tolist() for each in again.weights()], len(again.optimizer.state) > 0, found.has_changed]
 
     return run_ranks(4, body)
 
 
 def test_ranks_of_new_nodes_are_left_as_they_are_for_the_caller_to_fill(tmp_path: Path) -> None:
     of_ranks = resume(tmp_path)
-    assert [told for told, _, _ in of_ranks] == [["memory", STEP, 2, [0, 1], False]] * 4
+    assert [told for told, *_ in of_ranks] == [["memory", STEP, 2, [0, 1], False]] * 4
     saved, untouched = weights_after(1, 2), [each.tolist() for each in Trainer(seed=3).weights()]
-    assert [weights for _, weights, _ in of_ranks] == [saved, saved, untouched, untouched]
-    assert [has_state for _, _, has_state in of_ranks] == [True, True, False, False]
+    assert [weights for _, weights, *_ in of_ranks] == [saved, saved, untouched, untouched]
+    assert [each[2:] for each in of_ranks] == [[True, True], [True, True], [False, False], [False, False]]
     images = [len(list((tmp_path / f"memory of rank {rank}").rglob("image-*.json"))) for rank in range(4)]
     assert images == [1, 1, 0, 0], "what was loaded stays until the next save, and nothing else of the former run"
 
 
 def test_a_rank_whose_image_is_damaged_is_filled_from_others(tmp_path: Path) -> None:
     of_ranks = resume(tmp_path, damaged=(1,))
-    assert [told for told, _, _ in of_ranks] == [["memory", STEP, 2, [0], False]] * 4
+    assert [told for told, *_ in of_ranks] == [["memory", STEP, 2, [0], False]] * 4
     assert of_ranks[0][1] == weights_after(1, 2)
-    assert [has_state for _, _, has_state in of_ranks] == [True, False, False, False]
+    assert [each[2:] for each in of_ranks] == [[True, True], [False, True], [False, False], [False, False]]
 
 
 @pytest.mark.parametrize("trouble", [{"damaged": (0, 1)}, {"differing": 1}], ids=["damaged", "replicas differ"])
 def test_a_step_that_no_node_can_be_trusted_with_gives_way_to_the_one_before(tmp_path: Path, trouble: Any) -> None:
     of_ranks = resume(tmp_path, **trouble)
-    assert [told for told, _, _ in of_ranks] == [["memory", 1, 2, [0, 1], True]] * 4
-    assert [weights for _, weights, _ in of_ranks[:2]] == [weights_after(1)] * 2
+    assert [told for told, *_ in of_ranks] == [["memory", 1, 2, [0, 1], True]] * 4
+    assert [weights for _, weights, *_ in of_ranks[:2]] == [weights_after(1)] * 2
+    assert [has_changed for *_, has_changed in of_ranks] == [True, True, *["damaged" in trouble] * 2]
 
 
 def test_where_all_images_are_damaged_every_rank_loads_from_storage(tmp_path: Path) -> None:
     of_ranks = resume(tmp_path, damaged=(0, 1), slots="01")
-    assert of_ranks == [[["durable", 1, 2, None, True], weights_after(1), True]] * 4
+    assert of_ranks == [[["durable", 1, 2, None, True], weights_after(1), True, True]] * 4
 
 
 def test_an_optimizer_that_may_run_collectives_is_loaded_by_all_ranks_together(tmp_path: Path) -> None:
     of_ranks = resume(tmp_path, optimizer=CollectiveAdamW)
-    assert of_ranks == [[["memory", STEP, 2, None, True], weights_after(1, 2), True]] * 4
+    assert of_ranks == [[["memory", STEP, 2, None, True], weights_after(1, 2), True, True]] * 4
 
 
 def test_it_is_not_tried_without_an_image_on_the_node_of_any_rank() -> None:

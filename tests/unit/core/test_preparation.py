@@ -117,10 +117,10 @@ def test_nothing_is_prepared_or_awaited_where_workers_do_not_wait_at_the_barrier
 
 
 @pytest.mark.parametrize("new_processes", [False, True])
-def test_workers_follow_those_who_train_unless_all_are_to_get_new_processes(new_processes: bool) -> None:
-    """New workers import and build ahead all the same, since the growth would wait for that. The checkpoint is what they begin with."""
+def test_workers_are_prepared_where_all_are_to_get_new_processes_too(new_processes: bool) -> None:
+    """New workers import, build and follow ahead all the same: what they have followed is compared with the checkpoint."""
     todo = decide(ready(0, **CAN), new_processes=new_processes)
-    assert acts(todo, PrepareWorkers) == [PrepareWorkers("job-workers-2", follows=not new_processes)]
+    assert acts(todo, PrepareWorkers) == [PrepareWorkers("job-workers-2")]
     assert todo.record.transition is None, "the growth waits for them"
     at_the_barrier = decide(
         ready(0, **CAN, **KEEPS, preparation=Preparation.READY), new_processes=new_processes

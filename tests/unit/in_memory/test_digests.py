@@ -122,6 +122,8 @@ def test_a_state_that_stands_still_is_read_by_a_thread_of_its_own(monkeypatch: p
     at_rest.digests()
     at_rest.forget()
     at_rest.digests()
+    at_rest.digests()["a"] = "changed"
+    assert at_rest.digests() == {"a": "1", "b": "2"}
     assert counted.known == [{}, None, {"b": "2"}, {}], "what is at rest is read once"
     assert len(made) == 1
 

@@ -242,6 +242,24 @@ def test_what_is_no_longer_as_it_was_built_is_no_beginning(monkeypatch: pytest.M
         memory.begin_anew(0, 0, 2, loaded_by=None)
 
 
+@pytest.mark.parametrize(
+    ("rank", "loaded_by", "has_changed", "expected"),
+    [
+        pytest.param(1, (1,), True, [mock.call.forget()], id="one that has loaded it"),
+        pytest.param(2, (1,), False, [], id="one that is as it was, such as a newcomer that has followed"),
+        pytest.param(2, (1,), True, [mock.call.forget()], id="one whose own image was damaged"),
+        pytest.param(2, None, False, [mock.call.forget()], id="nothing was loaded"),
+    ],
+)
+def test_digests_of_what_a_load_has_changed_are_not_those_from_before(
+    rank: int, loaded_by: tuple[int, ...] | None, has_changed: bool, expected: list[Any]
+) -> None:
+    memory = MemoryState(trained(0), Limits())
+    memory._at_rest = mock.Mock()
+    memory.begin_anew(7, rank, 3, loaded_by=loaded_by, has_changed=has_changed)
+    assert memory._at_rest.mock_calls == expected
+
+
 @pytest.mark.parametrize(("rank", "completed"), [(0, None), (1, 7), (2, None)])
 def test_only_ranks_that_have_loaded_offer_what_was_loaded(rank: int, completed: int | None) -> None:
     memory = MemoryState(trained(0), Limits())

@@ -230,20 +230,22 @@ def test_where_memory_has_nothing_whole_the_newest_checkpoint_or_a_new_state_is_
     rank = Rank(monkeypatch)
     found = rank.memory.begin_filling.return_value
     rank.memory.begin_filling.side_effect = [None, found]
-    rank.memory.begin_anew.return_value = [Offer(frozenset({1}), 9), Offer()]
+    rank.memory.begin_anew.return_value = [Offer(frozenset({1}), 9), Offer(), Offer()]
     resume = mock.Mock(step=9, generation=2, extra={"data": {"at": 9}}, holders=None) if is_loaded else None
     rank.parts.durable.load.return_value = resume
     rank.life.join(PLAN, rank.parts.before)
     step, origin = (9, 2) if is_loaded else (PLAN.first_step, 0)
-    offers = [RankOffer(Offer(frozenset({1}), 9), origin), RankOffer(Offer(), origin)]
-    assert rank.memory.begin_anew.mock_calls == [mock.call(step, 1, 3, loaded_by=range(3) if is_loaded else None)]
+    offers = [RankOffer(Offer(frozenset({1}), 9), origin), RankOffer(Offer(), origin), RankOffer(Offer(), origin)]
+    has_changed = resume.has_changed if resume else True
+    loaded_by = range(3) if is_loaded else None
+    assert rank.memory.begin_anew.mock_calls == [mock.call(step, 1, 3, loaded_by=loaded_by, has_changed=has_changed)]
     assert rank.memory.begin_filling.mock_calls[-1] == mock.call(offers, 1)
     assert rank.memory.fill.mock_calls == [mock.call(found, offers, rank.parts.limit.progress)]
     assert rank.life.is_loaded is is_loaded
     names = rank.names()
     assert names.index("memory.build") < names.index("durable.load") < names.index("memory.begin_anew")
     assert "limit.progress" in names[names.index("memory.begin_anew") :]
-    assert rank.memory.build_mesh.mock_calls == [mock.call(3), mock.call(2)], "as many as there are offers"
+    assert rank.memory.build_mesh.mock_calls == [mock.call(3)] * 2, "as many as there are offers"
     limits = ("groups.allow_for", "groups.allow_for_load", "groups.begin_training", "durable.load")
     assert [name for name in names if name in limits] == [
         *("groups.allow_for", "groups.allow_for_load", "durable.load"),  # storage may take longer than a regroup
@@ -280,7 +282,7 @@ def test_without_storage_a_new_state_is_that_of_the_script(monkeypatch: pytest.M
     rank.memory.begin_filling.side_effect = [None, rank.memory.begin_filling.return_value]
     rank.memory.begin_anew.return_value = [Offer()] * 3
     rank.life.join(PLAN, rank.parts.before)
-    assert rank.memory.begin_anew.mock_calls == [mock.call(PLAN.first_step, 1, 3, loaded_by=None)]
+    assert rank.memory.begin_anew.mock_calls == [mock.call(PLAN.first_step, 1, 3, loaded_by=None, has_changed=True)]
     assert rank.life.is_loaded is False
 
 
@@ -291,13 +293,29 @@ def test_replicas_that_have_not_loaded_are_filled_by_those_that_have(
     resumed(monkeypatch)
     rank = Rank(monkeypatch, kind=kind)
     rank.memory.begin_filling.side_effect = [None, rank.memory.begin_filling.return_value]
-    rank.memory.begin_anew.return_value = [Offer(frozenset({1}), 9), Offer()]
+    rank.memory.begin_anew.return_value = [Offer(frozenset({1}), 9), Offer(), Offer(frozenset({1}), 9)]
     resume = mock.Mock(step=9, generation=2, extra={"data": {"at": 9}}, holders=(0, 2))
     rank.parts.durable.load.return_value = resume
     rank.life.join(PLAN, rank.parts.before)
     assert rank.parts.durable.load.mock_calls == [mock.call(fills_others=fills_others)]
-    assert rank.memory.begin_anew.mock_calls == [mock.call(9, 1, 3, loaded_by=(0, 2))]
+    assert rank.memory.begin_anew.mock_calls == [mock.call(9, 1, 3, loaded_by=(0, 2), has_changed=resume.has_changed)]
     assert rank.life.is_loaded is True, "the state is that of a checkpoint on every rank"
+
+
+def test_a_newcomer_that_has_followed_is_compared_with_the_checkpoint_that_the_others_have_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So it gets what differs, as in a growth in memory, where all others have new processes."""
+    resumed(monkeypatch)
+    rank = Rank(monkeypatch)
+    found = rank.memory.begin_filling.return_value
+    rank.memory.begin_filling.side_effect = [None, found]
+    rank.memory.exchange_offers.return_value = [RankOffer(Offer(), 0), RankOffer(Offer(), 0, followed=9)]
+    rank.memory.begin_anew.return_value = [Offer(frozenset({1}), 9), Offer()]
+    rank.parts.durable.load.return_value = mock.Mock(step=9, generation=2, extra={"data": {"at": 9}}, holders=(0,))
+    rank.life.join(PLAN, rank.parts.before)
+    ((_, offers, _),) = [call.args for call in rank.memory.fill.mock_calls]
+    assert offers == [RankOffer(Offer(frozenset({1}), 9), 2), RankOffer(Offer(), 2, followed=9)]
 
 
 def test_a_sharded_state_is_built_with_the_limits_of_training_and_filled_with_those_of_a_regroup(

@@ -125,7 +125,7 @@ def test_agents_are_reached_where_they_listen_after_the_jobs_port_was_edited() -
     record = replace(RECORD, members=(old.id, new.id), agents_serve_store=True)
     builder = agents.command_builder(edited, record)
     assert builder is not None
-    call = builder.build(PrepareWorkers(new.name, follows=True))
+    call = builder.build(PrepareWorkers(new.name))
     assert call is not None
     assert call.body is not None
     assert (call.address.port, call.body["store_port"]) == (9000, 7000)
