@@ -63,10 +63,9 @@ class SmallOperator:
         """Before a planned change of workers that wait at the barrier: have newcomers that can start theirs while the others train."""
         if self._restart_mode:
             newcomers = [agent for agent in members if "prepare" in agent.features and agent not in self.members]
-            meets_at = self._meets_at
             self._all(
                 newcomers,
-                lambda _, agent: agent.prepare(self.generation, len(self.members), meets_at, READY_WITHIN_S),
+                lambda _, agent: agent.prepare(self.generation, len(self.members), self._meets_at, READY_WITHIN_S),
             )
 
     def resize(self, members: Sequence[Client]) -> float:

@@ -52,6 +52,13 @@ class Agents:
         for rank, agent in enumerate(self.agents[:size]):
             assert agent.start(generation, rank=rank, nnodes=size, **self.meets_at) == (200, None)
 
+    def prepare(self, newcomer: AgentProcess, generation: int, size: int) -> set[int]:
+        """Have a worker wait until it may join the ranks of the newest generation; give the processes of its agent."""
+        body = {"nnodes": size, "generation": generation, **self.meets_at}
+        assert newcomer.call("POST", "/prepare", body) == (200, None)
+        until(lambda: newcomer.status()["preparation"] == "ready", f"a prepared worker:\n{newcomer.printed()}")
+        return {child.pid for child in psutil.Process(newcomer.process.pid).children(recursive=True)}
+
     def joined(self, generation: int) -> dict[int, tuple[int, int]]:
         """Give, by rank, the pid and the step with which a generation began."""
         printed = "".join(agent.printed() for agent in self.agents)
@@ -223,10 +230,8 @@ def test_the_newcomer_of_a_growth_is_at_the_barrier_before_the_others_are_told_t
     *members, newcomer = job.agents
     job.start(1, 2)
     first = job.until_joined(1, 2)
-    assert newcomer.call("POST", "/prepare", {"nnodes": 2, "generation": 1, **job.meets_at}) == (200, None)
-    until(lambda: newcomer.status()["preparation"] == "ready", f"a prepared worker:\n{newcomer.printed()}")
+    waiting = job.prepare(newcomer, 1, 2)
     assert newcomer.status()["in_memory"] == {"kind": "replicated", "kept": None}
-    waiting = {child.pid for child in psutil.Process(newcomer.process.pid).children(recursive=True)}
     before = members[0].status()["worker"]["step"]
     until(lambda: members[0].status()["worker"]["step"] > before, "a step of the others, which nobody has stopped")
 
@@ -253,9 +258,7 @@ def test_a_newcomer_has_followed_to_the_checkpoint_with_which_all_others_begin_i
     *members, newcomer = job.agents
     job.start(1, 2)
     first = job.until_joined(1, 2)
-    assert newcomer.call("POST", "/prepare", {"nnodes": 2, "generation": 1, **job.meets_at}) == (200, None)
-    until(lambda: newcomer.status()["preparation"] == "ready", f"a prepared worker:\n{newcomer.printed()}")
-    waiting = {child.pid for child in psutil.Process(newcomer.process.pid).children(recursive=True)}
+    waiting = job.prepare(newcomer, 1, 2)
     for agent in members:
         assert agent.drain(1, restart_mode="process_level_restart", leaves=False) == (200, None)
     for agent in members:

@@ -216,7 +216,7 @@ class MemoryState:
         if self.rank.completed is not None and self._goes_on:
             self._at_rest.begin()
         else:
-            self._at_rest.forget()
+            self._at_rest.forget()  # the script may have changed a member since the last comparison
         self._goes_on = True
 
 

@@ -97,7 +97,7 @@ def _lay_short(laid: _Laid, raws: Sequence[tuple[int, torch.Tensor]]) -> None:
         return
     zeros = torch.zeros(_WORD_BYTES, dtype=torch.uint8, device=raws[0][1].device)
     padded = [(raw, zeros[: -raw.numel() % _WORD_BYTES]) for _, raw in raws]
-    counts = [(raw.numel() + zeros.numel()) // _WORD_BYTES for raw, zeros in padded]
+    counts = [(raw.numel() + padding.numel()) // _WORD_BYTES for raw, padding in padded]
     laid.lay(torch.cat([each for pair in padded for each in pair]).view(torch.int64), [at for at, _ in raws], counts)
 
 
