@@ -93,11 +93,7 @@ class MappedImage:
     def sums(self, chunks: Iterable[tuple[Chunk, int]]) -> str:
         """Return the value of `ImageHeader.sums`. chunks: with their positions."""
         raws = (self.chunk_bytes(chunk, position) for chunk, position in chunks)
-        return "".join(
-            f"{checksum(raw[at : at + CHECKSUM_BLOCK]):016x}"
-            for raw in raws
-            for at in range(0, len(raw), CHECKSUM_BLOCK)
-        )
+        return "".join(f"{found:016x}" for raw in raws for found in block_sums(raw))
 
     def close(self) -> None:
         """Release the memory. Tensors of `chunk_tensor` must not be used afterwards: torch does not keep the mapping alive."""
@@ -135,6 +131,11 @@ def checksum(raw: torch.Tensor) -> int:
     aligned = raw.numel() // 8 * 8
     words = int(raw[:aligned].view(torch.int64).sum().item()) if aligned else 0
     return (words + int.from_bytes(bytes(raw[aligned:].tolist()), "little")) % (1 << 64)
+
+
+def block_sums(raw: torch.Tensor) -> list[int]:
+    """Return the checksum of each block of a chunk's bytes."""
+    return [checksum(raw[at : at + CHECKSUM_BLOCK]) for at in range(0, len(raw), CHECKSUM_BLOCK)]
 
 
 def num_checksum_blocks(chunk: Chunk) -> int:

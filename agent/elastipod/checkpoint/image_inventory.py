@@ -55,6 +55,16 @@ class ImageInventory:
         """Return the newest durable checkpoint at the time of a memory checkpoint; itself if it is durable."""
         return max((each.durable for each in self.found if each.id == of and each.durable), default=None)
 
+    def is_durable(self, of: CheckpointId) -> bool:
+        """Return whether a memory checkpoint is in durable storage too: as its own, or written by a run that resumed from it."""
+        known = self.durable_checkpoint_of(of)
+        return known is not None and known.step == of.step and known.generation >= of.generation
+
+    def written_as(self, of: CheckpointId) -> CheckpointId:
+        """Return what a memory checkpoint is called in durable storage, itself if it is not there."""
+        known = self.durable_checkpoint_of(of)
+        return known if known is not None and self.is_durable(of) else of
+
     def durable_was_deleted(self, of: CheckpointId, durable: Collection[CheckpointId]) -> bool:
         """Return whether the durable checkpoint that belongs to a memory checkpoint was deleted since: a roll-back by hand.
 

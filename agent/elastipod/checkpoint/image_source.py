@@ -22,10 +22,10 @@ import torch
 from elastipod.checkpoint.chunk_read import ChunkRead, chunk_reads, copy_and_verify, verify_stream
 from elastipod.checkpoint.communicator import Buffer, Communicator
 from elastipod.checkpoint.dcp_format import chunk_numbers, dcp_metadata
-from elastipod.checkpoint.image import CHECKSUM_BLOCK, MappedImage, num_checksum_blocks
+from elastipod.checkpoint.image import CHECKSUM_BLOCK, MappedImage, block_sums, num_checksum_blocks, view_as_chunk
 from elastipod.checkpoint.image_header import ImageHeader
 from elastipod.checkpoint.load_plan import LoadTarget
-from elastipod.checkpoint.save_plan import ChunkIndex, SavePlan
+from elastipod.checkpoint.save_plan import ChunkIndex, SavePlan, divide_images
 from elastipod.checkpoint.value_codec import decode_value
 from elastipod.rank_in_world import RankInWorld
 
@@ -141,6 +141,27 @@ class ImageSource:
     def value(self, key: str) -> Any:
         return decode_value(self._values[key])
 
+    def texts(self) -> Mapping[str, str]:
+        """Return the plain values, encoded, by key."""
+        return self._values
+
+    def plan_of_present_ranks(self) -> SavePlan:
+        """Divide what the images hold over the ranks of this world, each of which takes what its node has. The same on every rank."""
+        holders: dict[int, list[str]] = {}
+        for node, saved_rank in self._images:
+            holders.setdefault(saved_rank, []).append(node)
+        return divide_images(self._plan, holders, self._inventory.nodes, self._values)
+
+    def checked_chunk(self, number: int) -> torch.Tensor:
+        """Return a chunk of an image on this node, as a tensor of its type and sizes. Raises ValueError when a checksum is wrong."""
+        saved_rank = self._saved_by(number, self._node)
+        assert saved_rank is not None, "no image on this node has it"
+        chunk, opened = self._plan.chunks[number], self._opened[saved_rank]
+        raw = opened.image.chunk_bytes(chunk, opened.positions[number])
+        if block_sums(raw) != opened.sums[number]:
+            raise ValueError(f"rank {saved_rank}'s part in memory is damaged")
+        return view_as_chunk(raw, chunk)
+
     def plan_reads(self, wanted: Mapping[ChunkIndex, Sequence[LoadTarget]]) -> ReadPlan:
         """Plan where to read everything from; changes nothing."""
         found = ReadPlan()
@@ -190,11 +211,12 @@ class ImageSource:
 
     def close(self) -> threading.Thread:
         """Unmap the images, which takes a while, in a thread; join it to be sure that the memory is free."""
-        thread = threading.Thread(target=self._unmap, name="elastipod-checkpoint-unmap")
+        thread = threading.Thread(target=self.unmap, name="elastipod-checkpoint-unmap")
         thread.start()
         return thread
 
-    def _unmap(self) -> None:
+    def unmap(self) -> None:
+        """Unmap the images."""
         for each in self._opened.values():
             each.image.close()
 

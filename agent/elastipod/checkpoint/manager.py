@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,7 @@ from elastipod.checkpoint.memory_directory import memory_root
 from elastipod.checkpoint.other_runs import warn_if_other_run_is_ahead
 from elastipod.checkpoint.pipeline_stages import PipelineStage
 from elastipod.checkpoint.resume import Resume as Resume
+from elastipod.checkpoint.resumed_state import ResumedState
 from elastipod.checkpoint.running import ManagerOptions, Running, load_weights
 from elastipod.checkpoint.save_arguments import check_keep, norm_of_moments, open_store, plain_values, require_step
 from elastipod.checkpoint.saver import Save, await_previous
@@ -210,6 +212,7 @@ class CheckpointManager:
         """
         if self._save is None or not self._save.is_awaited:
             return False
+        self._save.go_on()
         self._save.thread.join(wait_s)
         self._save.give_up_if_silent()
         return self._save.is_awaited
@@ -317,11 +320,12 @@ class CheckpointManager:
             if self._save is not None:
                 run.await_save(self._save)  # it uses the same connections
             self._has_loaded_since = True
-            resume, needs_durable_write = run.load(
-                live, self._unmap_threads, step, strict=strict, on_holders=on_holders
+            began = time.monotonic()
+            resume, unwritten = run.load(
+                live, self._unmap_threads, step, strict=strict, on_holders=on_holders, writes=self.writes_resumed
             )
-            if resume is not None and needs_durable_write and self.writes_resumed:
-                self._write_resumed(resume, live)
+            if unwritten is not None:
+                self._write_resumed(unwritten, live, began)
             return resume
 
     def _has_saved(self, step: int) -> bool:
@@ -360,14 +364,25 @@ class CheckpointManager:
         save.is_abandoned = True
         save.comm.abort(why)
 
-    def _write_resumed(self, resume: Resume, live: LiveObjects) -> None:
-        """Start writing to durable storage what a drain had no time to write. Training continues meanwhile."""
+    def _write_resumed(self, resumed: ResumedState, live: LiveObjects, began: float) -> None:
+        """Start writing to durable storage what a drain had no time to write. Training continues meanwhile.
+
+        It is read from the images that were resumed. Where a part of it is on one node only, whose loss would lose it before storage has
+        it, it is copied as any save is, to other nodes too. began: when it began to be loaded (monotonic).
+        """
+        if not resumed.plan.unreplicated_ranks():
+            run = self._run()
+            self._save = Save(resumed, run.comm, is_durable=True, began=began)
+            self._has_loaded_since = False
+            run.saver.start(self._save)
+            return
+        self._unmap_threads.append(resumed.images.close())
         try:
-            self._start(resume.step, live, resume.extra, is_durable=True).go_on()
+            self._start(resumed.id.step, live, resumed.extra, is_durable=True).go_on()
         except FencedError:
             raise
         except CheckpointError as error:
-            log.warning("step %d stays in memory only: %s", resume.step, error)
+            log.warning("step %d stays in memory only: %s", resumed.id.step, error)
 
     def _start(
         self,

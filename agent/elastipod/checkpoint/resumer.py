@@ -27,6 +27,7 @@ from elastipod.checkpoint.open_images import open_images
 from elastipod.checkpoint.reductions import first_message
 from elastipod.checkpoint.restore import Restore
 from elastipod.checkpoint.resume import Resume
+from elastipod.checkpoint.resumed_state import ResumedState
 from elastipod.checkpoint.staging import Staging
 from elastipod.checkpoint.store import CheckpointStore
 from elastipod.errors import CheckpointError
@@ -72,15 +73,19 @@ class Resumer:
         *,
         step: int | None = None,
         on_holders: bool = False,
+        writes: bool = False,
     ) -> None:
-        """step: the only one that may be loaded; None: the newest. on_holders: it need not be loaded on all ranks."""
+        """step: the only one that may be loaded; None: the newest. on_holders: it need not be loaded on all ranks.
+
+        writes: whether the caller takes `unwritten`, which is None otherwise.
+        """
         self._store, self._staging, self._comm = directory, staging, comm
         self._generation, self._restore, self._step = generation, restore, step
-        self._on_holders = on_holders
+        self._on_holders, self._writes = on_holders, writes
         self._connections = ""  # the name with which the ranks are to connect; empty if they are connected
         self._is_half_filled = False
         self._skip_reason = ""  # why the newest memory checkpoint was not used, on every rank
-        self.needs_durable_write = False  # the resumed checkpoint is in memory only, but was to be durable
+        self.unwritten: ResumedState | None = None  # what was resumed is in memory only, but was to be durable
         self.durable: set[CheckpointId] = set()  # that were found
         self.damaged: set[CheckpointId] = set()
         self._damage = ""  # what is wrong with the first of them, on every rank
@@ -90,9 +95,10 @@ class Resumer:
         """Load it. Returns None when there is no checkpoint at all. Raises CheckpointError."""
         self.durable, inventory = self._find_checkpoints()
         durable = self.durable
-        in_memory = set(self._usable_in_memory(inventory, durable))
-        for chosen in self._in_order(durable | in_memory):
-            if chosen in in_memory and (resume := self._from_memory(chosen, inventory)) is not None:
+        usable = self._usable_in_memory(inventory, durable)
+        in_memory = {inventory.written_as(each): each for each in reversed(usable)}
+        for chosen in self._in_order(durable | in_memory.keys()):
+            if chosen in in_memory and (resume := self._from_memory(in_memory[chosen], inventory)) is not None:
                 self._log_skipped(f"resuming from that of step {chosen.step} there")
                 return self._with_differences(resume)
             if chosen in durable and (resume := self._from_files(chosen)) is not None:
@@ -178,17 +184,27 @@ class Resumer:
         self._connect()
         bad: set[ImageInfo] = set()
         while (images := open_images(self._staging.directory, inventory.without(bad), chosen, self._comm)) is not None:
+            found: set[ImageInfo] | None = None
             try:
                 found = self._fill_from_images(chosen, images)
             finally:
-                self.unmap_threads.append(images.close())
+                self._keep_or_close(images, chosen, inventory, is_loaded=found == set())
             if not found:
-                self.needs_durable_write = images.wants_durable and inventory.durable_checkpoint_of(chosen) != chosen
                 return self._resumed(chosen, inventory, images.names(), images)
             bad |= found
         ranks = sorted({each.saved_rank for each in bad})
         self._skip(chosen, f"is damaged (rank {ranks[0]}'s part)" if ranks else "is not complete")
         return None
+
+    def _keep_or_close(
+        self, images: ImageSource, of: CheckpointId, inventory: ImageInventory, *, is_loaded: bool
+    ) -> None:
+        """Keep images of what is to be written to durable storage, and close others."""
+        if is_loaded and self._writes and images.wants_durable and not inventory.is_durable(of):
+            target = CheckpointId(of.step, self._generation)
+            self.unwritten = ResumedState(target, of, images, images.plan_of_present_ranks())
+        else:
+            self.unmap_threads.append(images.close())
 
     def _on_holders_of(self, chosen: CheckpointId, inventory: ImageInventory) -> Resume | None:
         """Load on the ranks whose node holds everything; return None if there are none, or their replicas differ."""

@@ -11,6 +11,7 @@ from elastipod.checkpoint.live_objects import LiveObjects
 from elastipod.checkpoint.memory_directory import open_memory_directory
 from elastipod.checkpoint.restore import Restore
 from elastipod.checkpoint.resume import Resume
+from elastipod.checkpoint.resumed_state import ResumedState
 from elastipod.checkpoint.resumer import Resumer
 from elastipod.checkpoint.save_arguments import check_steps, require_step
 from elastipod.checkpoint.saver import Save, Saver
@@ -107,22 +108,30 @@ class Running:
         step: int | None,
         *,
         strict: bool,
-        on_holders: bool = False,
-    ) -> tuple[Resume | None, bool]:
-        """Load as `CheckpointManager.load` does; None for the newest. Also return whether it must be written to durable storage.
+        on_holders: bool,
+        writes: bool,
+    ) -> tuple[Resume | None, ResumedState | None]:
+        """Load as `CheckpointManager.load` does; None for the newest. Also return what of it must be written to durable storage.
 
         unmap_threads: receives the threads that unmap memory; training need not wait for them. on_holders: as
-        `CheckpointManager.load_on_holders`.
+        `CheckpointManager.load_on_holders`. writes: whether the caller writes it; it closes it, too.
         """
         restore = Restore(live, strict=strict)
         resumer = Resumer(
-            self.store, self.staging, self.comm, self.generation, restore, step=step, on_holders=on_holders
+            self.store,
+            self.staging,
+            self.comm,
+            self.generation,
+            restore,
+            step=step,
+            on_holders=on_holders,
+            writes=writes,
         )
         try:
             resume = resumer.resume()
             if resume is not None:
                 self.saver.note_loaded(resume.step, resumer.durable)
-            return resume, resumer.needs_durable_write
+            return resume, resumer.unwritten
         finally:
             self.saver.damaged = resumer.damaged
             unmap_threads += resumer.unmap_threads

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from elastipod.checkpoint.chunk import Chunk as Chunk
@@ -102,7 +102,8 @@ class SavePlan:
     """The division of one state over one world.
 
     stagers: by chunk, the ranks that copy it to host memory, one on each node that holds it; writers: by chunk, the stager that
-    writes it to durable storage. values: key and path of each plain value, and the lowest rank that has it.
+    writes it to durable storage. values: key and path of each plain value, and the lowest rank that has it. In a plan of
+    `divide_images`, stagers are all ranks whose node has an image with the chunk, and rank 0 writes all values.
     """
 
     chunks: ChunkTable
@@ -229,6 +230,31 @@ def divide_state(
     nodes = tuple(own.node for own in states)
     plan = SavePlan(ChunkTable(tensors, boxes_of, sharding_of), stagers.build(), writers, tuple(values.values()), nodes)
     return replace(plan, digest=text_digest(plan.to_json()))
+
+
+def divide_images(
+    plan: SavePlan, holders: Mapping[int, Iterable[str]], nodes: Sequence[str], known_values: Container[str]
+) -> SavePlan:
+    """Divide a saved state, which images hold, over the ranks of the present world.
+
+    plan: that of the save. holders: by rank of the save, the nodes that have its image; together they have every chunk. nodes: by
+    present rank. known_values: keys of the plain values that are still there.
+    """
+    ranks_on: dict[str, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        ranks_on.setdefault(node, []).append(rank)
+    sets = [
+        tuple(sorted({rank for saved in stagers for node in holders.get(saved, ()) for rank in ranks_on[node]}))
+        for stagers in plan.stagers.sets
+    ]
+    written = [0] * len(nodes)
+    writers = array("i")
+    for kind, num_bytes in zip(plan.stagers.set_of, plan.chunks.byte_sizes(), strict=True):
+        writer = min(sets[kind], key=lambda rank: (written[rank], rank))
+        written[writer] += num_bytes
+        writers.append(writer)
+    values = tuple((key, path, 0) for key, path, _ in plan.values if key in known_values)
+    return SavePlan(plan.chunks, RankSets(tuple(sets), plan.stagers.set_of), writers, values, tuple(nodes))
 
 
 def _patterns(

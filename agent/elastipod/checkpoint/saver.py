@@ -6,7 +6,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,13 @@ from elastipod.checkpoint.communicator import Communicator, RanksLost
 from elastipod.checkpoint.dcp_format import METADATA, rank_file_name, write_metadata, write_rank_file
 from elastipod.checkpoint.manifest import CheckpointId, FileRecord, Manifest
 from elastipod.checkpoint.process_exit import wait_at_exit
+from elastipod.checkpoint.resumed_state import ResumedState
 from elastipod.checkpoint.staged_state import StagedState
 from elastipod.checkpoint.staging import Staging
 from elastipod.checkpoint.store import FULL, CheckpointStore
 from elastipod.errors import CheckpointError, FencedError
 from elastipod.json_records import decode, encode
+from elastipod.local_worker import local_worker
 from elastipod.rank_in_world import RankInWorld
 
 if TYPE_CHECKING:
@@ -32,6 +35,8 @@ STORAGE_SILENCE_S = 1800.0  # no part of a file was written, and no other call e
 _LOST_SILENCE_S = 60.0  # the same, once the other ranks have given the save up and may be waiting for this one
 _ABANDONED_WAIT_S = 2.0  # for a save that nobody wants any more to notice
 _LONG_WAIT_S = 1.0  # of the training, which its user ought to know of
+_FIRST_STEP_S = 5.0  # for a script to report a step, which it need not
+_FIRST_STEP_POLL_S = 0.1
 _POLL_S = 1.0  # how often a rank that waits asks whether there is a drain
 
 
@@ -45,8 +50,15 @@ class Save:
     """
 
     def __init__(
-        self, staged: StagedState, comm: Communicator, *, is_durable: bool, sample_log: SampleLog | None
+        self,
+        staged: StagedState | ResumedState,
+        comm: Communicator,
+        *,
+        is_durable: bool,
+        sample_log: SampleLog | None = None,
+        began: float | None = None,
     ) -> None:
+        """began: when the copying to memory began (monotonic), which `memory_s` counts from; None for now."""
         self.staged, self.comm = staged, comm
         self.is_durable = is_durable
         self.sample_log = sample_log
@@ -59,7 +71,7 @@ class Save:
         self.is_kept_in_memory = False
         self.memory_settled = threading.Event()
         self.memory_s = 0.0
-        self._began = time.monotonic()
+        self._began = time.monotonic() if began is None else began
         self.is_abandoned = False
         self.given_up: CheckpointError | None = None
         self.place = ""  # where it is written, for messages
@@ -82,7 +94,8 @@ class Save:
         """Let it write to durable storage, or end in memory; the first word counts. While the state is what was staged."""
         if not self.goes_on.done():
             self.norm = self.norm_of_moments() if to_storage else None
-            self.goes_on.set_result(to_storage)
+            with suppress(InvalidStateError):  # another thread was first
+                self.goes_on.set_result(to_storage)
 
     def settle_memory(self) -> None:
         """Memory holds the step, or does not and will not."""
@@ -109,6 +122,7 @@ class Save:
 
         The ranks wait for their own parts only: one that gives up breaks the connections, so that the saves of the others end.
         """
+        self.go_on()
         has_told = False
         abandoned_until = time.monotonic() + _ABANDONED_WAIT_S if self.is_abandoned else None
         while self.thread.is_alive() and self.given_up is None:
@@ -171,6 +185,21 @@ def await_previous(save: Save, await_save: Callable[[Save], None] = Save.await_e
         raise save.error
 
 
+def _await_first_step(save: Save) -> None:
+    """Let training make a step before storage is written, unless somebody waits for the save.
+
+    The first step of a world is the slowest, and all ranks wait for it.
+    """
+    worker = local_worker()
+    if worker is None:
+        return save.go_on()
+    before, deadline = worker.file.num_reports(worker.local_rank), time.monotonic() + _FIRST_STEP_S
+    while worker.file.num_reports(worker.local_rank) == before and time.monotonic() < deadline:
+        if wait([save.goes_on], timeout=_FIRST_STEP_POLL_S).done:
+            return None
+    return save.go_on()
+
+
 class Saver:
     """Carries out the saves of one generation, one at a time."""
 
@@ -211,6 +240,8 @@ class Saver:
             save.comm.abort(str(error))
         finally:
             save.settle_memory()
+            if isinstance(save.staged, ResumedState):
+                save.staged.close()
         is_told = rank == 0 or isinstance(save.error, RanksLost)  # rank 0 may be lost
         if save.error is not None and save.given_up is None and is_told:
             log.warning("step %d is not saved: %s", step, save.error)
@@ -221,6 +252,8 @@ class Saver:
             save.comm.on_every_rank(save.sample_log.sync)
         self._keep_in_memory(save)
         save.settle_memory()
+        if isinstance(save.staged, ResumedState):
+            _await_first_step(save)
         if not save.goes_on.result():
             return
         if save.is_durable:
@@ -228,6 +261,8 @@ class Saver:
             if draft is not None:
                 self._write(save, draft)
             self._staging.note_durable(target)
+            if isinstance(save.staged, ResumedState):
+                self._staging.note_written(save.staged)
             save.path = self._store.location(target)
             report_checkpoint(target.step, str(save.path))
         if save.sample_log is not None and save.is_durable:
@@ -240,6 +275,9 @@ class Saver:
         def check_fence() -> None:
             save.comm.broadcast(lambda: self._store.check_fence(target.generation))
 
+        if isinstance(save.staged, ResumedState):
+            save.is_kept_in_memory = True  # it was read from there
+            return
         problem = self._staging.keep_in_memory(save.staged, save.comm, check_fence, wants_durable=save.is_durable)
         if problem is None:
             save.is_kept_in_memory = self._staging.directory is not None

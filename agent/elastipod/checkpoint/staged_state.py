@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,5 +38,9 @@ class StagedState:
 
     def bytes_to_write(self) -> int:
         """Return about how many bytes the file of this rank will have, rather too many than too few."""
-        tensors = sum(tensor.nbytes + _TORCH_BYTES for _, tensor in self.tensors_to_write())
-        return tensors + sum(4 * len(text) + _TORCH_BYTES for text in self.values_to_write().values())
+        return bytes_in_file((tensor.nbytes for _, tensor in self.tensors_to_write()), self.values_to_write().values())
+
+
+def bytes_in_file(tensors: Iterable[int], values: Iterable[str]) -> int:
+    """Return about how many bytes a file with these tensors (bytes of each) and encoded values has, rather too many than too few."""
+    return sum(size + _TORCH_BYTES for size in tensors) + sum(4 * len(text) + _TORCH_BYTES for text in values)

@@ -19,6 +19,7 @@ from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.memory_directory import SLOTS, MemoryDirectory
 from elastipod.checkpoint.memory_limits import MemoryDemand, MemoryLimit, find_shortage, memory_limits_of
 from elastipod.checkpoint.reductions import first_message, no_result
+from elastipod.checkpoint.resumed_state import ResumedState
 from elastipod.checkpoint.save_arguments import check_logs
 from elastipod.checkpoint.save_plan import Chunk, SavePlan
 from elastipod.checkpoint.staged_state import StagedState
@@ -205,6 +206,15 @@ class Staging:
             self.directory.note_durable(self._headers, of)
             if self._copies is not None:
                 self._copies.note_durable(of)
+
+    def note_written(self, state: ResumedState) -> None:
+        """Record in the images of a resumed checkpoint that it is durable now, as one of this generation. One rank of a node does it."""
+        nodes, rank = state.plan.nodes, RankInWorld.current().rank
+        if self.directory is None or nodes.index(nodes[rank]) != rank:
+            return
+        with suppress(OSError):  # a folder that cannot be read has no images to resume from
+            headers = {header.name: header for header in self.directory.headers() if header.id == state.resumed}
+            self.directory.note_durable(headers, state.id)
 
     def remove_stale_images(self, keep: Iterable[str], generation: int) -> None:
         """Delete images of generations before this one, except those named: only what was resumed is still of use."""

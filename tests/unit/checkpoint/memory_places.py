@@ -1,12 +1,18 @@
-"""Managers that save to a directory and to memory."""
+"""Managers that save to a directory and to memory, and the page of the agent that they belong to."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from tests.unit.checkpoint.trainer import Trainer
 
+from elastipod import local_worker
 from elastipod.checkpoint import CheckpointManager
+from elastipod.worker_file import WORKER_FILE_ENV, WorkerFile
 
 ONE_PROCESS = pytest.mark.filterwarnings("ignore:torch.distributed is .*unavailable or uninitialized")
 
@@ -15,6 +21,17 @@ def save_async(trainer: Trainer, manager: CheckpointManager, step: int, *, durab
     manager.save_async(
         step, model=trainer.model, optimizer=trainer.optimizer, scheduler=trainer.scheduler, durable=durable
     )
+
+
+@contextmanager
+def page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerFile]:
+    """Be the worker of an agent that has this page."""
+    with WorkerFile.create(folder / "page", 1) as file:
+        monkeypatch.setenv(WORKER_FILE_ENV, str(folder / "page"))
+        local_worker._opened.cache_clear()
+        yield file
+    monkeypatch.delenv(WORKER_FILE_ENV, raising=False)
+    local_worker._opened.cache_clear()
 
 
 class Regression:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.patience import PATIENCE_S
+from tests.unit.checkpoint.memory_places import page
 from tests.unit.checkpoint.save_plans import make_save_plan
 from tests.unit.checkpoint.trainer import Trainer
 from tests.unit.torch_processes import TorchProcesses
 
-from elastipod import local_worker
 from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint.directory_store import DirectoryStore
 from elastipod.checkpoint.drain import EXIT_MARGIN_S, SHORT_DRAIN_S, storage_wait_s
 from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.save_plan import Chunk, LocalState
-from elastipod.worker_file import WORKER_FILE_ENV, EventLevel, WorkerFile
+from elastipod.worker_file import WORKER_FILE_ENV, EventLevel
 
 # A process whose storage takes as long as argv[2] says for every file; argv[1] says how it ends while its save is under way.
 SCRIPT = """
@@ -112,16 +111,6 @@ def test_how_long_a_drain_waits_for_storage(left_s: list[float], survives_drain:
         assert waits_s == max(0.0, min(left_s) - EXIT_MARGIN_S), "nobody who stays holds it, or there is time"
     else:
         assert waits_s == 0
-
-
-@contextmanager
-def page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerFile]:
-    """Be the worker of an agent that has this page."""
-    with WorkerFile.create(folder / "page", 1) as file:
-        monkeypatch.setenv(WORKER_FILE_ENV, str(folder / "page"))
-        local_worker._opened.cache_clear()
-        yield file
-        local_worker._opened.cache_clear()
 
 
 def held_back(monkeypatch: pytest.MonkeyPatch, release: threading.Event) -> None:

@@ -55,6 +55,18 @@ def test_a_durable_checkpoint_that_is_gone_since_was_rolled_back_by_hand() -> No
     assert not found.durable_was_deleted(OLD, set()), "there was none"
 
 
+def test_what_a_later_run_wrote_of_an_image_is_the_image_in_storage() -> None:
+    written = checkpoint(8, 5)
+    found = inventory(image(0, NEW), image(1, NEW, durable=written), image(0, OLD, durable=checkpoint(2)))
+    assert (found.is_durable(NEW), found.written_as(NEW)) == (True, written)
+    assert (found.is_durable(OLD), found.written_as(OLD)) == (False, OLD)
+    itself = inventory(image(0, NEW, durable=NEW))
+    assert (itself.is_durable(NEW), itself.written_as(NEW)) == (True, NEW)
+    for other in (checkpoint(8, 1), checkpoint(9, 3), None):
+        assert not inventory(image(0, NEW, durable=other)).is_durable(NEW), "another state, or another step"
+        assert inventory(image(0, NEW, durable=other)).written_as(NEW) == NEW
+
+
 def test_bad_images_are_left_out_and_no_others() -> None:
     images = [image(0, NEW), image(1, NEW), image(0, NEW, node="b")]
     assert inventory(*images).without({images[1]}).found == (images[0], images[2])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.checkpoint.save_plans import make_save_plan
 
-from elastipod.checkpoint.save_plan import ALIGNMENT, Chunk, LocalState, SavePlan, choose_copy_holders
+from elastipod.checkpoint.save_plan import ALIGNMENT, Chunk, LocalState, SavePlan, choose_copy_holders, divide_images
 from elastipod.checkpoint.value_codec import decode_value, encode_value
 
 
@@ -89,6 +89,36 @@ def test_what_a_lost_node_would_take_along_is_known(ranks: list[LocalState]) -> 
         copies = [source for source, holder in holders.items() if plan.nodes[holder] != lost]
         if there:
             assert plan.is_covered_by([*there, *copies])
+
+
+@given(local_states(), st.data())
+def test_images_are_divided_over_the_ranks_whose_nodes_have_them(ranks: list[LocalState], data: st.DataObject) -> None:
+    plan = make_save_plan(ranks, is_in_memory=True)
+    nodes = data.draw(st.lists(st.sampled_from(["n0", "n1", "new"]), min_size=1, max_size=6))
+    holders = {rank: data.draw(st.lists(st.sampled_from(nodes), unique=True)) for rank in range(len(ranks))}
+    for stagers in plan.stagers.sets:
+        if not any(holders[rank] for rank in stagers):
+            holders[stagers[0]] = [nodes[0]]
+    again = divide_images(plan, holders, nodes, ["v", "random.0"])
+    assert again.nodes == tuple(nodes)
+    assert again.chunks == plan.chunks
+    for stagers, former, writer in zip(again.stagers, plan.stagers, again.writers, strict=True):
+        having = {node for rank in former for node in holders[rank]}
+        assert [nodes[rank] in having for rank in range(len(nodes))] == [rank in stagers for rank in range(len(nodes))]
+        assert writer in stagers
+    assert again.values_of(0) == [key for key, *_ in plan.values if key in ("v", "random.0")]
+    assert all(again.values_of(rank) == [] for rank in range(1, len(nodes)))
+    assert again.is_covered_by(range(len(nodes)))
+
+
+def test_ranks_that_have_the_same_images_write_as_much_of_them() -> None:
+    tensors = tuple(chunk(f"t{number}", 0, 10, 10) for number in range(6))
+    plan = make_save_plan([LocalState("n0", tensors, ())], is_in_memory=True)
+    again = divide_images(plan, {0: ["n0", "n2"]}, ["n0", "n1", "n0", "n2"], [])
+    assert [len(again.written_by(rank)) for rank in range(4)] == [2, 0, 2, 2]
+    assert again.unreplicated_ranks() == set()
+    alone = divide_images(plan, {0: ["n0"]}, ["n0", "n1", "n0"], [])
+    assert alone.unreplicated_ranks() == {0}, "the loss of n0 would lose it"
 
 
 def test_different_tensors_of_one_name_are_refused() -> None:
