@@ -20,7 +20,15 @@ from bench.pauses.versions import Version
 from elastipod_local.demo.run_log import Generation, read_run
 
 SCRIPT = "examples/lm/train.py"
-MODES = {"process": "process_level_restart", "memory": KEEPS, "crash": KEEPS}
+# Of the sides whose workers do not keep their state: they have nothing to prepare, either.
+SCRIPTS = {"checkpoints": "examples/lm/train_with_checkpoints.py"}
+KINDS = {"process": "new processes", "checkpoints": "new processes without State", "memory": "in memory"}
+MODES = {
+    "process": "process_level_restart",
+    "checkpoints": "process_level_restart",
+    "memory": KEEPS,
+    "crash": KEEPS,
+}
 OF_DEMO = ("--steps=560", "--corpus-kib=600", "--checkpoint-every=20", "--min-step-time=0.25")
 DRAIN_S = 120
 SETTLED_S = 6.0  # agents prepare their next start 5 s after one
@@ -40,7 +48,8 @@ class LmSession:
         """Raises Failed."""
         operator = SmallOperator(MODES[side])
         try:
-            agents = [self._begin(processes, number, version) for number in range(4)]
+            script = SCRIPTS.get(side, SCRIPT)
+            agents = [self._begin(processes, number, version, script) for number in range(4)]
             for process, agent in zip(self._nodes, agents, strict=True):
                 until(lambda process=process, agent=agent: _is_ready(process, agent), "an agent", WITHIN_S)  # type: ignore[misc]
             operator.start(agents[:2])
@@ -54,7 +63,7 @@ class LmSession:
         finally:
             operator.close()
 
-    def _begin(self, processes: Processes, number: int, version: Version) -> Client:
+    def _begin(self, processes: Processes, number: int, version: Version, script: str) -> Client:
         port = free_port()
         env = worker_environment(self._folder) | {
             **{
@@ -68,7 +77,7 @@ class LmSession:
         traced = ["--preload=bench.pauses.traced"] if version.is_traced else []
         command = [
             *(sys.executable, "-m", "elastipod_agent", "--server-host=127.0.0.1", f"--server-port={port}"),
-            *(*traced, str(version.root / SCRIPT), *OF_DEMO),
+            *(*traced, str(version.root / script), *OF_DEMO),
             *(f"--checkpoint-dir={self._folder / 'checkpoints'}", f"--sample-log-dir={self._folder / 'samples'}"),
         ]
         self._nodes.append(processes.start(f"node {number}", command, env, self._folder / f"node-{number}.txt"))
@@ -77,14 +86,14 @@ class LmSession:
     def _resize(self, operator: SmallOperator, members: Sequence[Client], side: str) -> None:
         """As the operator does it: newcomers are prepared, and every pod is told whether it leaves."""
         before = operator.members
-        operator.prepare(members)
+        if side not in SCRIPTS:
+            operator.prepare(members)
         operator.drain(staying=members, timeout_s=DRAIN_S)
         ready = time.monotonic()
         operator.start(members)
         self._train(operator)
         old, new = self._generation(operator.generation - 1), self._generation(operator.generation)
-        kind = "new processes" if side == "process" else "in memory"
-        self._note(f"{kind}, {len(before)} -> {len(members)}", _monotonic(old.steps[-1].at), ready, new)
+        self._note(f"{KINDS[side]}, {len(before)} -> {len(members)}", _monotonic(old.steps[-1].at), ready, new)
 
     def _crash(self, operator: SmallOperator, agents: Sequence[Client]) -> None:
         """SIGKILL of one of two workers; it is replaced, the other one keeps its process."""

@@ -70,6 +70,13 @@ JOIN = (
     Mark("the sample log is opened, and the digests of all replicas compared", "WorldLife.join"),
 )
 FIRST = "the first step, beyond a usual one: gradients and digests are compared"
+LOAD_ALL = (
+    Mark("the script imports, builds and wraps its model, and the ranks connect", "Running.claim", is_begin=True),
+    Mark("they claim the folder of checkpoints", "Running.claim"),
+    Mark("all ranks load what memory holds", "Resumer.resume"),
+    Mark("the sample log is opened", "SampleLog.__init__"),
+)
+WITHOUT_STATE = (*LEAVE, READY, BEGIN[0], *LOAD_ALL, "the first step, beyond a usual one")
 NEW_PROCESSES = (*LEAVE, READY, *BEGIN, CONNECT, *LOAD, FILL, *JOIN, FIRST)
 IN_MEMORY = (
     Mark("the ranks agree to stop, and take their groups down", "State._leave"),

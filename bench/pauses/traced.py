@@ -28,6 +28,8 @@ elastipod.in_memory.memory_state:MemoryState.compare
 elastipod.in_memory.memory_state:MemoryState.exchange_offers
 elastipod.in_memory.durable_tier:DurableTier.load
 elastipod.checkpoint.running:Running.claim
+elastipod.checkpoint.resumer:Resumer.resume
+elastipod.audit.sample_log:SampleLog.__init__
 elastipod.checkpoint.restore:Restore.nested
 elastipod.checkpoint.restore:Restore.fit
 elastipod.checkpoint.restore:Restore.apply
