@@ -25,8 +25,8 @@ class ImageHeader:
     """What an image holds. plan: digest of the plan that says where each chunk is; size: bytes; values: encoded, by key.
 
     sums: `checksum` of each block of each chunk, 16 hex digits, in the plan's order. durable: newest durable checkpoint that the
-    run knew, this one itself once it is durable; a user who deletes that one has rolled back by hand. wants_durable: the
-    checkpoint was to be written to durable storage too.
+    run knew, this one itself once it is durable, or what a later run has written from this image; a user who deletes that one has
+    rolled back by hand. wants_durable: the checkpoint was to be written to durable storage too.
     """
 
     id: Annotated[CheckpointId, INLINE]

@@ -194,10 +194,10 @@ def _await_first_step(save: Save) -> None:
     if worker is None:
         return save.go_on()
     before, deadline = worker.file.num_reports(worker.local_rank), time.monotonic() + _FIRST_STEP_S
-    while worker.file.num_reports(worker.local_rank) == before and time.monotonic() < deadline:
+    while worker.file.num_reports(worker.local_rank) == before and time.monotonic() < deadline and save.is_wanted:
         if wait([save.goes_on], timeout=_FIRST_STEP_POLL_S).done:
             return None
-    return save.go_on()
+    return save.go_on()  # also if this rank wants it no longer: others may wait for its answer
 
 
 class Saver:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from elastipod.checkpoint import CheckpointManager, saver
 from elastipod.checkpoint.directory_store import DirectoryStore
+from elastipod.checkpoint.image_header import ImageHeader
 from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.staging import Staging
 from elastipod.errors import CheckpointError
@@ -230,6 +231,9 @@ def test_a_larger_world_writes_it_and_copies_it_only_where_one_node_has_it(
     assert run_ranks(3, body) == [[path, copied, weights_after(1)]] * 3
     files = sorted(each.name for each in Path(path).glob("__*"))
     assert files == [f"__{rank}_0.distcp" for rank in range(3)]
+    headers = [ImageHeader.from_json(each.read_text()) for each in tmp_path.rglob("image-*.json")]
+    assert len(headers) == (before if not copied else 3)
+    assert {each.durable for each in headers} == {CheckpointId(1, 2)}, "on every node"
 
 
 def test_random_states_of_the_former_world_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
