@@ -15,7 +15,7 @@ from tests.e2e.rank_worlds import World, run_world
 from tests.patience import PATIENCE_S
 from torch.distributed.device_mesh import init_device_mesh
 
-from elastipod.checkpoint import CheckpointManager, communicator, heartbeat, rank_connections
+from elastipod.checkpoint import CheckpointManager, heartbeat, rank_connections, transfer_blocks
 from elastipod.checkpoint.communicator import Communicator
 from elastipod.checkpoint.saver import Saver
 from elastipod.collectives import all_gather_json
@@ -51,7 +51,7 @@ class Shares:
 def lose_ranks(folder: Path) -> dict[str, Any]:
     """Let one of three ranks be slow, stop, fail and die in saves of one world; gives what each rank heard of each save."""
     rank_connections.SILENCE_TIMEOUT_S, heartbeat.HEARTBEAT_S = SILENCE_TIMEOUT_S, 0.2
-    communicator.TRANSFER_BLOCK_BYTES = 4096
+    transfer_blocks.BLOCK_BYTES = transfer_blocks.SMALL_BYTES = 4096
 
     def body(rank: int) -> list[list[str]]:
         state = Shares()

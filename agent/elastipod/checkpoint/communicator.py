@@ -41,6 +41,7 @@ from elastipod.checkpoint.reductions import (
     reduced,
     scatter_result,
 )
+from elastipod.checkpoint.transfer_blocks import Buffer, OnBlock, blocks_to_receive, blocks_to_send
 from elastipod.collectives import capture_outcome, unwrap_outcome
 from elastipod.errors import CheckpointError
 from elastipod.group_release import release_in_background
@@ -52,12 +53,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
-OnBlock = Callable[[torch.Tensor], None]
-Buffer = tuple[torch.Tensor, OnBlock | None]
 _Distribute = Callable[[HierarchicalCollectives | None, Mapping[str, Any] | None, Hierarchy], bytes]
 _Stream = tuple[int, Iterator[Buffer]]  # the other rank, and blocks to or from it
 
-TRANSFER_BLOCK_BYTES = 4 << 20  # sent at once; still in the processor's cache when the checksum is computed
 _BLOCKS_IN_FLIGHT = 4  # of each stream
 _STORE_TIMEOUT_S = 5.0
 _DEPARTURE_WAIT_S = 1.0  # for living ranks to notice that one has left
@@ -187,8 +185,10 @@ class Communicator:
         nothing to send. Raises RanksLost.
         """
         self.check_retired()
-        outgoing = [(to, _blocks((each, None) for each in buffers)) for to, buffers in out.items()]
-        incoming = [(source, _blocks(buffers)) for source, buffers in into.items()]
+        outgoing: list[_Stream] = [
+            (to, ((block, None) for block in blocks_to_send(buffers))) for to, buffers in out.items()
+        ]
+        incoming: list[_Stream] = [(source, blocks_to_receive(buffers)) for source, buffers in into.items()]
         in_transfer: deque[list[_PendingBlock]] = deque()
         number = 0
         try:
@@ -393,9 +393,3 @@ class _PendingBlock:
             self.work.wait()
         if self.on_block is not None:
             self.on_block(self.data)
-
-
-def _blocks(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
-    for data, on_block in buffers:
-        for start in range(0, data.numel(), TRANSFER_BLOCK_BYTES):
-            yield data[start : start + TRANSFER_BLOCK_BYTES], on_block

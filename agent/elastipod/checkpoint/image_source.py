@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elastipod.checkpoint.chunk_read import ChunkRead, chunk_reads, copy_and_verify, verify_stream
-from elastipod.checkpoint.communicator import Buffer, Communicator
+from elastipod.checkpoint.communicator import Communicator
 from elastipod.checkpoint.dcp_format import chunk_numbers, dcp_metadata
 from elastipod.checkpoint.image import CHECKSUM_BLOCK, MappedImage, block_sums, num_checksum_blocks, view_as_chunk
 from elastipod.checkpoint.image_header import ImageHeader
 from elastipod.checkpoint.load_plan import LoadTarget
 from elastipod.checkpoint.save_plan import ChunkIndex, SavePlan, divide_images
+from elastipod.checkpoint.transfer_blocks import Buffer
 from elastipod.checkpoint.value_codec import decode_value
 from elastipod.rank_in_world import RankInWorld
 

@@ -14,7 +14,7 @@ from tests.free_ports import free_port
 from tests.patience import PATIENCE_S
 from tests.unit.in_memory.forked_ranks import raised_by, run_ranks, world
 
-from elastipod.checkpoint import communicator, rank_connections
+from elastipod.checkpoint import rank_connections, transfer_blocks
 from elastipod.checkpoint.communicator import Communicator, RanksLost, name_of_connections
 from elastipod.checkpoint.gloo_collectives import GlooCollectives
 from elastipod.checkpoint.hierarchy import Hierarchy
@@ -147,8 +147,9 @@ def test_a_failure_on_one_rank_is_raised_on_all_and_the_connections_stay(subgrou
 def test_bytes_are_transferred_in_blocks_between_any_ranks(subgroups: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank sends to the next two, with blocks that do not divide the tensors evenly."""
     port = free_port()
-    monkeypatch.setattr(communicator, "TRANSFER_BLOCK_BYTES", 10)
-    sizes = [95, 7, 0, 10]
+    monkeypatch.setattr(transfer_blocks, "BLOCK_BYTES", 10)
+    monkeypatch.setattr(transfer_blocks, "SMALL_BYTES", 8)
+    sizes = [95, 7, 0, 10, 3, 4]
 
     def tensors(source: int, to: int) -> list[torch.Tensor]:
         return [torch.full((size,), 16 * source + to, dtype=torch.uint8) for size in sizes]
@@ -170,7 +171,7 @@ def test_bytes_are_transferred_in_blocks_between_any_ranks(subgroups: int, monke
             comm.transfer({}, {})
             return [right, sorted(blocks)]
 
-    blocks = sorted(2 * [10] * 9 + 2 * [5, 7, 10])
+    blocks = sorted(2 * [10] * 9 + 2 * [5, 7, 10, 3, 4])  # small ones travel together, and are told apart again
     assert run_ranks(RANKS, body) == [[[True, True], blocks]] * RANKS
 
 
