@@ -169,12 +169,12 @@ def dcp_metadata(plan: SavePlan) -> Metadata:
 
 
 def write_metadata(
-    file: BinaryIO, plan: SavePlan, parts: Iterable[tuple[Mapping[str, list[int]], Mapping[str, list[int]]]]
+    file: BinaryIO, plan: SavePlan, parts: Mapping[int, tuple[Mapping[str, list[int]], Mapping[str, list[int]]]]
 ) -> FileRecord:
-    """Write the metadata for the files of all ranks. parts: by rank, locations of chunks and values from `write_rank_file`."""
+    """Write the metadata for the files of all ranks. parts: by rank that has one, locations of chunks and values from `write_rank_file`."""
     metadata = dcp_metadata(plan)
     where: dict[MetadataIndex, StorageInfo] = {}
-    for rank, (chunks, values) in enumerate(parts):
+    for rank, (chunks, values) in parts.items():
         for number, (start, length) in chunks.items():
             chunk = plan.chunks[int(number)]
             where[MetadataIndex(chunk.key, chunk.offsets)] = storage_info(rank_file_name(rank), start, length)

@@ -336,8 +336,11 @@ class Saver:
             raise
 
     def _write_rank_file(self, save: Save, draft: str) -> dict[str, Any]:
+        """Write this rank's file and return what the metadata say of it; nothing where it has none to write."""
         staged, rank = save.staged, RankInWorld.current().rank
         self._check_not_hanging(staged.id)
+        if not staged.plan.written_by(rank) and not staged.plan.values_of(rank):
+            return {}
         try:
             with self._store.create_file(draft, rank_file_name(rank), staged.bytes_to_write()) as file:
                 record, chunks, values = write_rank_file(
@@ -348,11 +351,12 @@ class Saver:
         return {"record": encode(record), "chunks": chunks, "values": values}
 
     def _commit(self, save: Save, draft: str, parts: list[dict[str, Any]]) -> None:
-        staged = save.staged
+        staged, written = save.staged, {rank: part for rank, part in enumerate(parts) if part}
+        locations = {rank: (part["chunks"], part["values"]) for rank, part in written.items()}
         try:
             with self._store.create_file(draft, METADATA) as file:
-                about = write_metadata(file, staged.plan, [(part["chunks"], part["values"]) for part in parts])
-            files = {rank_file_name(rank): decode(FileRecord, part["record"]) for rank, part in enumerate(parts)}
+                about = write_metadata(file, staged.plan, locations)
+            files = {rank_file_name(rank): decode(FileRecord, part["record"]) for rank, part in written.items()}
             files[METADATA] = about
             save.begin_part()
             self._store.commit(draft, Manifest(staged.id, len(parts), files, staged.extra))
