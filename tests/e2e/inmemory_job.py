@@ -158,6 +158,7 @@ class InMemoryJob:
             return True
         present = members + [slot for slot in self._slots_of_next() if slot.number not in self._members]
         self._kill_hung(present)
+        self._forget_leavers(members)
         fault = self._fault(present)
         if fault:
             self._leave_generation(present, fault)
@@ -300,6 +301,7 @@ class InMemoryJob:
 
     def _gather(self) -> None:
         """Start the next generation when everyone that it needs is at the barrier."""
+        self._keep_holders()
         wanted = tuple(range(self._size))
         for number in sorted({*wanted, *self._members}):
             slot = self._slots.get(number)
@@ -314,9 +316,7 @@ class InMemoryJob:
                     kill(self._slots[number])
                 self._since = time.monotonic()
             return
-        if self._trained and not any(
-            slot.process.pid in self._trained for slot in self._slots.values() if slot.process.poll() is None
-        ):
+        if self._trained and not self._living_trained():
             self._lost_copies += 1
             self._trained.clear()
         run, self._port = self._run + 1, free_port()
@@ -324,6 +324,27 @@ class InMemoryJob:
             self._release(self._slots[number], run, place_in(run, rank, self._size, self._port))
         self._note(f"start {run}: {self._size} ranks")
         self._enter(run, wanted)
+
+    def _living_trained(self) -> set[int]:
+        """Give the slots whose process has completed a step and lives: with replicated state, each holds all of it."""
+        return {
+            number
+            for number, slot in self._slots.items()
+            if slot.process.pid in self._trained and slot.process.poll() is None
+        }
+
+    def _forget_leavers(self, members: Sequence[Slot]) -> None:
+        """Once all members have made a step, what others have left with is older."""
+        if all(slot.reported_at[0] > slot.reports_before for slot in members):
+            self._trained &= {slot.process.pid for slot in members}
+
+    def _keep_holders(self) -> None:
+        """Make members again of those who have left, if they alone hold the state; they leave once all have made a step."""
+        holders = self._living_trained()
+        if holders and min(holders) >= self._size:
+            self._note(f"slots {sorted(holders)} have left, and alone hold the state: they are members again")
+            self._resizes.insert(0, Resize(0, self._size))
+            self._size = max(holders) + 1
 
     def _enter(self, run: int, members: tuple[int, ...]) -> None:
         """Go on with a generation that all its members have been released into."""

@@ -123,6 +123,20 @@ def test_a_rank_that_dies_in_an_evaluation_costs_neither_the_others_nor_a_step(
 
 
 @pytest.mark.slow
+def test_those_who_have_left_come_back_where_they_alone_hold_the_state(play: Any, undisturbed: str) -> None:
+    """Both who stay die one after the other before the smaller world has made a step."""
+    first = PlannedFault(FaultKind.HANG, Moment.CONNECTING, rank=1, from_generation=2)
+    second = PlannedFault(FaultKind.HANG, Moment.AGREEING, rank=0, from_generation=2)
+    job = play(size=4, resizes=[Resize(7, 2)], faults=[first, second])
+    began, again = job.joined(1), job.joined(4)
+    assert (job.ended.faults, job.ended.lost_copies) == (2, 0), job.told()
+    assert [again[rank][0] == began[rank][0] for rank in range(4)] == [False, False, True, True], job.told()
+    assert not any(job.report.steps_repeated.values()), job.told()
+    assert len(job.joined(5)) == 2, "and leave again"
+    assert (job.finals, job.report.exact) == ({undisturbed}, True), job.told()
+
+
+@pytest.mark.slow
 def test_when_no_copy_is_left_the_job_goes_on_from_its_newest_checkpoint(play: Any, undisturbed: str) -> None:
     """Both ranks are in the one rack, with which they die."""
     faults = [PlannedFault(FaultKind.KILL, Moment.STEP, rank=0, step=11)]
