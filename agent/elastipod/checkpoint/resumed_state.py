@@ -42,9 +42,8 @@ class ResumedState:
         return {key: self.images.texts()[key] for key in self.plan.values_of(RankInWorld.current().rank)}
 
     def bytes_to_write(self) -> int:
-        """Return about how many bytes the file of this rank will have, rather too many than too few."""
-        sizes = [self.plan.chunks[number].num_bytes for number in self.plan.written_by(RankInWorld.current().rank)]
-        return bytes_in_file(sizes, self.values_to_write().values())
+        """Return `bytes_in_file` of this rank."""
+        return bytes_in_file(self.plan, self.values_to_write().values())
 
     def close(self) -> None:
         """Unmap the images; they stay."""

@@ -37,10 +37,12 @@ class StagedState:
         return {key: self.values[key] for key in self.plan.values_of(RankInWorld.current().rank)}
 
     def bytes_to_write(self) -> int:
-        """Return about how many bytes the file of this rank will have, rather too many than too few."""
-        return bytes_in_file((tensor.nbytes for _, tensor in self.tensors_to_write()), self.values_to_write().values())
+        """Return `bytes_in_file` of this rank."""
+        return bytes_in_file(self.plan, self.values_to_write().values())
 
 
-def bytes_in_file(tensors: Iterable[int], values: Iterable[str]) -> int:
-    """Return about how many bytes a file with these tensors (bytes of each) and encoded values has, rather too many than too few."""
-    return sum(size + _TORCH_BYTES for size in tensors) + sum(4 * len(text) + _TORCH_BYTES for text in values)
+def bytes_in_file(plan: SavePlan, values: Iterable[str]) -> int:
+    """Return about how many bytes this rank's file will have with these encoded values, rather too many than too few."""
+    chunks = (plan.chunks[number] for number in plan.written_by(RankInWorld.current().rank))
+    tensors = sum(chunk.num_bytes + _TORCH_BYTES for chunk in chunks)
+    return tensors + sum(4 * len(text) + _TORCH_BYTES for text in values)
