@@ -24,7 +24,7 @@ def save_async(trainer: Trainer, manager: CheckpointManager, step: int, *, durab
 
 
 @contextmanager
-def page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerFile]:
+def agent_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerFile]:
     """Be the worker of an agent that has this page."""
     with WorkerFile.create(folder / "page", 1) as file:
         monkeypatch.setenv(WORKER_FILE_ENV, str(folder / "page"))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.patience import PATIENCE_S
-from tests.unit.checkpoint.memory_places import page
+from tests.unit.checkpoint.memory_places import agent_page
 from tests.unit.checkpoint.save_plans import make_save_plan
 from tests.unit.checkpoint.trainer import Trainer
 from tests.unit.torch_processes import TorchProcesses
@@ -138,7 +138,7 @@ def test_a_short_drain_leaves_with_the_step_in_memory_and_who_comes_next_writes_
     trainer, release = Trainer(), threading.Event()
     trainer.step(1)
     durable = tmp_path / "disk" / CheckpointId(1, 1).name
-    with page(tmp_path, monkeypatch) as file, monkeypatch.context() as patched:
+    with agent_page(tmp_path, monkeypatch) as file, monkeypatch.context() as patched:
         held_back(patched, release)
         manager = CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory")
         assert manager.claim() == 1
@@ -176,7 +176,7 @@ def test_connections_are_closed_at_once_only_where_a_save_may_wait_in_them(
     """It takes a call of the job's store, while the others wait for this process to end."""
     trainer, release = Trainer(), threading.Event()
     told: list[str] = []
-    with page(tmp_path, monkeypatch) as file:
+    with agent_page(tmp_path, monkeypatch) as file:
         held_back(monkeypatch, release)
         manager = CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory")
         assert manager.claim() == 1
@@ -196,7 +196,7 @@ def test_what_a_drain_left_in_memory_is_not_written_where_newer_steps_soon_are(
 ) -> None:
     trainer = Trainer()
     trainer.step(1)
-    with page(tmp_path, monkeypatch) as file:
+    with agent_page(tmp_path, monkeypatch) as file:
         manager = CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory")
         assert manager.claim() == 1
         file.set_event(EventLevel.DRAIN, time.time() + 100, leaves=False)
@@ -223,7 +223,7 @@ def test_what_is_being_written_when_time_is_short_is_given_up_only_for_a_step_th
 ) -> None:
     trainer, release = Trainer(), threading.Event()
     trainer.step(1)
-    with page(tmp_path, monkeypatch) as file:
+    with agent_page(tmp_path, monkeypatch) as file:
         held_back(monkeypatch, release)
         manager = CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory")
         manager.save_async(1, model=trainer.model, optimizer=trainer.optimizer, scheduler=trainer.scheduler)
@@ -242,7 +242,7 @@ def test_what_cannot_be_finished_before_the_deadline_is_given_up_for_what_memory
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, release = Trainer(), threading.Event()
-    with page(tmp_path, monkeypatch) as file:
+    with agent_page(tmp_path, monkeypatch) as file:
         held_back(monkeypatch, release)
         manager = CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory")
         manager.save_async(1, model=trainer.model, optimizer=trainer.optimizer, scheduler=trainer.scheduler)
@@ -259,7 +259,7 @@ def test_slow_storage_does_not_keep_a_long_drain_from_having_the_newest_step_in_
 ) -> None:
     monkeypatch.setattr("elastipod.checkpoint.drain.SHORT_DRAIN_S", EXIT_MARGIN_S / 2)
     trainer, release = Trainer(), threading.Event()
-    with page(tmp_path, monkeypatch) as file:
+    with agent_page(tmp_path, monkeypatch) as file:
         held_back(monkeypatch, release)
         manager = CheckpointManager(tmp_path / "disk", memory=tmp_path / "memory")
         manager.save_async(1, model=trainer.model, optimizer=trainer.optimizer, scheduler=trainer.scheduler)
@@ -283,7 +283,7 @@ def test_calls_of_a_manager_are_no_silence(tmp_path: Path, monkeypatch: pytest.M
 
         return instead
 
-    with page(tmp_path, monkeypatch) as file:
+    with agent_page(tmp_path, monkeypatch) as file:
         monkeypatch.setattr(DirectoryStore, "create_file", looks(create_file))
         monkeypatch.setattr(DirectoryStore, "open_file", looks(open_file))
         with CheckpointManager(tmp_path / "disk", memory=False) as manager:

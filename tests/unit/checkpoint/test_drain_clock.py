@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from elastipod import local_worker
 from elastipod.checkpoint.drain import current_drain
-from elastipod.worker_file import WORKER_FILE_ENV, EventLevel, WorkerFile
-
-
-@pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerFile]:
-    with WorkerFile.create(tmp_path / "page", 1) as file:
-        monkeypatch.setenv(WORKER_FILE_ENV, str(tmp_path / "page"))
-        local_worker._opened.cache_clear()
-        yield file
-        local_worker._opened.cache_clear()
+from elastipod.worker_file import EventLevel, WorkerFile
 
 
 @pytest.mark.parametrize("is_shortened", [False, True])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.free_ports import free_port
 from tests.patience import PATIENCE_S
-from tests.unit.checkpoint.memory_places import page
+from tests.unit.checkpoint.memory_places import agent_page
 from tests.unit.checkpoint.trainer import Trainer
 from tests.unit.in_memory.forked_ranks import run_ranks, world
 from torch.nn.parallel import DistributedDataParallel
@@ -83,7 +83,7 @@ def test_it_is_written_as_it_was_saved_whatever_training_does_meanwhile(
 ) -> None:
     saved_in_memory(tmp_path, monkeypatch)
     copied, again = copies(monkeypatch), Trainer(seed=2)
-    with page(tmp_path, monkeypatch), manager_of(tmp_path) as manager:
+    with agent_page(tmp_path, monkeypatch), manager_of(tmp_path) as manager:
         assert again.load(manager) == 1
         again.step(2)
         assert durable(tmp_path) == [], "nothing is written before the first step is reported"
@@ -129,7 +129,7 @@ def test_a_save_of_the_same_step_waits_for_it_and_writes_nothing_more(
 ) -> None:
     saved_in_memory(tmp_path, monkeypatch)
     copied, again = copies(monkeypatch), Trainer(seed=2)
-    with page(tmp_path, monkeypatch), manager_of(tmp_path) as manager:
+    with agent_page(tmp_path, monkeypatch), manager_of(tmp_path) as manager:
         assert again.load(manager) == 1
         assert again.save(manager, 1) == tmp_path / "disk" / CheckpointId(1, 2).name
     assert (copied, durable(tmp_path)) == ([], [CheckpointId(1, 2)])
@@ -139,7 +139,7 @@ def test_an_image_that_was_damaged_since_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     saved_in_memory(tmp_path, monkeypatch)
-    with page(tmp_path, monkeypatch), manager_of(tmp_path) as manager:
+    with agent_page(tmp_path, monkeypatch), manager_of(tmp_path) as manager:
         assert Trainer(seed=2).load(manager) == 1
         (image,) = (tmp_path / "memory of rank 0").rglob("*.bin")
         with image.open("r+b") as file:
@@ -160,7 +160,7 @@ def test_it_is_written_once_training_has_made_a_step_or_was_given_time_for_one(
 ) -> None:
     saved_in_memory(tmp_path, monkeypatch)
     monkeypatch.setattr(saver, "_FIRST_STEP_S", 4 * PATIENCE_S if is_told else 0.2)
-    with page(tmp_path, monkeypatch) as file, manager_of(tmp_path) as manager:
+    with agent_page(tmp_path, monkeypatch) as file, manager_of(tmp_path) as manager:
         assert Trainer(seed=2).load(manager) == 1
         save = manager._save
         assert save is not None
@@ -177,7 +177,7 @@ def test_a_short_drain_before_the_first_step_leaves_it_in_memory(
     saved_in_memory(tmp_path, monkeypatch)
     monkeypatch.setattr(saver, "_FIRST_STEP_S", 4 * PATIENCE_S)
     again = Trainer(seed=2)
-    with page(tmp_path, monkeypatch) as file:
+    with agent_page(tmp_path, monkeypatch) as file:
         manager = manager_of(tmp_path)
         assert again.load(manager) == 1
         file.set_event(EventLevel.DRAIN, time.time() + 100, leaves=False)

@@ -17,7 +17,6 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.checkpoint.trainer import Trainer
 
-from elastipod import local_worker
 from elastipod.checkpoint import CheckpointManager, process_exit, saver
 from elastipod.checkpoint.communicator import Communicator
 from elastipod.checkpoint.directory_store import DirectoryStore
@@ -217,15 +216,6 @@ def test_training_that_waits_for_a_save_is_told_to_save_less_often(
 
 
 # -- drains ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    with WorkerFile.create(tmp_path / "page", 1) as file:
-        monkeypatch.setenv(WORKER_FILE_ENV, str(tmp_path / "page"))
-        local_worker._opened.cache_clear()
-        yield file
-        local_worker._opened.cache_clear()
 
 
 def test_a_drain_is_known_by_its_deadline(page: WorkerFile, monkeypatch: pytest.MonkeyPatch) -> None:
