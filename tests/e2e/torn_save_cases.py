@@ -20,9 +20,9 @@ from tests.patience import PATIENCE_S
 
 from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint.directory_store import DirectoryStore
+from elastipod.checkpoint.image_slots import ImageSlots
 from elastipod.checkpoint.load_plan import LoadPlan
 from elastipod.checkpoint.memory_directory import MemoryDirectory
-from elastipod.checkpoint.staging import Staging
 from elastipod.errors import CheckpointError, FencedError
 
 
@@ -170,7 +170,7 @@ def failing_rank(folder: Path) -> list[Any]:
             checkpoints.save(step, model=run.model, optimizer=run.optimizer, scheduler=run.scheduler, **more)
 
         attempt(type(run.scheduler), "state_dict", lambda: save(2))
-        attempt(Staging, "_copy_tensors", lambda: save(3))
+        attempt(ImageSlots, "fill", lambda: save(3))
         attempt(MemoryDirectory, "publish", lambda: save(4))
         sample_log = Log()
         attempt(sample_log, "saved", lambda: save(5, sample_log=sample_log))

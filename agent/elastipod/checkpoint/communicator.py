@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from elastipod.checkpoint import rank_connections
 from elastipod.checkpoint.gloo_collectives import ConnectionBroken, translated_errors
@@ -80,11 +81,12 @@ class Communicator:
         place = RankInWorld.current()
         self._rank, self._world_size = place.rank, place.world_size
         self._hierarchy = Hierarchy.of(self._world_size)
-        self._training = (
-            training_collectives(self._rank, self._hierarchy, on_default_group=on_default_group)
-            if self._world_size > 1
-            else None
-        )
+        self._training: HierarchicalCollectives | None = None
+        self._training_groups: list[Any] = []  # of torch, that were created for it
+        if self._world_size > 1:
+            self._training, self._training_groups = training_collectives(
+                self._rank, self._hierarchy, on_default_group=on_default_group
+            )
         self._connections: RankConnections | None = None  # not torch's groups, which cannot be aborted
         self._store: Any = None
         self._retired = ""  # why, once it is
@@ -141,6 +143,16 @@ class Communicator:
         """Drop the connections. No operation may be in progress."""
         held, self._connections = [self._connections], None
         release_in_background(held)
+
+    def end(self) -> None:
+        """Close it, and destroy the groups of the training threads, which would stay as long as the job's other groups.
+
+        For a communicator that was made for one operation.
+        """
+        self.close()
+        groups, self._training_groups, self._training = self._training_groups, [], None
+        for group in groups:
+            dist.destroy_process_group(group)
 
     def all_reduce(self, produce: Callable[[], T], combine: Callable[[list[T]], R]) -> R:
         """Run ``produce`` on every rank and ``combine`` on rank 0 with all values, by rank; return its result on every rank.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 
 from elastipod.checkpoint.communicator import Communicator
@@ -67,9 +68,18 @@ class ImageCopies:
         """Record a newer durable checkpoint in the copies."""
         self._directory.note_durable(self._headers, of)
 
-    def forget(self, of: CheckpointId) -> None:
-        """Drop the copies of a checkpoint, whose headers have been withdrawn."""
-        self._headers = {name: header for name, header in self._headers.items() if header.id != of}
+    def withdraw_where(self, is_meant: Callable[[ImageHeader], bool]) -> None:
+        """Withdraw some of the complete copies; their memory stays for the next ones."""
+        for name in [name for name, header in self._headers.items() if is_meant(header)]:
+            del self._headers[name]
+            with suppress(OSError):
+                self._directory.withdraw(name)
+
+    def forget(self, of: CheckpointId, save: int) -> None:
+        """Drop the copies that one save of a checkpoint has made, whose headers have been withdrawn."""
+        self._headers = {
+            name: header for name, header in self._headers.items() if (header.id, header.save) != (of, save)
+        }
 
     def close(self) -> None:
         for kept in self._kept.values():

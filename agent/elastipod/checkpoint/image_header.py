@@ -26,7 +26,8 @@ class ImageHeader:
 
     sums: `checksum` of each block of each chunk, 16 hex digits, in the plan's order. durable: newest durable checkpoint that the
     run knew, this one itself once it is durable, or what a later run has written from this image; a user who deletes that one has
-    rolled back by hand. wants_durable: the checkpoint was to be written to durable storage too.
+    rolled back by hand. wants_durable: the checkpoint was to be written to durable storage too. save: number of the save within its
+    generation, the same on every rank; a step may be saved again.
     """
 
     id: Annotated[CheckpointId, INLINE]
@@ -40,6 +41,7 @@ class ImageHeader:
     values: Mapping[str, str]
     extra: Mapping[str, Any]
     wants_durable: bool = False
+    save: int = 0
 
     @property
     def name(self) -> str:

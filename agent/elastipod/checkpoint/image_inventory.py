@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 @json_row
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """One image on one node. saved_rank: rank in the run that wrote it; plan: digest of its plan; durable: as in its header."""
+    """One image on one node. saved_rank: rank in the run that wrote it; plan: digest of its plan; durable, save: as in its header."""
 
     node: str
     id: Annotated[CheckpointId, INLINE]
@@ -26,14 +26,16 @@ class ImageInfo:
     slot: int
     plan: str
     durable: CheckpointId | None = None
+    save: int = 0
 
     @classmethod
     def of(cls, node: str, header: ImageHeader) -> ImageInfo:
-        return cls(node, header.id, header.rank, header.slot, header.plan, header.durable)
+        return cls(node, header.id, header.rank, header.slot, header.plan, header.durable, header.save)
 
     def is_of(self, header: ImageHeader) -> bool:
         """Return whether a header still describes this image, and not a later one in the same slot."""
-        return (self.id, self.saved_rank, self.slot, self.plan) == (header.id, header.rank, header.slot, header.plan)
+        other = (header.id, header.rank, header.slot, header.plan, header.save)
+        return (self.id, self.saved_rank, self.slot, self.plan, self.save) == other
 
     @property
     def name(self) -> str:
@@ -77,8 +79,10 @@ class ImageInventory:
         return replace(self, found=tuple(each for each in self.found if each not in bad))
 
     def images(self, of: CheckpointId) -> list[ImageInfo]:
-        """Return the images of one checkpoint, all of the same plan: the one that most of them have."""
-        there = [each for each in self.found if each.id == of]
+        """Return the images of the newest save of one checkpoint, all of the same plan: the one that most of them have."""
+        of_all_saves = [each for each in self.found if each.id == of]
+        newest = max((each.save for each in of_all_saves), default=0)
+        there = [each for each in of_all_saves if each.save == newest]
         plans = sorted({each.plan for each in there}, key=lambda plan: sum(each.plan == plan for each in there))
         return [each for each in there if each.plan == plans[-1]] if plans else []
 

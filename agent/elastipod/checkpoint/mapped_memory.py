@@ -26,7 +26,10 @@ _MAX_S_PER_FILE = 20.0
 
 
 class MappedMemory:
-    """The bytes of a file, or anonymous memory, mapped at an address that suits large pages. Raises OSError."""
+    """The bytes of a file, or anonymous memory, mapped at an address that suits large pages. Raises OSError.
+
+    Forked processes do not get the mapping: workers of a data loader would hold the memory of deleted images for as long as they live.
+    """
 
     def __init__(self, descriptor: int | None, length: int, *, is_writable: bool = True) -> None:
         """Map ``length`` bytes. A writable mapping is populated; a file must have all its pages before.
@@ -44,8 +47,9 @@ class MappedMemory:
         except OSError:
             _libc().munmap(start, reserved)
             raise
+        _libc().madvise(self._address, length, mmap.MADV_DONTFORK)
         self.bytes = (ctypes.c_char * length).from_address(self._address)
-        self._unmap = weakref.finalize(self.bytes, _libc().munmap, start, reserved)
+        self._unmap = weakref.finalize(self.bytes, _unmap, os.getpid(), start, reserved)
         self._unmap.atexit = False  # other threads may still use it, and the process is ending
 
     def collapse(self, start: int, length: int) -> bool:
@@ -105,6 +109,11 @@ def _libc() -> ctypes.CDLL:
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     return libc
+
+
+def _unmap(owner: int, start: int, length: int) -> None:
+    if os.getpid() == owner:  # in a forked process something else may be at these addresses
+        _libc().munmap(start, length)
 
 
 def _map(address: int | None, length: int, protection: int, flags: int, descriptor: int) -> int:

@@ -35,11 +35,9 @@ def open_images(
                 plan, good, inventory, own.opened(plan), common["values"], common["extra"], common["wants_durable"]
             )
         own.close()
-        if plan is not None:
-            break
-        inventory = inventory.without(
-            {each for each in images if each.node == images[0].node}
-        )  # another one may have the plan
+        # Another node may have the plan; and an earlier save of the same step may be complete.
+        useless = images if plan is not None else [each for each in images if each.node == images[0].node]
+        inventory = inventory.without(set(useless))
     return None
 
 

@@ -42,8 +42,10 @@ class RankConnections:
         return GlooCollectives.connect(store, ranks.index(self._rank), len(ranks), SILENCE_TIMEOUT_S)
 
 
-def training_collectives(rank: int, hierarchy: Hierarchy, *, on_default_group: bool) -> HierarchicalCollectives:
-    """Create torch's own groups for the training threads; they end with the job's other groups.
+def training_collectives(
+    rank: int, hierarchy: Hierarchy, *, on_default_group: bool
+) -> tuple[HierarchicalCollectives, list[Any]]:
+    """Create torch's own groups for the training threads; return them too. They end with the job's other groups at the latest.
 
     on_default_group: use that where one group is enough; it must carry tensors of the host by gloo. Every rank creates every group, even
     those that it is not in: torch names groups by counting them.
@@ -51,7 +53,7 @@ def training_collectives(rank: int, hierarchy: Hierarchy, *, on_default_group: b
     if on_default_group and len(hierarchy.leaders) == 1:
         # Peers see the end of a world when its group closes, so nothing here may keep that alive.
         shared = weakref.proxy(dist.group.WORLD)
-        return HierarchicalCollectives(GlooCollectives(shared, rank, hierarchy.world_size), None)
+        return HierarchicalCollectives(GlooCollectives(shared, rank, hierarchy.world_size), None), []
     members = {leader: hierarchy.members(leader) for leader in hierarchy.leaders}
     links: dict[Sequence[int], GlooCollectives] = {}
     for ranks in dict.fromkeys([*members.values(), hierarchy.leaders]):
@@ -59,4 +61,5 @@ def training_collectives(rank: int, hierarchy: Hierarchy, *, on_default_group: b
         if rank in ranks:
             links[ranks] = GlooCollectives(group, ranks.index(rank), len(ranks))
     leads = rank in hierarchy.leaders and len(hierarchy.leaders) > 1
-    return HierarchicalCollectives(links[hierarchy.members(rank)], links[hierarchy.leaders] if leads else None)
+    collectives = HierarchicalCollectives(links[hierarchy.members(rank)], links[hierarchy.leaders] if leads else None)
+    return collectives, [link.group for link in links.values() if link.group is not None]

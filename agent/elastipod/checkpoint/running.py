@@ -131,6 +131,8 @@ class Running:
             resume = resumer.resume()
             if resume is not None:
                 self.saver.note_loaded(resume.step, resumer.durable)
+            if resume is not None and step is not None:
+                self.staging.withdraw_later(resume.step)
             return resume, resumer.unwritten
         finally:
             self.saver.damaged = resumer.damaged
@@ -152,4 +154,4 @@ def load_weights(
         return Resumer(store, Staging(None, connected), connected, 0, restore, step=step).resume()
     finally:
         if comm is None:
-            connected.close()
+            connected.end()

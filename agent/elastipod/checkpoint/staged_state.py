@@ -18,10 +18,11 @@ _TORCH_BYTES = 2 << 10  # that torch writes around the numbers of a tensor
 
 @dataclass(frozen=True, slots=True)
 class StagedState:
-    """One rank's copy of the state at one step; valid until the save after the next."""
+    """One rank's copy of the state at one step; valid until the save after the next. save: as in `ImageHeader`."""
 
     id: CheckpointId
     plan: SavePlan
+    save: int
     slot: int
     image: MappedImage
     boxes: Mapping[int, torch.Tensor]  # by number of the chunk

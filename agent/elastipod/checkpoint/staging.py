@@ -8,20 +8,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import torch
-
 from elastipod.checkpoint.collective_planning import plan_across_ranks
 from elastipod.checkpoint.communicator import Communicator, RanksLost, name_of_connections
-from elastipod.checkpoint.image import MappedImage
 from elastipod.checkpoint.image_copies import ImageCopies
 from elastipod.checkpoint.image_header import ImageHeader, image_name
+from elastipod.checkpoint.image_slots import ImageSlots
 from elastipod.checkpoint.manifest import CheckpointId
 from elastipod.checkpoint.memory_directory import SLOTS, MemoryDirectory
 from elastipod.checkpoint.memory_limits import MemoryDemand, MemoryLimit, find_shortage, memory_limits_of
 from elastipod.checkpoint.reductions import first_message, no_result
 from elastipod.checkpoint.resumed_state import ResumedState
 from elastipod.checkpoint.save_arguments import check_logs
-from elastipod.checkpoint.save_plan import Chunk, SavePlan
+from elastipod.checkpoint.save_plan import SavePlan
 from elastipod.checkpoint.staged_state import StagedState
 from elastipod.checkpoint.state_keys import check_same_keys
 from elastipod.checkpoint.training_state import TrainingState
@@ -43,10 +41,9 @@ class Staging:
         self._plan: SavePlan | None = None
         self._domains: list[str] = []
         self._signature: tuple[object, ...] = ()
-        self._images: list[MappedImage] = []
-        self._boxes: list[dict[int, torch.Tensor]] = []
+        self._slots = ImageSlots()
         self._headers: dict[str, ImageHeader] = {}  # of published images of this rank
-        self._saves = 0
+        self._saves = 0  # of this generation; the same on every rank
         self._newest_complete: tuple[int, int] | None = (
             None  # number and slot of the newest save that is complete on all ranks
         )
@@ -82,20 +79,23 @@ class Staging:
         def report() -> list[Any]:
             seen.append((capture(), extra()))
             is_same = seen[0][0].signature() == self._signature
-            return [is_same, self._comm.is_open, self._newest_complete, has_log]
+            saves = self._saves or self._saves_before(target.generation)
+            return [is_same, self._comm.is_open, self._newest_complete, has_log, saves]
 
-        is_same, connections, whole = self._comm.training_all_reduce(report, _common)
+        is_same, connections, whole, saves = self._comm.training_all_reduce(report, _common)
         ((state, plain),) = seen
-        self._saves += 1
+        self._saves = saves + 1
         self._newest_complete = tuple(whole) if whole else None
         if connections:
             self._comm.connect(connections)
         if not is_same:
-            self._make_plan(state, target.generation)
+            check_same_keys(state, self._comm)
+            self._slots.close(in_use=self._has_other_readers())
+            self._make_plan(state, self.directory)
             self._signature = state.signature()
-        plan = self._plan
+        self._allocate(state, target.generation)
+        plan, slot = self._plan, self._next_slot()
         assert plan is not None
-        slot = 0 if self._newest_complete is None or len(self._images) == 1 else 1 - self._newest_complete[1]
         values: dict[str, str] = {}
 
         def fill() -> None:
@@ -104,10 +104,11 @@ class Staging:
                 self._headers.pop(name, None)
                 self.directory.withdraw(name)
             values.update(state.values())
-            self._copy_tensors(state, slot)
+            self._slots.fill(slot, lambda number: state.tensor(plan.chunks[number]))
 
         self._comm.training_all_reduce(fill, no_result)
-        return StagedState(target, plan, slot, self._images[slot], self._boxes[slot], values, plain)
+        image, boxes = self._slots.images[slot], self._slots.boxes[slot]
+        return StagedState(target, plan, self._saves, slot, image, boxes, values, plain)
 
     def keep_in_memory(
         self, staged: StagedState, comm: Communicator, check_fence: Callable[[], None], *, wants_durable: bool = False
@@ -135,7 +136,8 @@ class Staging:
         if problem is not None:
             self._withdraw(staged)
             return problem
-        self._newest_complete = self._saves, staged.slot
+        self._newest_complete = staged.save, staged.slot
+        self._withdraw_where(lambda header: header.id == staged.id and header.save < staged.save)
         self.remove_stale_images((), staged.id.generation)  # all ranks have their images now
         return None
 
@@ -161,6 +163,7 @@ class Staging:
                 staged.values,
                 staged.extra,
                 wants_durable,
+                staged.save,
             )
             comm.check_retired()  # summing takes long, and a newer save may be using this place by now
             try:
@@ -185,7 +188,7 @@ class Staging:
         if self.directory is None:
             return
         if self._copies is not None:
-            self._copies.forget(staged.id)
+            self._copies.forget(staged.id, staged.save)
         with suppress(OSError):  # without the folder there is nothing to withdraw
             for header in self.directory.headers():
                 if header.id == staged.id and header.slot == staged.slot:
@@ -212,9 +215,25 @@ class Staging:
         nodes, rank = state.plan.nodes, RankInWorld.current().rank
         if self.directory is None or nodes.index(nodes[rank]) != rank:
             return
+        names = set(state.images.names())
         with suppress(OSError):  # a folder that cannot be read has no images to resume from
-            headers = {header.name: header for header in self.directory.headers() if header.id == state.resumed}
-            self.directory.note_durable(headers, state.id)
+            there = (header for header in self.directory.headers() if header.id == state.resumed)
+            self.directory.note_durable({header.name: header for header in there if header.name in names}, state.id)
+
+    def withdraw_later(self, step: int) -> None:
+        """Withdraw this generation's images of later steps, which the run has left to go on from this one."""
+        self._withdraw_where(lambda header: header.id.step > step)
+
+    def _withdraw_where(self, is_meant: Callable[[ImageHeader], bool]) -> None:
+        """Withdraw images that this rank has published, and copies that it holds."""
+        if self.directory is None:
+            return
+        for name in [name for name, header in self._headers.items() if is_meant(header)]:
+            del self._headers[name]
+            with suppress(OSError):
+                self.directory.withdraw(name)
+        if self._copies is not None:
+            self._copies.withdraw_where(is_meant)
 
     def remove_stale_images(self, keep: Iterable[str], generation: int) -> None:
         """Delete images of generations before this one, except those named: only what was resumed is still of use."""
@@ -223,56 +242,65 @@ class Staging:
 
     def close(self) -> None:
         """Unmap the memory; images stay."""
-        self._boxes = []
-        images, self._images = self._images, []
+        in_use = self._has_other_readers()  # what they read is unmapped with its last reader
+        self._slots.close(in_use=in_use)
         copies, self._copies = self._copies, None
         self._headers.clear()
         self._signature = ()
-        if self._has_other_readers():
-            return  # what they read is unmapped with its last reader
-        for image in images:
-            image.close()
-        if copies is not None:
+        if copies is not None and not in_use:
             copies.close()
 
     def _has_other_readers(self) -> bool:
         self._readers = [each for each in self._readers if each.is_alive()]
         return bool(self._readers)
 
-    def _make_plan(self, state: TrainingState, generation: int) -> None:
-        check_same_keys(state, self._comm)
-        if self.directory is not None and not self._plan_with(state, generation, self.directory):
-            self.directory = None  # on all ranks
-        if self.directory is None:
-            self._plan_with(state, generation, None)
+    def _saves_before(self, generation: int) -> int:
+        """Return the number of the newest save that another manager has made in this generation."""
+        headers: list[ImageHeader] = []
+        if self.directory is not None:
+            with suppress(OSError):  # a folder that cannot be read has no images to tell apart
+                headers = self.directory.headers()
+        return max((header.save for header in headers if header.id.generation == generation), default=0)
 
-    def _plan_with(self, state: TrainingState, generation: int, directory: MemoryDirectory | None) -> bool:
-        """Plan, and allocate the memory that the plan needs. Return False if a rank has not enough memory for images."""
-        rank = RankInWorld.current().rank
+    def _next_slot(self) -> int:
+        """Return the slot of the next copy: not that of the newest complete image."""
+        return 0 if self.directory is None or self._newest_complete is None else 1 - self._newest_complete[1]
 
-        node = directory.node if directory else lambda: f"rank {rank}"
+    def _make_plan(self, state: TrainingState, directory: MemoryDirectory | None) -> None:
+        """Plan the images, or the memory of this process if there is no directory. Collective."""
+        node = directory.node if directory else lambda: f"rank {RankInWorld.current().rank}"
         text, self._domains = plan_across_ranks(
             self._comm, lambda: state.local_state(node()), is_in_memory=directory is not None
         )
         self._plan = SavePlan.from_json(text)
-        refused = self._memory_shortage(generation, directory) if directory is not None else None
-        if refused is None:
-            refused = self._comm.training_all_reduce(lambda: self._make_images(generation, directory), first_message)
-        if refused is None:
-            return True
-        self.close()
-        if directory is not None:
-            directory.remove_unfinished(self._names(generation))
-        if directory is None:
+
+    def _allocate(self, state: TrainingState, generation: int) -> None:
+        """Make the memory of the next copy, unless it is there; do without images where a rank has too little for them. Collective."""
+        if self._next_slot() in self._slots.images:
+            return
+        if self.directory is not None:
+            refused = self._memory_shortage(generation, self.directory) or self._make_images(generation)
+            if refused is None:
+                return
+            self._give_up_images(refused, generation, self.directory)
+            self._make_plan(state, None)
+            self._signature = state.signature()
+        refused = self._make_images(generation)
+        if refused is not None:
+            self.close()
             raise CheckpointError(f"the host does not have enough memory for a copy of the state: {refused}")
-        if rank == 0:
+
+    def _give_up_images(self, refused: str, generation: int, directory: MemoryDirectory) -> None:
+        self.close()
+        directory.remove_unfinished(self._names(generation))
+        self.directory = None  # on all ranks
+        if RankInWorld.current().rank == 0:
             log.warning(
                 "no checkpoints are kept in memory, because there is not enough memory for %d of them: %s; provide more (in a pod, "
                 "an emptyDir of medium Memory at /dev/shm, and the container's memory limit), or pass memory=False",
                 SLOTS,
                 refused,
             )
-        return False
 
     def _memory_shortage(self, generation: int, directory: MemoryDirectory) -> str | None:
         """Return which limit the images and copies would exceed; checked first, because the kernel kills at some limits."""
@@ -302,56 +330,45 @@ class Staging:
     def _names(self, generation: int) -> list[str]:
         return [image_name(generation, RankInWorld.current().rank, slot) for slot in range(SLOTS)]
 
-    def _make_images(self, generation: int, directory: MemoryDirectory | None) -> str | None:
-        """Allocate the slots; return the reason if there is not enough memory."""
-        assert self._plan is not None
-        rank = RankInWorld.current().rank
-        self.close()
-        self._newest_complete = None
-        positions, size = self._plan.layout(rank)
-        chunks: dict[int, Chunk] = {number: self._plan.chunks[number] for number in positions}
-        try:
-            for slot in range(SLOTS if directory else 1):
-                path = None
-                if directory is not None:
-                    name = image_name(generation, rank, slot)
-                    directory.withdraw(name)
-                    path = directory.path / f"{name}.bin"
-                self._images.append(MappedImage.create(path, size))
-        except OSError as error:
-            return str(error)
-        self._boxes = [
-            {number: image.chunk_tensor(chunk, positions[number]) for number, chunk in chunks.items()}
-            for image in self._images
-        ]
-        return None
+    def _make_images(self, generation: int) -> str | None:
+        """Make all slots but that of the newest complete image, which stays until the next one is complete. Collective.
 
-    def _copy_tensors(self, state: TrainingState, slot: int) -> None:
-        """Copy every chunk of this rank. No device writes into the image any more when this returns or raises."""
-        assert self._plan is not None
-        devices: set[torch.device] = set()
-        try:
-            for number, box in self._boxes[slot].items():
-                tensor = state.tensor(self._plan.chunks[number])
-                if tensor.is_cuda and tensor.device not in devices:
-                    self._images[slot].pin(tensor.device)
-                    devices.add(tensor.device)
-                box.copy_(tensor, non_blocking=tensor.is_cuda)
-        finally:
-            for device in devices:  # the copies were queued on each device's current stream
-                torch.cuda.current_stream(device).synchronize()
+        Returns the reason if a rank has not enough memory.
+        """
+        plan, directory = self._plan, self.directory
+        assert plan is not None
+        newest = self._newest_complete[1] if self._newest_complete is not None and directory is not None else None
+        missing = {*range(SLOTS if directory else 1)} - {*self._slots.images, newest}
+
+        def make() -> str | None:
+            try:
+                for slot in sorted(missing):
+                    path = None
+                    if directory is not None:
+                        name = image_name(generation, RankInWorld.current().rank, slot)
+                        self._headers.pop(name, None)
+                        directory.withdraw(name)
+                        path = directory.path / f"{name}.bin"
+                    self._slots.make(slot, path, plan)
+            except OSError as error:
+                return str(error)
+            return None
+
+        refused: str | None = self._comm.training_all_reduce(make, first_message)
+        return refused
 
 
 def _common(answers: Sequence[Sequence[Any]]) -> list[Any]:
-    """Combine the answers of all ranks before a copy: same form everywhere? name of new connections? newest complete save?
+    """Combine the answers of all ranks before a copy: same form everywhere? name of new connections? newest complete save? number of saves?
 
     If ranks lost contact at the end of a save, some may know that it is complete and others not. Raises CheckpointError where
     only some have a sample log.
     """
-    same, opened, whole, logs = zip(*answers, strict=True)
+    same, opened, whole, logs, saves = zip(*answers, strict=True)
     check_logs(logs)
     return [
         all(same),
         name_of_connections(opened),
         max((each for each in whole if each), default=None),
+        max(saves),
     ]

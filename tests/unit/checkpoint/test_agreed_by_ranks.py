@@ -38,20 +38,24 @@ OF = CheckpointId(1, 1)
 @pytest.mark.parametrize(
     ("answers", "common", "connects"),
     [
-        ([[True, True, None, False]], [True, None], False),
-        ([[True, True, [3, 1], True], [True, False, [4, 0], True], [False, True, None, True]], [False, [4, 0]], True),
+        ([[True, True, None, False, 0]], [True, None, 0], False),
+        (
+            [[True, True, [3, 1], True, 4], [True, False, [4, 0], True, 5], [False, True, None, True, 4]],
+            [False, [4, 0], 5],
+            True,
+        ),
     ],
 )
 def test_before_a_copy_all_are_asked(answers: list[list[Any]], common: list[Any], connects: bool) -> None:
     first, second = _common(answers), _common(answers)
-    assert [first[0], first[2]] == common
+    assert [first[0], *first[2:]] == common
     assert (len(first[1]) == 16) == connects, "where a rank has no connections, new ones have a name"
     assert (first[1] != second[1]) == connects, "which no others have had"
 
 
 def test_only_some_ranks_with_a_log_are_refused() -> None:
     with pytest.raises(CheckpointError, match=r"^sample_log was passed on rank 0 and not on rank 1; pass one"):
-        _common([[True, True, None, True], [True, True, None, False]])
+        _common([[True, True, None, True, 0], [True, True, None, False, 0]])
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.in_memory.forked_ranks import run_ranks
 
 from elastipod.checkpoint import mapped_memory
 from elastipod.checkpoint.image import MappedImage, checksum
@@ -131,6 +132,33 @@ def test_a_refused_mapping_keeps_the_number_of_the_error_and_gives_its_room_back
     assert raised.value.errno == errno.EBADF
     assert raised.value.strerror == "Bad file descriptor"
     assert given_back == [tuple(reserved)]
+
+
+@pytest.mark.parametrize("path", ["image", None], ids=["of a file", "of the process"])
+def test_a_forked_process_holds_no_image_and_unmaps_nothing(tmp_path: Path, path: str | None) -> None:
+    """As workers of a data loader, which live long and end in order."""
+    image = MappedImage.create(tmp_path / path if path else None, 4 << 20)
+    address, length = ctypes.addressof(image._mapping.bytes), len(image._mapping.bytes)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+
+    def is_mapped() -> bool:
+        return int(libc.mincore(address, length, (ctypes.c_ubyte * (length // mmap.PAGESIZE))())) == 0
+
+    assert is_mapped()
+
+    def body(_: int) -> Any:
+        own = mapped_memory._map(
+            address, mmap.PAGESIZE, mmap.PROT_READ, 0x10 | 0x22, -1
+        )  # at the place that is free here
+        inherited = [is_mapped()]
+        image.close()
+        return [*inherited, own == address, ctypes.string_at(address, 1) == b"\0"]
+
+    assert run_ranks(1, body) == [[False, True, True]]
+    image.bytes.fill_(1)
+    image.close()
+    assert not is_mapped()
 
 
 def test_large_pages_are_asked_for_by_place_and_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

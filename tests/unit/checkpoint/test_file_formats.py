@@ -63,17 +63,17 @@ INDENTED_MANIFEST_BYTES = """{
 
 FULL_HEADER = ImageHeader(
     CheckpointId(7, 3), 1, 0, 2, "dddd", 128, "00000000000000ff" * 2, CheckpointId(5, 2), {"optimizer.lr": "0.5"},
-    {"note": [1, None]}, True,
+    {"note": [1, None]}, True, 9,
 )  # fmt: skip
 FULL_HEADER_BYTES = (
     '{"format": 3, "step": 7, "generation": 3, "rank": 1, "slot": 0, "world_size": 2, "plan": "dddd", "size": 128, '
     '"sums": "00000000000000ff00000000000000ff", "durable": [5, 2], "values": {"optimizer.lr": "0.5"}, '
-    '"extra": {"note": [1, null]}, "wants_durable": true}'
+    '"extra": {"note": [1, null]}, "wants_durable": true, "save": 9}'
 )
 BARE_HEADER = ImageHeader(CheckpointId(7, 3), 0, 1, 2, "dddd", 128, "", None, {}, {})
 BARE_HEADER_BYTES = (
     '{"format": 3, "step": 7, "generation": 3, "rank": 0, "slot": 1, "world_size": 2, "plan": "dddd", "size": 128, '
-    '"sums": "", "durable": null, "values": {}, "extra": {}, "wants_durable": false}'
+    '"sums": "", "durable": null, "values": {}, "extra": {}, "wants_durable": false, "save": 0}'
 )
 
 PLAN_BYTES = (
@@ -117,8 +117,10 @@ def test_a_header_is_written_and_read_as_ever(header: ImageHeader, written: str)
     assert ImageHeader.from_json(written) == header
 
 
-def test_a_header_of_before_wants_durable_is_read() -> None:
-    older = BARE_HEADER_BYTES.replace(', "wants_durable": false', "")
+@pytest.mark.parametrize("lacks", [', "save": 0', ', "wants_durable": false, "save": 0'])
+def test_a_header_of_before_these_fields_is_read(lacks: str) -> None:
+    older = BARE_HEADER_BYTES.replace(lacks, "")
+    assert older != BARE_HEADER_BYTES
     assert ImageHeader.from_json(older) == BARE_HEADER
 
 
@@ -130,9 +132,10 @@ def test_a_plan_is_written_and_read_as_ever_and_keeps_its_digest() -> None:
 
 
 def test_images_and_checkpoints_travel_as_short_rows() -> None:
-    info = ImageInfo("node", CheckpointId(7, 3), 1, 0, "dddd", CheckpointId(5, 2))
-    assert encode(info) == ["node", 7, 3, 1, 0, "dddd", [5, 2]]
-    assert decode(ImageInfo, ["node", 7, 3, 1, 0, "dddd", None]) == ImageInfo("node", CheckpointId(7, 3), 1, 0, "dddd")
+    info = ImageInfo("node", CheckpointId(7, 3), 1, 0, "dddd", CheckpointId(5, 2), 9)
+    assert encode(info) == ["node", 7, 3, 1, 0, "dddd", [5, 2], 9]
+    bare = ["node", 7, 3, 1, 0, "dddd", None, 0]
+    assert decode(ImageInfo, bare) == ImageInfo("node", CheckpointId(7, 3), 1, 0, "dddd")
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,21 @@ def test_each_node_holds_the_newest_image_of_another_in_the_same_memory(tmp_path
         assert (names, left) == ([], 1), "the image outlives the process that holds it"
 
 
+def test_copies_of_what_is_withdrawn_are_withdrawn_and_their_memory_is_used_again(tmp_path: Path) -> None:
+    plan = plan_of(LENGTHS)
+
+    def body(node: Node) -> Any:
+        node.save(1, plan)
+        found: list[Any] = []
+        for step in (2, 1):
+            node.copies.withdraw_where(lambda header, step=step: header.id.step >= step)  # type: ignore[misc]
+            found.append([len(node.found()), len(node.copies.names())])
+        node.save(2, plan)
+        return [*found, [each[1] for each in node.found()]]
+
+    assert run_nodes(tmp_path, body) == [[[1, 1], [0, 1], [2]]] * RANKS
+
+
 def test_a_node_holds_the_images_of_all_ranks_of_another(tmp_path: Path) -> None:
     """Of the second checkpoint one image is as large as before and one is larger."""
 
@@ -205,10 +220,10 @@ def test_copies_know_of_the_durable_checkpoint_and_are_forgotten_by_theirs(tmp_p
     def body(node: Node) -> Any:
         node.save(2, plan_of(LENGTHS))
         seen: list[Any] = []
-        for forgotten, durable in (((3, 1), 1), ((2, 1), 2)):
-            node.copies.forget(CheckpointId(*forgotten))
+        for step, save, durable in ((3, 0, 1), (2, 5, 2), (2, 0, 3)):
+            node.copies.forget(CheckpointId(step, 1), save)
             node.copies.note_durable(CheckpointId(durable, 1))
             seen += [header.durable and header.durable.step for header in node.directory.headers()]
         return seen
 
-    assert run_nodes(tmp_path, body) == [[1, 1]] * RANKS
+    assert run_nodes(tmp_path, body) == [[1, 2, 2]] * RANKS

@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from tests.free_ports import free_port
 from tests.nonempty import every
 from tests.unit.checkpoint.trainer import Trainer, entries, flip_a_byte, shard
+from tests.unit.in_memory.forked_ranks import run_ranks, world
 
 from elastipod.checkpoint import CheckpointManager
 from elastipod.checkpoint.directory_store import DirectoryStore
 from elastipod.errors import CheckpointError
+from elastipod.group_release import wait_until_released
 
 
 def saved(folder: Path, *, steps: int = 3) -> list[list[torch.Tensor]]:
@@ -241,3 +245,24 @@ def test_moments_of_another_kind_of_optimizer_are_left_out(tmp_path: Path) -> No
     assert sorted({key.rpartition(".")[2] for key in resume.unexpected}) == ["exp_avg", "exp_avg_sq", "step"]
     assert every(map(torch.equal, run.weights(), other.weights()))
     assert not optimizer.state
+
+
+def test_loads_of_weights_leave_no_groups_behind(tmp_path: Path) -> None:
+    """An evaluation loads those of one checkpoint after the other."""
+    port = free_port()
+
+    def body(rank: int) -> Any:
+        run = Trainer()
+        counts: list[int] = []
+        with world(rank, 2, port):
+            with CheckpointManager(tmp_path, memory=False) as manager:
+                run.save(manager, 1)
+            for _ in range(6):
+                resume = CheckpointManager(tmp_path, memory=False).load_weights(model=run.model)
+                assert resume is not None
+                wait_until_released()
+                counts.append(len(dist.distributed_c10d._world.pg_map))
+        return counts
+
+    for counts in run_ranks(2, body):
+        assert counts == counts[:1] * 6

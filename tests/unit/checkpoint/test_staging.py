@@ -32,7 +32,7 @@ class Published:
         image = mock.Mock(size=128)
         image.sums.return_value = ""
         self.staged: Any = mock.Mock(
-            id=CheckpointId(7, 2), plan=plan, slot=1, image=image, values={"v": "1"}, extra={"e": 1}
+            id=CheckpointId(7, 2), plan=plan, save=3, slot=1, image=image, values={"v": "1"}, extra={"e": 1}
         )
 
         self.is_retired = False
@@ -60,7 +60,7 @@ def test_an_image_that_all_have_goes_to_the_holder_of_its_copy(holders: dict[int
     rank = Published(holders=holders)
     assert rank.staging.keep_in_memory(rank.staged, rank, nothing, **wants) is None
     header = ImageHeader(
-        CheckpointId(7, 2), 0, 1, 1, "d" * 32, 128, "", None, {"v": "1"}, {"e": 1}, wants.get("wants_durable", False)
+        CheckpointId(7, 2), 0, 1, 1, "d" * 32, 128, "", None, {"v": "1"}, {"e": 1}, wants.get("wants_durable", False), 3
     )
     plan, image = rank.staged.plan, rank.staged.image
     assert rank.parts.directory.store_plan.mock_calls == [mock.call(plan)]
@@ -82,7 +82,7 @@ def test_what_one_rank_could_not_publish_no_rank_keeps(told: str | None) -> None
     rank.parts.directory.headers.return_value = [mine, *others]
     assert rank.staging.keep_in_memory(rank.staged, rank, nothing) == (told or "rank 0: read-only")
     assert rank.parts.copies.exchange_images.mock_calls == []
-    assert rank.parts.copies.forget.mock_calls == [mock.call(CheckpointId(7, 2))]
+    assert rank.parts.copies.forget.mock_calls == [mock.call(CheckpointId(7, 2), 3)]
     assert rank.parts.directory.withdraw.mock_calls == [mock.call(mine.name)]
     assert rank.staging._newest_complete is None
 

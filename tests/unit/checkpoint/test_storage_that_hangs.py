@@ -310,7 +310,7 @@ def test_a_manager_that_is_closed_while_storage_hangs_keeps_only_what_the_hangin
     hanging, older = hanging_save(manager, trainer, 2, monkeypatch)
     with impatience(hanging):
         assert not manager.is_saving(0.1)
-    other = next(each for each in manager._run().staging._images if each is not staged(older).image)
+    other = next(each for each in manager._run().staging._slots.images.values() if each is not staged(older).image)
     held = weakref.ref(other)
     del other
     manager.close()
