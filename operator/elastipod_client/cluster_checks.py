@@ -45,7 +45,8 @@ def check_version(version: Body) -> Check:
 def check_crd(crd: Body | None) -> Check:
     """Check that the CRD is there, is Elastipod's, and has the fields of this version."""
     if crd is None:
-        return error("CRD", f"{CRD_NAME} does not exist", INSTALL)
+        advice = f"{INSTALL} If it runs without the CRD, apply that: kubectl apply --server-side -f crds/."
+        return error("CRD", f"{CRD_NAME} does not exist", advice)
     versions = [one for one in mappings(mapping(crd.get("spec")).get("versions")) if one.get("served")]
     if not versions:
         return error("CRD", "it serves no version, so the API server knows no jobs", UPGRADE)
@@ -54,6 +55,9 @@ def check_crd(crd: Body | None) -> Check:
             "Do not delete it: that deletes all jobs. End the other controller, then install with crds.takeOver=true."
         )
         return error("CRD", "it belongs to another controller: its spec has no field elastipod", advice)
+    if (refusal := _why_not_established(crd)) is not None:
+        advice = "The operator waits for it. Correct what the message names: kubectl describe crd " + CRD_NAME
+        return error("CRD", f"the API server does not serve it: {refusal}", advice)
     spec = _properties(_properties(mapping(mapping(versions[0].get("schema")).get("openAPIV3Schema")), "spec"))
     known = set(_properties(mapping(spec["elastipod"])))
     if missing := OWN_FIELDS - known:
@@ -65,6 +69,15 @@ def check_crd(crd: Body | None) -> Check:
 
 
 UPGRADE = "Upgrade the CRD with the chart; Helm does not do that by itself: kubectl apply --server-side -f crds/."
+
+
+def _why_not_established(crd: Body) -> str | None:
+    """Say why the API server does not serve a CRD, None where it does."""
+    conditions = mappings(mapping(crd.get("status")).get("conditions"))
+    refused = [one for one in conditions if one.get("status") == "False"]
+    if not any(one.get("type") == "Established" for one in refused):
+        return None
+    return " ".join(f"{text(one.get('type'))} is False: {text(one.get('message'))}" for one in refused)
 
 
 def _properties(schema: Body, field: str = "") -> Body:

@@ -14,13 +14,13 @@ from .agents.status_requests import open_session
 from .garbage_collection import collect_garbage, manual_collection
 from .job_handover import JobHandover
 from .kopf_handlers import handlers, run_kopf, stop_on_signals
-from .kube.api import CALL_ERRORS, Api, ApiError, connect
+from .kube.api import CALL_ERRORS, Api, connect, may_pass
 from .kube.events import Events
 from .kube.job_keys import InvalidInstallKey, JobKeys, read_install_keys
 from .kube.lease import Lease
 from .kube.namespace_check import NamespaceCheck
 from .kube.node_signals import CONFIGURED
-from .kube.preflight import Refusal, check_crd, check_releases
+from .kube.preflight import Refusal, check_crd, check_releases, wait_for_crd
 from .kube.queue_api import QueueApi
 from .kube.store import Store
 from .kube.workload_watch import WorkloadWatch
@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 
 LEASE_NAME = "elastipod-operator"
 LIST_RETRY_S = 1.0
-TOO_MANY_REQUESTS = 429
 
 
 async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
     """Run the watches and the decisions until cancelled. Only the leader calls this."""
+    await wait_for_crd(api, takes_over=options.takes_over)
     store = Store()
     async with open_session() as session:
         keys = JobKeys(read_install_keys(options.install_key_file))
@@ -83,7 +83,7 @@ async def _all_nodes(api: Api) -> list[dict[str, Any]]:
         try:
             return await api.list_nodes()
         except CALL_ERRORS as error:
-            if isinstance(error, ApiError) and error.status < 500 and error.status != TOO_MANY_REQUESTS:
+            if not may_pass(error):
                 raise
             log.warning("cannot list the nodes yet: %s %s", type(error).__name__, error)
         await asyncio.sleep(LIST_RETRY_S)

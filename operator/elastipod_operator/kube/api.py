@@ -23,6 +23,7 @@ MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml; charset=utf-8"
 CALL_TIMEOUT_S = 10
 EVENT_MESSAGE_LIMIT = 1000
+TOO_MANY_REQUESTS = 429
 NOT_PLAIN = re.compile("[\x7f-\uffff]")
 
 
@@ -36,6 +37,11 @@ class ApiError(Exception):
 
 CALL_ERRORS = (ApiError, aiohttp.ClientError, OSError, TimeoutError)
 """What a call may raise: the API server refused it, or did not answer."""
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether a call may succeed later by itself: the API server did not answer, or could not at that moment."""
+    return not isinstance(error, ApiError) or error.status >= 500 or error.status == TOO_MANY_REQUESTS
 
 
 async def connect(*, is_unlimited: bool = False) -> client.ApiClient:

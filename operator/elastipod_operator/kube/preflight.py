@@ -1,4 +1,4 @@
-"""What must hold before an operator may run jobs: the CRD is Elastipod's, and no other release runs the same jobs.
+"""What must hold before an operator may run jobs: the CRD is there and Elastipod's, and no other release runs the same jobs.
 
 Each release writes its scope into its leader lease, which all releases may list. A lease counts when it changes while it is
 watched, so clocks of other machines do not matter.
@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from ..core.names import CRD_NAME
-from .api import CALL_ERRORS, Api, ApiError
-from .reading import Body, mapping, text
+from ..core.names import CRD_NAME, GROUP, PLURAL, VERSION
+from .api import CALL_ERRORS, Api, ApiError, may_pass
+from .reading import Body, mapping, mappings, text
 from .scope import Scope, is_foreign, scope_of
 
 log = logging.getLogger(__name__)
 
 # Leaders renew every 2 s: one that lives changes its lease in this time.
 WATCH_S = 5.0
+# How often a leader without a CRD asks for it, and how often it says so.
+CRD_RETRY_S, TELL_EVERY_S = 2.0, 60.0
+# Until every API server of the cluster serves a CRD that one of them serves.
+SETTLE_S = 5.0
 
 
 class Refusal(Exception):
@@ -37,6 +41,45 @@ async def check_crd(api: Api, *, takes_over: bool) -> None:
             f"CRD {CRD_NAME} belongs to another controller: its spec has no field elastipod. Two controllers must not run the "
             "same jobs. End that controller and set crds.takeOver=true (the CRD and its jobs stay), or uninstall this release"
         )
+
+
+async def wait_for_crd(api: Api, *, takes_over: bool) -> None:
+    """Wait until the API server serves jobs: kopf discovers resources once and never watches those that come later.
+
+    A CRD that was applied meanwhile is checked like one that was there before. Raises Refusal, or ApiError if discovery is refused.
+    """
+    tell_at, now = 0.0, asyncio.get_running_loop().time
+    while not await _serves_jobs(api):
+        if now() >= tell_at:
+            log.warning(
+                "the API server does not serve %s yet; the operator waits for it and runs no jobs. Apply the CRD: "
+                "kubectl apply --server-side -f crds/", CRD_NAME,
+            )  # fmt: skip
+            tell_at = now() + TELL_EVERY_S
+        await asyncio.sleep(CRD_RETRY_S)
+    if not tell_at:
+        return
+    await asyncio.sleep(SETTLE_S)
+    log.info("the API server serves %s now", CRD_NAME)
+    await check_crd(api, takes_over=takes_over)
+
+
+async def _serves_jobs(api: Api) -> bool:
+    """Whether the API server lists jobs where kopf looks for them. While it does not answer, ask again."""
+    while True:
+        try:
+            groups = mappings((await api.call("GET", "/apis")).get("groups"))
+            if not any(group.get("name") == GROUP for group in groups):
+                return False
+            resources = mappings((await api.call("GET", f"/apis/{GROUP}/{VERSION}")).get("resources"))
+            return any(resource.get("name") == PLURAL for resource in resources)
+        except CALL_ERRORS as error:
+            if isinstance(error, ApiError) and error.status == 404:
+                return False
+            if not may_pass(error):
+                raise
+            log.warning("cannot discover what the API server serves yet: %s %s", type(error).__name__, error)
+        await asyncio.sleep(CRD_RETRY_S)
 
 
 async def check_releases(api: Api, namespace: str, name: str, scope: Scope) -> None:

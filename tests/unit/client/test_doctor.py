@@ -43,6 +43,12 @@ def crd(change: str = "") -> dict[str, Any]:
     elif change == "not served":
         for version in found["spec"]["versions"]:
             version["served"] = False
+    elif change in ("established", "not established"):
+        status = "True" if change == "established" else "False"
+        refusal = {"type": "NamesAccepted", "status": status, "message": '"hpjob" is already in use'}
+        found["status"] = {
+            "conditions": [refusal, {"type": "Established", "status": status, "message": "not all names"}]
+        }
     return found
 
 
@@ -55,6 +61,8 @@ def crd(change: str = "") -> dict[str, Any]:
         (crd("older"), Verdict.WARNING, "spec.elastipod lacks recovery"),
         (crd("newer"), Verdict.WARNING, "spec.elastipod has later"),
         (crd("not served"), Verdict.ERROR, "it serves no version"),
+        (crd("established"), Verdict.OK, "it has the fields of this version"),
+        (crd("not established"), Verdict.ERROR, 'NamesAccepted is False: "hpjob" is already in use'),
     ],
 )
 def test_the_crd(found: dict[str, Any] | None, verdict: Verdict, text: str) -> None:

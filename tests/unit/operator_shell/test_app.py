@@ -16,6 +16,8 @@ from tests.patience import PATIENCE_S
 from tests.unit.agents.fake_agent import until
 
 from elastipod_operator import app, kopf_handlers, leadership
+from elastipod_operator.api import crd
+from elastipod_operator.kube import preflight
 from elastipod_operator.kube.api import Api, ApiError
 from elastipod_operator.kube.lease import Lease
 from elastipod_operator.options import Options, parse
@@ -71,12 +73,60 @@ async def test_a_leader_that_may_not_watch_gives_the_lease_up(monkeypatch: pytes
     assert lease.released
 
 
+class NoNodes:
+    """An API server without nodes. is_served: whether it serves jobs."""
+
+    def __init__(self, *, is_served: bool) -> None:
+        self.is_served = is_served
+
+    async def list_nodes(self) -> list[dict[str, Any]]:
+        return []
+
+    async def call(self, method: str, path: str) -> dict[str, Any]:
+        if path == "/apis":
+            return {"groups": [{"name": "sagemaker.amazonaws.com"}]}
+        return {"resources": [{"name": "hyperpodpytorchjobs"}] if self.is_served else []}
+
+    async def read_crd(self) -> dict[str, Any]:
+        return crd.build()
+
+
+async def test_kopf_discovers_nothing_before_jobs_are_served(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It discovers once: it would never watch jobs."""
+    watching = asyncio.Event()
+
+    async def run_kopf(*_: Any) -> None:
+        watching.set()
+        await never()
+
+    monkeypatch.setattr(app, "run_kopf", run_kopf)
+    monkeypatch.setattr(preflight, "CRD_RETRY_S", 0.0)
+    monkeypatch.setattr(preflight, "SETTLE_S", 0.0)
+    server = NoNodes(is_served=False)
+    task = asyncio.create_task(app.watch(OPTIONS, cast(Api, server), asyncio.Event()))
+    await until(lambda: "kubectl apply" in caplog.text)
+    await asyncio.sleep(0.05)
+    assert not watching.is_set()
+    server.is_served = True
+    await until(watching.is_set)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("is_lost", "code"), [(True, 1), (False, 0)], ids=["the lease is lost", "a signal"])
+async def test_who_waits_for_the_crd_still_ends(is_lost: bool, code: int, caplog: pytest.LogCaptureFixture) -> None:
+    lease, stop, server = FakeLease(), asyncio.Event(), NoNodes(is_served=False)
+    leading = asyncio.create_task(app._watch_while_leading(cast(Lease, lease), OPTIONS, cast(Api, server), stop))
+    await until(lambda: "kubectl apply" in caplog.text)
+    (lease.lost if is_lost else stop).set()
+    assert await leading == code
+    assert lease.released is not is_lost
+
+
 async def test_decisions_end_before_the_watches_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ends: list[str] = []
-
-    class NoNodes:
-        async def list_nodes(self) -> list[dict[str, Any]]:
-            return []
 
     class NotedReconciler(Reconciler):
         async def close(self) -> None:
@@ -92,7 +142,7 @@ async def test_decisions_end_before_the_watches_take_their_time(monkeypatch: pyt
 
     monkeypatch.setattr(app, "run_kopf", slow)
     monkeypatch.setattr(app, "Reconciler", NotedReconciler)
-    watching = asyncio.create_task(app.watch(OPTIONS, cast(Api, NoNodes()), asyncio.Event()))
+    watching = asyncio.create_task(app.watch(OPTIONS, cast(Api, NoNodes(is_served=True)), asyncio.Event()))
     await until(lambda: ends == ["watching"])
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
