@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
+from ..core.backoff import doubled
 from .api import CALL_ERRORS, ApiError
 from .queue_api import QueueApi
 from .store import Store
@@ -75,7 +77,8 @@ class WorkloadWatch:
                 failures += 1
             if missing == GONE_AFTER:
                 self._wake_all(self._store.clear_workloads(namespace))
-            await asyncio.sleep(min(LAST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 10)))
+            pause = doubled(timedelta(seconds=FIRST_PAUSE_S), timedelta(seconds=LAST_PAUSE_S), failures + 1)
+            await asyncio.sleep(pause.total_seconds())
 
     async def _stream(self, namespace: str, version: int) -> None:
         async for event in self._api.watch_workloads(namespace, version, LIST_AGAIN_S):

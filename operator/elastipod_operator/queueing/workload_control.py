@@ -6,10 +6,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from .. import clock, metrics
+from ..core.backoff import doubled
 from ..core.reasons import Reason, ReasonAndMessage
 from ..core.snapshot import ObservedWorkload
 from ..kube.api import CALL_ERRORS, ApiError
@@ -47,8 +48,9 @@ class Retry:
 
     def note_failure(self) -> float:
         """Record a failure; gives the seconds until the retry."""
-        wait_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2.0**self.tries)
-        self.tries, self._until_s = self.tries + 1, clock.steady() + wait_s
+        self.tries += 1
+        wait_s = doubled(timedelta(seconds=FIRST_RETRY_S), timedelta(seconds=LAST_RETRY_S), self.tries).total_seconds()
+        self._until_s = clock.steady() + wait_s
         return wait_s
 
     def reset(self) -> None:

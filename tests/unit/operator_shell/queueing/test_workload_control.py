@@ -1,4 +1,4 @@
-"""Writes to Workloads that somebody else has changed, keeps or deleted meanwhile."""
+"""Calls to Kueue that fail for long, and writes to Workloads that somebody else has changed, keeps or deleted meanwhile."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ from elastipod_operator.core.actions import (
     FinishWorkload,
     SetPodsReady,
 )
+from elastipod_operator.queueing.workload_control import Retry
+
+
+def test_a_call_that_fails_for_weeks_is_retried_every_half_minute() -> None:
+    retry = Retry()
+    waits_s = [retry.note_failure() for _ in range(50_000)]
+    assert waits_s[:7] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert waits_s[-1] == 30.0
+    retry.reset()
+    assert retry.note_failure() == 1.0
 
 
 async def test_a_workload_that_is_gone_or_another_one_by_now_is_forgotten(shell: QueueShell) -> None:
