@@ -136,7 +136,8 @@ class PodCreation:
         assert job.fact.policy is not None
         manifest = pod_manifest(
             job.fact, spec, job.fact.policy, order.pod, order.nnodes, key_secret,
-            generation=order.generation, avoids=order.avoids, only_on=order.only_on, placed=placed,
+            generation=order.generation, avoids=order.avoids, only_on=order.only_on,
+            failures_before=order.failures_before, placed=placed,
         )  # fmt: skip
         self._control.store.put_pod(await timed_write("pod", self._control.api.create_pod(manifest)))
 

@@ -18,6 +18,7 @@ class CreatePod:
     """generation: the newest one of the job, for the pod's label. avoids: nodes that it must not be placed on.
 
     workload: on whose quota it runs; empty without a queue. only_on: host names of the nodes that it is restricted to; empty: any.
+    failures_before: how many pods of its slot in a row have failed before it without training.
     """
 
     pod: PodId
@@ -26,6 +27,7 @@ class CreatePod:
     avoids: tuple[str, ...] = ()
     workload: str = ""
     only_on: tuple[str, ...] = ()
+    failures_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ ANNOTATION_APPLIED = "elastipod.io/applied"
 ANNOTATION_NODE_SIGNALS = "elastipod.io/node-signals"
 ANNOTATION_AVOIDS = "elastipod.io/avoids"
 ANNOTATION_ONLY_ON = "elastipod.io/only-on"
+# On a pod: how many pods of its slot in a row have failed before it without training; absent: as many as its incarnation.
+ANNOTATION_FAILURES_BEFORE = "elastipod.io/failures-before"
 
 # Kueue's own (docs/design/queues.md).
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"

@@ -61,7 +61,8 @@ def supply_pods(
     actions: list[Action] = []
     wakes: list[datetime] = []
     nnodes = len(record.members) or grant.sizes.start
-    in_use = {member.slot for member in record.members} if record.transition is None else set(wanted)
+    members = frozenset(record.members)
+    in_use = {member.slot for member in members} if record.transition is None else set(wanted)
     misplaced = _outdated_placement(replicas, limits)
     taken = _still_on_quota(replicas, misplaced) if grant.workloads is not None else {}
     newest = newest_incarnations(record, replicas)
@@ -77,8 +78,11 @@ def supply_pods(
             if slot in misplaced:
                 actions += remove(taken[slot], "pending with an outdated list of nodes")
             continue
+        is_member = replica is not None and replica.id in members
         due = latest(
-            _creation_due(replica, record, policy) if slot not in misplaced else None,
+            replacement_due(replica, record, policy, is_member=is_member)
+            if replica is not None and slot not in misplaced
+            else None,
             limits.pod_creation_retry_at,
             limits.growth_until if slot not in in_use else None,
         )
@@ -88,7 +92,8 @@ def supply_pods(
         pod = PodId(slot.spec, slot.ordinal, newest.get(slot, -1) + 1)
         workload = grant.workloads.get(slot, "") if grant.workloads is not None else ""
         only_on = limits.only_on if slot in limits.only_spare else ()
-        actions.append(CreatePod(pod, nnodes, record.generation, limits.avoids, workload, only_on))
+        failures = _failures_before_next(replica, is_member=is_member, is_misplaced=slot in misplaced)
+        actions.append(CreatePod(pod, nnodes, record.generation, limits.avoids, workload, only_on, failures))
     if (due := _spares_leave_at(grant, record, replicas, wanted, spares)) is not None:
         if due > now:
             wakes.append(due)
@@ -149,18 +154,38 @@ def _still_on_quota(replicas: Replicas, misplaced: set[Slot]) -> dict[Slot, Repl
     }
 
 
-def _creation_due(replica: Replica | None, record: Record, policy: Policy) -> datetime | None:
-    """Give when a pod may be recreated: at once the first time, then with exponential back-off from its last creation.
+def replacement_due(replica: Replica, record: Record, policy: Policy, *, is_member: bool) -> datetime | None:
+    """Give when a pod may be replaced: at once the first time, then with exponential back-off from its creation.
 
     The back-off stops a loop of containers that exit at once, or of replacements that land on the same bad node. A pod that
     was deleted is replaced at once.
     """
-    if replica is None or replica.pod.kill_at is not None:
+    if replica.pod.kill_at is not None:
         return None
-    tries: int = max(replica.id.incarnation, record.consecutive_failures)
+    tries = max(_failures_before(replica, is_member=is_member), record.consecutive_failures)
     if tries == 0:
         return None
     return replica.pod.created_at + doubled(policy.backoff_base, policy.backoff_max, tries)
+
+
+def _failures_before(replica: Replica, *, is_member: bool) -> int:
+    """Give how many pods of a slot in a row have failed before this one: none before a member, whose own failures the record counts.
+
+    A pod of an earlier operator does not say how its predecessors ended: all of them count.
+    """
+    if is_member:
+        return 0
+    told = replica.pod.failures_before
+    return replica.id.incarnation if told is None else told
+
+
+def _failures_before_next(replica: Replica | None, *, is_member: bool, is_misplaced: bool) -> int:
+    """Give how many pods in a row have failed before the one that replaces this replica. To delete a pod is no failure of it."""
+    if replica is None or is_member:
+        return 0
+    if is_misplaced or replica.pod.kill_at is not None:
+        return replica.pod.failures_before or 0
+    return _failures_before(replica, is_member=False) + 1
 
 
 def supply(draft: PlanDraft, context: Context) -> PlanDraft:

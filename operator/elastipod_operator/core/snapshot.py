@@ -211,6 +211,8 @@ class ObservedPod:
     """The nodes that its affinity excludes."""
     only_on: tuple[str, ...] = ()
     """Host names of the nodes to which its affinity restricts it, because it may use spare capacity only; empty: any node."""
+    failures_before: int | None = None
+    """How many pods of its slot in a row have failed before it without training; None if it does not say."""
     workload: str = ""
     """The Workload on whose quota it runs."""
     tolerations: tuple[str, ...] = ()

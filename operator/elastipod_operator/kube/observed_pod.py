@@ -11,6 +11,7 @@ from typing import Any
 from ..core.names import (
     AGENT_PORT_ENV,
     ANNOTATION_AVOIDS,
+    ANNOTATION_FAILURES_BEFORE,
     ANNOTATION_ONLY_ON,
     ANNOTATION_WORKLOAD,
     LABEL_GENERATION,
@@ -71,6 +72,7 @@ def observe_pod(body: Mapping[str, Any], container: str) -> ObservedPod | None:
         generation=_number(labels.get(LABEL_GENERATION)),
         avoids=_names_in(annotations.get(ANNOTATION_AVOIDS, "")),
         only_on=_names_in(annotations.get(ANNOTATION_ONLY_ON, "")),
+        failures_before=_number(failures) if (failures := annotations.get(ANNOTATION_FAILURES_BEFORE)) else None,
         workload=annotations.get(ANNOTATION_WORKLOAD, ""),
         tolerations=_tolerations(spec),
     )

@@ -9,6 +9,7 @@ from typing import Any
 from ..core.names import (
     AGENT_PORT_ENV,
     ANNOTATION_AVOIDS,
+    ANNOTATION_FAILURES_BEFORE,
     ANNOTATION_ONLY_ON,
     API_VERSION,
     JOB_ENV,
@@ -46,6 +47,7 @@ def pod_manifest(
     generation: int = 0,
     avoids: tuple[str, ...] = (),
     only_on: tuple[str, ...] = (),
+    failures_before: int | None = None,
     placed: Placement | None = None,
 ) -> dict[str, Any]:
     """Give the pod to create. spec: the job's spec in effect, as the API server stores it.
@@ -53,8 +55,8 @@ def pod_manifest(
     Name and namespace in the template's metadata are ignored. The user's variables are kept, except those of authentication:
     with another key, token or pod name the agent would reject the operator's calls. key_secret: the Secret with the job's key,
     "" for none. generation: the newest one of the job. avoids: nodes to avoid. only_on: host names of the only nodes that it may
-    use, if any. placed: what its quota adds. Kueue's labels and annotations in the template are removed, because they would make the pod a
-    job of its own.
+    use, if any. failures_before: as of CreatePod, None to say nothing. placed: what its quota adds. Kueue's labels and annotations in the
+    template are removed, because they would make the pod a job of its own.
     """
     replica_spec = next(s for s in spec["replicaSpecs"] if s["name"] == pod.spec)
     template = replica_spec.get("template") or {}
@@ -80,8 +82,7 @@ def pod_manifest(
     _require(body, "matchFields", [{"key": "metadata.name", "operator": "NotIn", "values": [n]} for n in avoids])
     # No autoscaler adds a node for a pod that only nodes of other names can take.
     _require(body, "matchExpressions", [{"key": HOSTNAME, "operator": "In", "values": [*only_on]}] if only_on else [])
-    listed = {ANNOTATION_AVOIDS: avoids, ANNOTATION_ONLY_ON: only_on}
-    ours = {name: ",".join(nodes) for name, nodes in listed.items() if nodes}
+    ours = _annotations(avoids, only_on, None if failures_before == pod.incarnation else failures_before)
     manifest: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -128,6 +129,12 @@ def _labels(job: ObservedJob, pod: PodId, generation: int) -> dict[str, str]:
         LABEL_INCARNATION: str(pod.incarnation),
         LABEL_GENERATION: str(generation),
     }
+
+
+def _annotations(avoids: tuple[str, ...], only_on: tuple[str, ...], failures_before: int | None) -> dict[str, str]:
+    found = {ANNOTATION_AVOIDS: ",".join(avoids), ANNOTATION_ONLY_ON: ",".join(only_on)}
+    found[ANNOTATION_FAILURES_BEFORE] = "" if failures_before is None else str(failures_before)
+    return {name: value for name, value in found.items() if value}
 
 
 def _environment(

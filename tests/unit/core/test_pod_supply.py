@@ -217,6 +217,50 @@ def test_a_pod_that_ended_by_itself_is_made_anew_later(incarnation: int, failure
     assert bool(made(actions)) is (wait_s is None)
 
 
+FAILED = {"phase": "Failed", "created_at": NOW}
+
+
+@pytest.mark.parametrize(
+    ("record", "changes", "wait_s", "failures"),
+    [
+        pytest.param(trains(members=(pid(0, 7), pid(1))), {}, None, 0, id="a member"),
+        pytest.param(trains(members=(pid(0, 7), pid(1)), consecutive_failures=2), {}, 20, 0, id="of a job that fails"),
+        pytest.param(Record(), {"failures_before": 0}, None, 1, id="after a suspension or a full restart"),
+        pytest.param(Record(), {"failures_before": 2}, 20, 3, id="after two that failed without training"),
+        pytest.param(Record(), {"failures_before": 2, "kill_at": NOW}, None, 2, id="one that was deleted"),
+        pytest.param(Record(), {"kill_at": NOW}, None, 0, id="one of an earlier operator that was deleted"),
+        pytest.param(Record(), {}, 300, 8, id="one of an earlier operator, which does not tell"),
+    ],
+)
+def test_only_failures_without_training_delay_a_replacement(
+    record: Record, changes: dict[str, Any], wait_s: float | None, failures: int
+) -> None:
+    """Suspensions, preemptions, drains, shrinks and full restarts have recreated the pod seven times."""
+    ended, other = pod(pid(0, 7), **{**FAILED, **changes}), (pod(1), running())
+    assert supplied(record, (ended, None), other)[1] == (None if wait_s is None else NOW + seconds(wait_s))
+    long_ago = replace(ended, created_at=NOW - seconds(301))
+    (order,) = [a for a in supplied(record, (long_ago, None), other)[0] if isinstance(a, CreatePod)]
+    assert (order.pod, order.failures_before) == (pid(0, 8), failures)
+
+
+def test_a_slot_whose_pods_never_train_waits_longer_and_longer() -> None:
+    """The job was suspended before, so the first pod here is not the first of its slot."""
+    latest, waits_s = pod(pid(0, 4), failures_before=0, **FAILED), []
+    for _ in range(9):
+        wake = supplied(Record(), (latest, None), (pod(1), ready()))[1]
+        waits_s.append((wake - NOW).total_seconds() if wake is not None else 0)
+        long_ago = replace(latest, created_at=NOW - seconds(301))
+        (order,) = [a for a in supplied(Record(), (long_ago, None), (pod(1), ready()))[0] if isinstance(a, CreatePod)]
+        latest = pod(order.pod, failures_before=order.failures_before, **FAILED)
+    assert waits_s == [0, 10, 20, 40, 80, 160, 300, 300, 300]
+
+
+def test_a_slot_without_a_pod_has_no_failures() -> None:
+    record = trains(members=(), incarnations={Slot("workers", 0): 6})
+    (order, _) = [a for a in supplied(record)[0] if isinstance(a, CreatePod)]
+    assert (order.pod, order.failures_before) == (pid(0, 7), 0)
+
+
 @pytest.mark.parametrize(
     ("changes", "is_made_anew"),
     [

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from tests.nonempty import every
-from tests.unit.kube.bodies import job_body
+from tests.unit.kube.bodies import job_body, pod_body
 
 from elastipod_operator.core.names import API_VERSION, KIND, PodId
 from elastipod_operator.kube.observed_job import observe_job
+from elastipod_operator.kube.observed_pod import observe_pod
 from elastipod_operator.kube.pods import pod_manifest
 
 
@@ -194,6 +195,25 @@ def test_the_users_own_affinity_stays_and_every_alternative_avoids_them() -> Non
     assert affinity["nodeAffinity"]["preferred"] == []
     terms = affinity["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
     assert terms == [{**zone, "matchFields": away("a")}, {"matchFields": away("c", "a")}]
+
+
+@pytest.mark.parametrize(("incarnation", "failures"), [(0, 0), (2, 0), (2, 2), (5, 3)])
+def test_a_pod_says_how_many_have_failed_before_it(incarnation: int, failures: int) -> None:
+    body = job_body()
+    fact = observe_job(body)
+    assert fact.policy is not None
+    identity = PodId("workers", 1, incarnation)
+    made = pod_manifest(fact, body["spec"], fact.policy, identity, 3, failures_before=failures)
+    seen = observe_pod(made, "train")
+    assert seen is not None
+    assert seen.failures_before == (None if incarnation == failures else failures), "else as many as the incarnation"
+
+
+@pytest.mark.parametrize("told", ["", "many", "-1", "9" * 40])
+def test_what_somebody_wrote_about_failures_raises_nothing(told: str) -> None:
+    seen = observe_pod(pod_body(annotations={"elastipod.io/failures-before": told}), "train")
+    assert seen is not None
+    assert not seen.failures_before
 
 
 def test_without_nodes_to_avoid_nothing_is_added() -> None:

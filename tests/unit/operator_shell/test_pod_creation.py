@@ -107,7 +107,7 @@ async def test_while_the_secret_cannot_be_written_no_pod_is_made_and_the_pass_go
 
 
 async def test_a_pod_is_made_as_its_decision_and_its_place_say() -> None:
-    order = CreatePod(pid(1), 5, generation=7, avoids=("bad",), workload="w", only_on=("good",))
+    order = CreatePod(pid(1), 5, generation=7, avoids=("bad",), workload="w", only_on=("good",), failures_before=3)
     held, placement = Job(job_body(), job(), 1), Placement(node_selector={"pool": "a"})
 
     async def place(*_: object) -> Any:
@@ -124,7 +124,7 @@ async def test_a_pod_is_made_as_its_decision_and_its_place_say() -> None:
     (made,) = creating.api.manifests
     assert made == pod_manifest(
         held.fact, held.body["spec"], policy, pid(1), 5, key.secret,
-        generation=7, avoids=("bad",), only_on=("good",), placed=placement,
+        generation=7, avoids=("bad",), only_on=("good",), failures_before=3, placed=placement,
     )  # fmt: skip
 
 

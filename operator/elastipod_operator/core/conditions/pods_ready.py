@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from ..context import Context
+from ..pod_supply import replacement_due
 from ..reasons import Reason
 from ..record import Record
-from ..replica import Health, Replicas
+from ..replica import Health, Replica, Replicas
+from ..slots import wanted_slots
 from ..snapshot import NOT_CONSIDERED, ObservedPod, pod_agent_port
 from ..time_order import earliest
 from ..wording import counted
@@ -53,7 +55,8 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
         if replica.health in (Health.PENDING, Health.ENDED):
             due = _persists_from(pod, scheduled) if pod.problem_reason not in reported else None
             if due is None or snapshot.now >= due:
-                return ConditionDraft("PodsReady", False, pod.problem_reason, pod.problem), earliest(*wakes)
+                text = pod.problem + _recreated_at(replica, record, context)
+                return ConditionDraft("PodsReady", False, pod.problem_reason, text), earliest(*wakes)
             wakes.append(due)
     # Without a problem there is no condition: auxiliary conditions are never True while a job runs, because clients take the
     # last True one for its state, and False would alarm its readers.
@@ -64,6 +67,17 @@ def _replaced_at(replicas: Replicas) -> str:
     """Say when the replicas are replaced if all agents stay silent."""
     until = max((r.presumed_lost_at for r in replicas.by_id.values() if r.presumed_lost_at is not None), default=None)
     return f"; if none answers by {time_of_day(until)}, the replicas are replaced" if until is not None else ""
+
+
+def _recreated_at(replica: Replica, record: Record, context: Context) -> str:
+    """Say when a pod that has ended is replaced, while its replacement waits for the back-off."""
+    due = replacement_due(replica, record, context.policy, is_member=replica.id in record.members)
+    is_wanted = not context.grant.is_suspended and replica.id.slot in wanted_slots(
+        context.grant, record, context.replicas
+    )
+    if replica.health is not Health.ENDED or due is None or due <= context.now or not is_wanted:
+        return ""
+    return f"; after repeated failures, its replacement waits until {time_of_day(due)}"
 
 
 def _newest_scheduling(replicas: Replicas) -> dict[str, datetime]:

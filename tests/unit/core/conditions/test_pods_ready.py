@@ -14,6 +14,7 @@ from tests.unit.core.builders import (
     observed,
     pid,
     pod,
+    policy,
     ready,
     seconds,
     silent,
@@ -33,7 +34,7 @@ from tests.unit.core.conditions.reports import (
 
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.reasons import Reason
-from elastipod_operator.core.snapshot import Condition, ObservedAgent, Snapshot
+from elastipod_operator.core.snapshot import Condition, ObservedAgent, Policy, Snapshot
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,20 @@ def test_agents_that_do_not_know_the_operator_are_counted(number: int, whose: st
 def test_what_keeps_pods_from_training(pods: list[Seen], changes: dict[str, Any], reason: str | None) -> None:
     found = [r for kind, _, r in told(observed(job(STARTS), pods, **changes)) if kind == "PodsReady"]
     assert found == ([reason] if reason else [])
+
+
+@pytest.mark.parametrize(
+    ("failures", "wishes", "says"),
+    [
+        pytest.param(0, policy(), "it ended", id="the first one is replaced at once"),
+        pytest.param(3, policy(), "it ended; after repeated failures, its replacement waits until 12:00:40 UTC", id="not the fourth"),
+        pytest.param(3, policy(suspend=True), "it ended", id="none is wanted now"),
+    ],
+)  # fmt: skip
+def test_until_when_the_replacement_of_a_pod_that_failed_again_waits(failures: int, wishes: Policy, says: str) -> None:
+    problem: dict[str, Any] = {"problem": "it ended", "problem_reason": Reason.CONTAINER_ENDED}
+    ended = (pod(pid(0, 9), phase="Failed", created_at=NOW, failures_before=failures, **problem), None)
+    assert sentence(observed(job(STARTS, wishes), [ended, (pod(1), ready())]), "PodsReady") == says
 
 
 PULLING = {"problem": "image x cannot be pulled", "problem_reason": Reason.IMAGE_PULL_FAILED}
