@@ -12,7 +12,7 @@ from ..core.names import DEFAULT_AGENT_PORT
 from ..core.sizes import SizeRequest, resolve
 from ..core.snapshot import Policy, SpecLimits
 from .containers import wanted_container
-from .templates import check_worker_counts, snooze_warnings, template_warnings, worker_count
+from .templates import check_worker_counts, named_agent_port, snooze_warnings, template_warnings, worker_count
 
 
 def policy_of(spec: JobSpec) -> Policy:
@@ -35,6 +35,7 @@ def policy_of(spec: JobSpec) -> Policy:
     )
     ttl = run.ttl_seconds_after_finished or 0
     check_worker_counts(spec, container)
+    port = named_agent_port(spec.replica_specs[0].template, container) or ours.agent_port or DEFAULT_AGENT_PORT
     restarts = run.restart_policy
     policy = Policy(
         sizes=sizes,
@@ -60,9 +61,9 @@ def policy_of(spec: JobSpec) -> Policy:
         active_deadline=_seconds(run.active_deadline_seconds),
         startup_deadline=_seconds(run.startup_deadline_seconds),
         fault_deadline=_seconds(run.fault_deadline_seconds),
-        agent_port=agent_port(spec),
+        agent_port=port,
         container=container,
-        warnings=(*template_warnings(spec, container), *snooze_warnings(spec)),
+        warnings=(*template_warnings(spec, container, port), *snooze_warnings(spec)),
         has_key=ours.authentication is Switch.AUTO,
     )
     if ours.graceful_shutdown_timeout_in_seconds is not None:
@@ -87,16 +88,6 @@ def _shapes(spec: JobSpec, maximum: int) -> tuple[SpecLimits, ...]:
         limits[-1] = max(limits[-1], maximum - sum(limits[:-1]))
     limits[0] = max(limits[0], 1)
     return tuple(SpecLimits(s.name, limit, s.spares) for s, limit in zip(spec.replica_specs, limits, strict=True))
-
-
-def agent_port(spec: JobSpec) -> int:
-    """Give the agent's port: the container port named agent, else spec.elastipod.agentPort, else 8080."""
-    for container in (spec.replica_specs[0].template.get("spec") or {}).get("containers") or ():
-        for port in container.get("ports") or ():
-            number = port.get("containerPort")
-            if port.get("name") == "agent" and isinstance(number, int) and 0 < number < 65536:
-                return number
-    return spec.elastipod.agent_port or DEFAULT_AGENT_PORT
 
 
 def _seconds(value: int | None) -> timedelta | None:

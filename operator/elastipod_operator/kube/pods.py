@@ -162,4 +162,6 @@ def _add_port(container: dict[str, Any], port: int) -> None:
     """Declare the agent's port, so that the scheduler keeps two agents off one host network."""
     ports = container.get("ports") or []
     if all(entry.get("containerPort") != port for entry in ports):
-        container["ports"] = [*ports, {"name": "agent", "containerPort": port, "protocol": "TCP"}]
+        # The user's port of that name may be another one, and names are unique.
+        name = {} if any(entry.get("name") == "agent" for entry in ports) else {"name": "agent"}
+        container["ports"] = [*ports, {**name, "containerPort": port, "protocol": "TCP"}]

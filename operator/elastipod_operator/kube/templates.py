@@ -63,16 +63,25 @@ def _container(template: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return agent_container(containers, name) or {}
 
 
-def template_warnings(spec: JobSpec, container: str) -> tuple[str, ...]:
-    """Warn of settings in templates that have no effect. container: the one that runs the agent."""
+def named_agent_port(template: Mapping[str, Any], container: str) -> int | None:
+    """Give the port named agent of the container that runs the agent; None for none. Ports of sidecars may have that name too."""
+    for port in _container(template, container).get("ports") or ():
+        number = port.get("containerPort")
+        if port.get("name") == "agent" and isinstance(number, int) and 0 < number < 65536:
+            return number
+    return None
+
+
+def template_warnings(spec: JobSpec, container: str, agent_port: int) -> tuple[str, ...]:
+    """Warn of settings in templates that have no effect. container: the one that runs the agent, at agent_port."""
     return tuple(
         f"spec.replicaSpecs[{s.name}].template {text}"
         for s in spec.replica_specs
-        for text in _template_warnings(s.template, spec.nproc_per_node, container)
+        for text in _template_warnings(s.template, spec.nproc_per_node, container, agent_port)
     )
 
 
-def _template_warnings(template: Mapping[str, Any], nproc: str, container: str) -> Iterator[str]:
+def _template_warnings(template: Mapping[str, Any], nproc: str, container: str, agent_port: int) -> Iterator[str]:
     wish = mapping(template.get("spec")).get("restartPolicy")
     if wish not in (None, "", "Never"):
         yield f"sets restartPolicy {wish}; pods run with Never, and the operator replaces them"
@@ -81,6 +90,11 @@ def _template_warnings(template: Mapping[str, Any], nproc: str, container: str) 
     told = _in_command(_container(template, container))
     if told.isdecimal() and nproc.isdecimal() and int(told) != int(nproc):
         yield f"starts hyperpodrun with --nproc-per-node {told}, which overrides spec.nprocPerNode {nproc}; remove one of them"
+    if (port := named_agent_port(template, container)) not in (None, agent_port):
+        yield (
+            f"has the container port agent {port}, which has no effect: agents of all templates use port {agent_port}, which the "
+            "first template or spec.elastipod.agentPort sets"
+        )
 
 
 def snooze_warnings(spec: JobSpec) -> tuple[str, ...]:

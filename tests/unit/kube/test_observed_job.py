@@ -117,6 +117,11 @@ def test_how_many_pods_each_spec_may_hold(
         pytest.param([{"name": "x", "ports": [{"name": "agent", "containerPort": 7000}]}], {"agentPort": 9000}, 7000,
                      id="a port named agent wins"),
         pytest.param([{"name": "x", "ports": [{"containerPort": 7000}]}], {}, 8080, id="a nameless port says nothing"),
+        pytest.param([{"name": "x"}, {"name": "otel", "ports": [{"name": "agent", "containerPort": 4317}]}], {}, 8080,
+                     id="a sidecar's port says nothing"),
+        pytest.param([{"name": "otel", "ports": [{"name": "agent", "containerPort": 4317}]},
+                      {"name": "x", "ports": [{"name": "agent", "containerPort": 7000}]}], {"container": "x"}, 7000,
+                     id="the container that the job names"),
         *(pytest.param([{"name": "x", "ports": [{"name": "agent", "containerPort": n}]}], {}, port, id=f"number {n}")
           for n, port in [(0, 8080), (1, 1), (65535, 65535), (65536, 8080)]),
     ],
@@ -129,6 +134,23 @@ def test_the_port_of_the_agent(containers: list[dict[str, Any]], ours: dict[str,
     policy = observe_job(job_body(spec)).policy
     assert policy is not None
     assert policy.agent_port == port
+
+
+@pytest.mark.parametrize(("port", "is_warned"), [(None, False), (7000, False), (9000, True)])
+def test_a_port_named_agent_that_only_a_later_template_has_is_told(port: int | None, is_warned: bool) -> None:
+    ports = [[{"name": "agent", "containerPort": number}] if number else [] for number in (7000, port)]
+    templates = [{"spec": {"containers": [{"name": "train", "ports": listed}]}} for listed in ports]
+    named = [{"name": f"s{n}", "replicas": 1, "template": template} for n, template in enumerate(templates)]
+    policy = observe_job(job_body({"replicaSpecs": named})).policy
+    assert policy is not None
+    assert policy.warnings == (
+        (
+            "spec.replicaSpecs[s1].template has the container port agent 9000, which has no effect: agents of all templates use "
+            "port 7000, which the first template or spec.elastipod.agentPort sets",
+        )
+        if is_warned
+        else ()
+    )
 
 
 @pytest.mark.parametrize(

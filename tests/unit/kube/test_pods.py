@@ -148,6 +148,18 @@ def test_on_the_hosts_network_two_agents_are_kept_off_one_node() -> None:
     assert "ports" not in manifest()["spec"]["containers"][0]
 
 
+def test_on_the_hosts_network_no_two_ports_have_one_name() -> None:
+    """The API server would refuse the pod."""
+    ports = [[], [{"name": "agent", "containerPort": 9000}]]
+    templates = [{"spec": {"hostNetwork": True, "containers": [{"name": "train", "ports": one}]}} for one in ports]
+    named = [{"name": f"s{n}", "replicas": 1, "template": template} for n, template in enumerate(templates)]
+    body = job_body({"replicaSpecs": named})
+    fact = observe_job(body)
+    assert fact.policy is not None
+    made = pod_manifest(fact, body["spec"], fact.policy, PodId("s1", 0, 0), 2)
+    assert made["spec"]["containers"][0]["ports"] == [*ports[1], {"containerPort": 8080, "protocol": "TCP"}]
+
+
 def test_the_rest_of_the_template_is_taken_as_it_is() -> None:
     template = {
         "spec": {"nodeSelector": {"a": "b"}, "containers": [{"name": "train", "resources": {"limits": {"cpu": 1}}}]}
