@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import datetime
 
 from ..context import Context
@@ -47,6 +48,7 @@ def describe(record: Record, context: Context) -> tuple[ConditionDraft | None, d
         found += _outdated_base(policy, quota)
     found += _refused_answers(context.replicas)
     found += pending_edits(snapshot.job)
+    found += _pending_limits(record, policy)
     if policy.expects_memory and record.running_since is not None and keeps_nothing(record, context.replicas):
         text = (
             "spec.elastipod.recovery is InMemory, but the workers keep nothing in memory: they neither announce it nor run with "
@@ -67,6 +69,25 @@ def pending_edits(job: ObservedJob) -> Warnings:
     """Report edits that a running job does not take over."""
     text = f"edits of {', '.join(job.pending_edits)} take effect when the job is suspended and resumed"
     return [(Reason.EDITS_PENDING, text)] if job.pending_edits else []
+
+
+def _pending_limits(record: Record, policy: Policy) -> Warnings:
+    """Report specs with more members than they may have now. No change begins for it while the size as a whole is allowed.
+
+    Such a change could lead to itself again: who alone holds a part of the state continues, whatever the limit of its spec.
+    """
+    size, number = len(record.members), Counter(member.spec for member in record.members)
+    if record.transition is not None or policy.sizes.fit(size) != size:
+        return []
+    return [
+        (
+            Reason.EDITS_PENDING,
+            f"spec.replicaSpecs[{spec.name}] allows {counted(spec.limit, 'replica')} now, and {number[spec.name]} train; the lower limit "
+            "takes effect at the next change of the size or recovery, or when the job is suspended and resumed",
+        )
+        for spec in policy.specs
+        if number[spec.name] > spec.limit
+    ]
 
 
 def spec_warnings(job: ObservedJob, policy: Policy) -> Warnings:

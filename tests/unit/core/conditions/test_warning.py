@@ -10,10 +10,12 @@ from tests.unit.core.builders import (
     LONG_AGO,
     job,
     observed,
+    pid,
     pod,
     policy,
     running,
     trains,
+    transition,
 )
 from tests.unit.core.conditions.reports import ACCEPTED, FULL, PODS_RUN, RUN, report, scaling, sentence, told
 
@@ -24,7 +26,7 @@ from elastipod_operator.core.record import (
     Record,
 )
 from elastipod_operator.core.sizes import Sizes
-from elastipod_operator.core.snapshot import Condition
+from elastipod_operator.core.snapshot import Condition, SpecLimits
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,34 @@ def test_what_deserves_attention(record: Record, changes: dict[str, Any], wishes
     assert [n.reason for n in report(snapshot).events] == reasons, "an Event each"
     written = replace(snapshot, job=replace(snapshot.job, conditions=report(snapshot).conditions))
     assert report(written).events == (), "and only once"
+
+
+BASE_AND_EXTRA = tuple(pid(n, spec=spec) for spec, n in (("base", 0), ("base", 1), ("base", 2), ("extra", 0)))
+
+
+@pytest.mark.parametrize(
+    ("limits", "changes", "is_told"),
+    [
+        pytest.param((3, 3), {}, False, id="as many as they may"),
+        pytest.param((2, 4), {}, True, id="more of one spec"),
+        pytest.param((2, 4), {"transition": transition()}, False, id="a change is under way, and ends with fewer"),
+        pytest.param((2, 1), {}, False, id="the size is not allowed either, so the job shrinks"),
+    ],
+)
+def test_a_lower_limit_of_one_spec_that_has_no_effect_yet_is_told(
+    limits: tuple[int, int], changes: dict[str, Any], is_told: bool
+) -> None:
+    wishes = policy(2, sum(limits), specs=(SpecLimits("base", limits[0]), SpecLimits("extra", limits[1])))
+    pods = [(pod(member, node=f"node-{n}"), running()) for n, member in enumerate(BASE_AND_EXTRA)]
+    found = report(observed(job(trains(members=BASE_AND_EXTRA, **changes), wishes), pods)).conditions
+    assert [c.message for c in found if c.reason == "EditsPending"] == (
+        [
+            "spec.replicaSpecs[base] allows 2 replicas now, and 3 train; the lower limit takes effect at the next change of the size "
+            "or recovery, or when the job is suspended and resumed"
+        ]
+        if is_told
+        else []
+    )
 
 
 def test_all_warnings_are_told_in_one_sentence() -> None:
