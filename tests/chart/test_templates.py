@@ -203,11 +203,31 @@ def test_with_a_list_of_namespaces_rights_end_there() -> None:
     of_kueue = {"clusterqueues", "resourceflavors", "workloadpriorityclasses"}
     assert {resource for _, resource, _ in everywhere} == of_the_cluster | of_kueue
     for namespace in ("team-a", "team-b"):
-        assert ("", "pods", "create") in granted(objects, "Role", namespace, "elastipod")
-        assert ("kueue.x-k8s.io", "workloads", "create") in granted(objects, "Role", namespace, "elastipod")
-        (subject,) = objects["RoleBinding", namespace, "elastipod"]["subjects"]
+        assert ("", "pods", "create") in granted(objects, "Role", namespace, "aws-hyperpod-elastipod")
+        assert ("kueue.x-k8s.io", "workloads", "create") in granted(
+            objects, "Role", namespace, "aws-hyperpod-elastipod"
+        )
+        (subject,) = objects["RoleBinding", namespace, "aws-hyperpod-elastipod"]["subjects"]
         assert (subject["name"], subject["namespace"]) == ("elastipod", "aws-hyperpod")
     assert environment(objects)["WATCH_NAMESPACES"] == "team-a,team-b"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({}, id="the fewest objects"),
+        pytest.param({**VALUE_SETS["everything set"], "rbac": {"userRoles": True}}, id="all objects"),
+        pytest.param({"webhook": {"enabled": True}}, id="certificates of its own"),
+    ],
+)
+def test_two_releases_of_one_name_share_no_object_where_they_run_jobs(more: dict[str, Any]) -> None:
+    """They run jobs of one namespace, each those that name its controller."""
+    values = {**more, "watchNamespaces": ["team-a"], "crds": {"install": False}}
+    first, second = (
+        {key for key in render(values, namespace=namespace) if key[1] != namespace} for namespace in ("one", "two")
+    )
+    assert ("Role", "team-a") in {key[:2] for key in first}
+    assert first & second == set()
 
 
 def test_an_account_of_the_users_own() -> None:

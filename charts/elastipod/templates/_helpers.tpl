@@ -13,7 +13,7 @@
 {{- end }}
 {{- end }}
 
-{{/* Cluster-wide objects carry the namespace too, so that two releases do not take each other's. */}}
+{{/* Objects of the cluster, and of namespaces whose jobs the release runs, carry its namespace too: two releases may have one name. */}}
 {{- define "elastipod.clusterName" -}}
 {{- printf "%s-%s" .Release.Namespace (include "elastipod.fullname" .) }}
 {{- end }}
