@@ -55,6 +55,7 @@ class ElasticRun:
         self.step = self.resumed.step if self.resumed else 0
         plan.iterate_at(self.place, self.step)  # checks that all ranks have the same plan
         self.is_leaving = False
+        self.saved_step: int | None = None  # of the newest checkpoint that this run has completed
         self._saving = ExitStack()
         self._loss: float | None = None
         self._before = time.monotonic()
@@ -135,6 +136,7 @@ class ElasticRun:
         """Call it once the framework has returned from writing it. The checkpoint counts from now on."""
         state = self.plan.state_dict(self.step)
         self.checkpoints.finish(path, self.step, state, {"global_batch": self.plan.global_batch, **(extra or {})})
+        self.saved_step = self.step
         self._saving.close()
         if self._log:
             self._log.saved(self.step)

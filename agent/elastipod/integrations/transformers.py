@@ -256,8 +256,7 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # the pack
             control.should_evaluate = False  # it may take longer than the drain has
             args.load_best_model_at_end = False
             self._jit.withdraw()
-        if control.should_save or control.should_evaluate:  # an evaluation may lead to a save
-            self._run.begin_save(self._folder(state), is_certain=control.should_save)
+        self._begin_save(args, state, control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
         if logs and "loss" in logs:
@@ -269,8 +268,7 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # the pack
     def on_epoch_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         if self._run.is_leaving:  # the step is saved
             control.should_save = control.should_evaluate = False
-        if control.should_save or control.should_evaluate:
-            self._run.begin_save(self._folder(state), is_certain=control.should_save)
+        self._begin_save(args, state, control)
 
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._run.finish_save(self._folder(state))
@@ -278,6 +276,18 @@ class ElasticTrainerCallback(TrainerCallback):  # type: ignore[misc]  # the pack
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         is_completed = state.global_step >= self._run.plan.total_steps
         self._run.end("drained" if self._run.is_leaving else "completed" if is_completed else None)
+
+    def _begin_save(self, args: Any, state: Any, control: Any) -> None:
+        """Begin a save where the Trainer will make one, or may: an evaluation may lead to a save.
+
+        Only with ``save_strategy="best"`` does it lead to another save of a step that is saved already. Any other evaluation leaves the
+        checkpoint of its step as it is, which would lose its mark otherwise.
+        """
+        may_save = control.should_evaluate and (
+            args.save_strategy == "best" or self._run.saved_step != state.global_step
+        )
+        if control.should_save or may_save:
+            self._run.begin_save(self._folder(state), is_certain=control.should_save)
 
     def _folder(self, state: Any) -> Path:
         return self._run.checkpoints.directory / f"checkpoint-{state.global_step}"

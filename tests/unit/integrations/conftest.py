@@ -28,3 +28,16 @@ def integration(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield importlib.import_module(NAME)
     del sys.modules[NAME]
     delattr(elastipod.integrations, "accelerate")
+
+
+@pytest.fixture
+def trainer_integration(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The integration of Hugging Face's Trainer, with what it takes from the package."""
+    name, package = "elastipod.integrations.transformers", ModuleType("transformers")
+    for kind in ("Trainer", "TrainerCallback"):
+        monkeypatch.setattr(package, kind, type(kind, (), {}), raising=False)
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    monkeypatch.setattr(packages, "installed_version", lambda name: "5.23.0")
+    yield importlib.import_module(name)
+    del sys.modules[name]
+    delattr(elastipod.integrations, "transformers")
