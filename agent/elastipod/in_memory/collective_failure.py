@@ -16,9 +16,11 @@ import torch.distributed as dist
 from elastipod.torch_compat import device_errors
 
 ASK_AGENT_S = 5.0  # for the agents to see that a process died and for the operator to call the others back
+# Not ProcessGroupGloo: with that name begin torch's sentences on wrong arguments.
 _TRANSPORT = re.compile(
-    r"gloo/|gloo::|\bNCCL\b|ncclComm|ProcessGroup(?:Gloo|NCCL)|Connection (?:closed|reset) by peer|Application timeout caused pair closure"
+    r"gloo/|gloo::|\bNCCL\b|ncclComm|ProcessGroupNCCL|Connection (?:closed|reset) by peer|Application timeout caused pair closure"
 )
+_MISUSE = re.compile(r"ncclInvalid(?:Usage|Argument)")  # NCCL refuses the call, also where no peer is gone
 _COLLECTIVE_FILES = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
 _ENGINE_FILE = "/torch/autograd/graph.py"
 
@@ -32,11 +34,12 @@ def is_collective_failure(error: BaseException, is_generation_over: Callable[[fl
         error, (NotImplementedError, RecursionError, *device_errors())
     ):
         return False
-    if isinstance(error, dist.DistError):
-        return True
-    if not can_come_from_collective(error.__traceback__):
+    is_of_torch = isinstance(error, dist.DistError)
+    if not is_of_torch and not can_come_from_collective(error.__traceback__):
         return False
-    return bool(_TRANSPORT.search(str(error))) or is_generation_over(ASK_AGENT_S)
+    text = str(error)
+    tells_itself = (is_of_torch or _TRANSPORT.search(text)) and not _MISUSE.search(text)
+    return bool(tells_itself) or is_generation_over(ASK_AGENT_S)
 
 
 def forget_frames(error: BaseException | None) -> None:

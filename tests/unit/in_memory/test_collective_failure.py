@@ -60,6 +60,32 @@ def test_an_unknown_text_from_a_collective_is_what_the_agent_says(is_over: bool)
 @pytest.mark.parametrize(
     "error",
     [
+        raised_by_distributed("ProcessGroupGloo::allgather: invalid tensor size at index 1 (expected (2), got (3))"),
+        raised_by_distributed(
+            "ProcessGroupGloo::scatter: requires a single-element input list containing a list with 2 tensors"
+        ),
+        dist.DistBackendError(
+            "NCCL error in: x.cpp:1, invalid usage, NCCL version 2.27.3\nncclInvalidUsage: This usually reflects"
+        ),
+        dist.DistBackendError(
+            "NCCL error in: x.cpp:1, invalid argument, NCCL version 2.27.3\nncclInvalidArgument: Invalid value"
+        ),
+    ],
+    ids=["gather", "scatter", "usage", "argument"],
+)
+@pytest.mark.parametrize("is_over", [True, False])
+def test_arguments_that_a_backend_refuses_are_no_lost_peer_unless_the_agent_says_so(
+    error: RuntimeError, is_over: bool
+) -> None:
+    """Or else the ranks would regroup for ever, and the script's mistake be shown nowhere."""
+    agent = Agent(is_over=is_over)
+    assert is_collective_failure(error, agent) is is_over
+    assert agent.num_asked == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
         pytest.param(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), id="a mistake in a model"),
         pytest.param(RuntimeError(GLOO), id="a text that only looks like gloo's"),
         pytest.param(ValueError("bad"), id="another type"),
