@@ -168,7 +168,7 @@ class MetricsPage:
         if request.method != "GET":
             return Response(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET"})
         self._read()
-        return Response(HTTPStatus.OK, self._metrics.render().encode(), {"Content-Type": CONTENT_TYPE})
+        return Response(HTTPStatus.OK, self._metrics.render().encode(errors="replace"), {"Content-Type": CONTENT_TYPE})
 
     def _read(self) -> None:
         status, worker, gauge = self._sources.status(), self._sources.worker(), self._metrics.set

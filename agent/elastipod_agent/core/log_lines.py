@@ -14,20 +14,26 @@ Find = Callable[[bytes, int], int]  # like `bytes.find` of the searched bytes
 def matching_spans(lines: bytes, text: bytes, find: Find) -> list[tuple[int, int]] | None:
     """Give the begin and end of each line that contains the text; None if most lines do, so that selecting is not worthwhile.
 
-    Only the first MAX_LINE_BYTES of a line are searched.
+    A progress bar ends its lines with a carriage return. Only the first MAX_LINE_BYTES of a line are searched.
     """
     found: list[tuple[int, int]] = []
     end = 0
     while (at := find(text, end)) >= 0:
-        begin = lines.rfind(b"\n", 0, at) + 1
-        end = lines.find(b"\n", at)
-        if end < 0:
-            end = len(lines)
-        if at - begin < MAX_LINE_BYTES:
+        least = max(0, at - MAX_LINE_BYTES)
+        begin = max(lines.rfind(b"\n", least, at), lines.rfind(b"\r", least, at)) + 1
+        is_near = begin > 0 or least == 0
+        end = _end_of_line(lines, at, (begin if is_near else at) + MAX_LINE_BYTES)
+        if is_near:
             found.append((begin, end))
             if len(found) == _MANY and end < _MANY * _DENSE_BYTES:
                 return None
     return found
+
+
+def _end_of_line(lines: bytes, at: int, limit: int) -> int:
+    """Give where the line at a place ends, at most the limit."""
+    ends = (lines.find(b"\n", at, limit), lines.find(b"\r", at, limit))
+    return min((end for end in ends if end >= 0), default=min(limit, len(lines)))
 
 
 def candidates(lines: bytes, texts: Sequence[bytes] | None, find: Find) -> bytes:

@@ -8,6 +8,7 @@ are large, and after a chunk the thread pauses for a time that is short compared
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import select
@@ -131,6 +132,7 @@ class OutputPump:
         self._is_closing = False
         self._pipe_bytes = pipe_bytes(num_workers)
         self._dead_consoles: set[int] = set()
+        self._refusals: dict[int, str] = {}  # why a console did not take the last lines
         self._fullest = 0.0  # fill level of the fullest pipe of a round
         self._round_began_at = 0.0  # when the last round began
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
@@ -297,14 +299,19 @@ class OutputPump:
     def _write(self, console: int | None, data: bytes) -> None:
         if console is None or console in self._dead_consoles:
             return
+        if why := self._refusals.pop(console, ""):
+            data = f"\nhyperpodrun: lines are missing here: {why}\n".encode() + data
         view = memoryview(data)
         while view:
             try:
                 view = view[os.write(console, view) :]
             except BlockingIOError:
                 select.select([], [console], [], 1.0)
-            except OSError:  # nobody reads it any more; training continues without a console
-                self._dead_consoles.add(console)
+            except OSError as error:  # training continues without a console
+                if error.errno in (errno.EPIPE, errno.EBADF):  # nobody reads it any more
+                    self._dead_consoles.add(console)
+                else:  # it may be a file whose disk is full for a moment
+                    self._refusals[console] = os.strerror(error.errno or errno.EIO)
                 return
 
 

@@ -99,13 +99,15 @@ async def end_all(reaper: Reaper, sessions: Collection[int], cookie: str, timeou
     spared_until = deadline - timeout_s / 4  # time that SIGKILL may take afterwards
     processes = snapshot()
     kin = _family_in(processes, sessions)
+    has_killed = False  # whatever the time limit: nothing may live on beside what is started next
     while True:
         found, is_known = _members_in(processes, kin, cookie)
         if not found and is_known:
             found, is_known = _members_in(snapshot(), kin, cookie)
         now = loop.time()
-        if now >= deadline or (not found and is_known):
+        if (now >= deadline and has_killed) or (not found and is_known):
             return found
+        has_killed = True
         workers = [pid for pid in found if pid in sessions]
         _kill(workers)  # without a look at their command lines, which may wait for one that is stuck in the kernel
         others = [pid for pid in found if pid not in sessions]

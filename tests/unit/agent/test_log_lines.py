@@ -64,9 +64,9 @@ TEXTS = st.text(st.sampled_from("ab\0é"), min_size=1, max_size=3).map(str.encod
 
 @given(st.lists(st.lists(st.binary(max_size=3) | TEXTS, max_size=9).map(b"".join), max_size=20), TEXTS)
 def test_exactly_the_lines_with_the_text(lines: list[bytes], text: bytes) -> None:
-    lines = [line.replace(b"\n", b" ") for line in lines]
-    block = b"".join(line + b"\n" for line in lines)
-    assert candidates(block, [text], fast_find(block)) == b"".join(line + b"\n" for line in lines if text in line)
+    block = b"".join(line.replace(b"\n", b" ") + b"\n" for line in lines)
+    ended = [line for line in re.split(rb"[\r\n]", block) if text in line]
+    assert candidates(block, [text], fast_find(block)) == b"".join(line + b"\n" for line in ended)
 
 
 def test_long_lines_are_cut() -> None:
@@ -80,3 +80,29 @@ def test_lines_that_nearly_all_hold_the_text_are_not_picked_out() -> None:
     assert candidates(block, [b"loss: "], block.find) == block
     sparse = block[:200] + b"x" * 10_000 + b"\n" + block[200:]
     assert b"no" not in candidates(sparse, [b"loss: "], sparse.find)
+
+
+@pytest.mark.parametrize("is_fast", [False, True])
+@pytest.mark.parametrize("end", [b"\r", b"\n", b"\r\n"])
+def test_a_line_behind_a_long_progress_bar_is_found(end: bytes, is_fast: bool) -> None:
+    bar = b"".join(b"%d of 1000%s" % (number, end) for number in range(1000))
+    block = bar + b"NVRM: Xid 79" + end + bar + b"x" * MAX_LINE_BYTES + b"NVRM: Xid far into its line" + end
+    found = candidates(block, [b"NVRM: Xid", b"Xid"], fast_find(block) if is_fast else block.find)
+    assert found == b"NVRM: Xid 79\n"
+
+
+def test_a_long_line_is_given_once_for_all_its_texts() -> None:
+    block = b"first " + b"x" * 100 + b" second " + b"y" * 2 * MAX_LINE_BYTES + b" first\n"
+    assert candidates(block, [b"first", b"second"], block.find) == block[:MAX_LINE_BYTES] + b"\n"
+
+
+def test_many_hits_in_one_line_take_time_in_proportion() -> None:
+    lengths: list[int] = []
+
+    def find(text: bytes, start: int) -> int:
+        lengths.append(start)
+        return block.find(text, start)
+
+    block = b"abc" * (1 << 18)
+    candidates(block, [b"abc"], find)
+    assert len(lengths) <= 2 + len(block) // MAX_LINE_BYTES, "what is beyond the limit is skipped in steps of it"

@@ -162,3 +162,10 @@ async def test_other_paths_and_methods_are_refused() -> None:
     assert other.headers == {"Content-Type": "text/plain"}
     posted = await made.handle(Request("POST", "/metrics", {}))
     assert (posted.status, posted.body, posted.headers) == (405, None, {"Allow": "GET"})
+
+
+async def test_a_reason_that_is_no_valid_text_leaves_the_other_metrics_readable() -> None:
+    metrics = Metrics()
+    metrics.count("faults_total", reason="file \udcff is missing")
+    found = await scrape(page(metrics))
+    assert found["elastipod_agent_faults_total", "file ? is missing"] == 1

@@ -95,6 +95,28 @@ def test_a_console_that_is_gone_stops_nothing(pump: OutputPump) -> None:
     assert stream.tail.count(b"nobody") == 3
 
 
+def test_a_console_that_refuses_lines_for_a_moment_gets_the_later_ones_and_is_told(pump: OutputPump) -> None:
+    """As a file on a disk that was full."""
+    shown_r, shown_w = os.pipe()
+    console = os.open("/dev/full", os.O_WRONLY)
+    source, sink = os.pipe()
+    stream = OutputStream(source, b">", console)
+    pump.add(stream)
+    for text in (b"lost\n", b"lost too\n"):
+        os.write(sink, text)
+        pump.catch_up([stream]).result(PATIENCE_S)
+    os.dup2(shown_w, console)
+    for text in (b"one\n", b"two\n"):
+        os.write(sink, text)
+        pump.catch_up([stream]).result(PATIENCE_S)
+    os.close(sink)
+    pump.catch_up([stream]).result(PATIENCE_S)
+    told = b"\nhyperpodrun: lines are missing here: No space left on device\n"
+    assert os.read(shown_r, 1000) == told + b">one\n>two\n"
+    for each in (shown_r, shown_w, console):
+        os.close(each)
+
+
 def test_closing_carries_what_is_there_although_writers_live() -> None:
     pump = OutputPump()
     pump.start()

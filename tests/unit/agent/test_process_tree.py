@@ -254,6 +254,12 @@ async def test_who_is_in_the_middle_of_an_exec_is_looked_at_again(
     assert orphan.wait(PATIENCE_S) == -signal.SIGKILL
 
 
+async def test_without_any_time_all_are_killed_all_the_same(orphan: subprocess.Popen[bytes]) -> None:
+    """With --shutdown-timeout=0: or else a script would live on beside its successor."""
+    await process_tree.end_all(Reaper(), {900_001}, COOKIE, 0.0)
+    assert orphan.wait(PATIENCE_S) == -signal.SIGKILL
+
+
 async def test_an_exec_that_does_not_end_is_waited_for_until_the_deadline(
     monkeypatch: pytest.MonkeyPatch, orphan: subprocess.Popen[bytes]
 ) -> None:
