@@ -129,6 +129,12 @@ class BatchCache:
             if match and not first <= int(match[1]) <= last:
                 (self._directory / name).unlink(missing_ok=True)
 
+    def remove_others(self, batch: Batch) -> None:
+        """Remove files of the same step whose batch is another one: those of a world of another size, or of another rank."""
+        for path in self._directory.glob(f"batch-{batch.step:09d}-*.tensors"):
+            if path != self.path(batch):
+                path.unlink(missing_ok=True)
+
     def remove_unfinished(self) -> None:
         """Remove temporary files of killed processes."""
         for path in self._directory.glob(f"*{_TEMPORARY}"):
@@ -231,6 +237,7 @@ class _Prefetcher:
 
     def _load_into_cache(self, batch: Batch) -> None:
         """Load one batch. Without space for it, wait until it is needed and then remove the trained ones."""
+        self._cache.remove_others(batch)
         if read_tensors(self._cache.path(batch), self._key) is not None:
             return  # from before a restart
         tensors = self._load(batch)

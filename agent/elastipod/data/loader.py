@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _SET_BY_THE_PLAN = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")  # options of a DataLoader
+_IN_ORDER = "take all passes of a batch before the next one"
 CutBatch = tuple[Batch, tuple[MicroBatch, ...]]
 
 
@@ -259,10 +260,9 @@ class ElasticLoader(Generic[T]):
         ]  # the only reference: the processes end with it
         try:
             for batch, passes in to_give:
-                parts = self._parts(batch, passes, loaded)
+                parts = _Passes(batch.step, self._parts(batch, passes, loaded))
                 yield batch, parts
-                for _ in parts:
-                    pass  # the loop left the batch early; skip its data
+                parts.skip()
         finally:
             loaded.clear()
 
@@ -271,14 +271,32 @@ class ElasticLoader(Generic[T]):
     ) -> Iterator[tuple[MicroBatch, T]]:
         for part in passes:
             if not loaded:
-                raise DataError(
-                    f"step {batch.step} belongs to an iteration that has ended; take all passes of a batch before the next one"
-                )
+                raise DataError(f"step {batch.step} belongs to an iteration that has ended; {_IN_ORDER}")
             data = next(loaded[0])
             self._taken_samples += len(part.indices) if part.weight else 0
             if part.is_last:
                 self._step = batch.step
             yield part, data
+
+
+class _Passes(Iterator[tuple[MicroBatch, T]]):
+    """The passes of one batch. A loop may leave them early; one that looks ahead and comes back to them would train nothing."""
+
+    def __init__(self, step: int, parts: Iterator[tuple[MicroBatch, T]]) -> None:
+        self._step, self._parts = step, parts
+        self._was_skipped = False
+
+    def __next__(self) -> tuple[MicroBatch, T]:
+        if self._was_skipped:
+            raise DataError(
+                f"the data of step {self._step} was skipped, because the next batch was taken first; {_IN_ORDER}"
+            )
+        return next(self._parts)
+
+    def skip(self) -> None:
+        """Take what is left, so that the data of the next batch comes next."""
+        for _ in self._parts:
+            self._was_skipped = True
 
 
 def _check_dataset(dataset: object, plan: ElasticBatches) -> None:

@@ -37,6 +37,10 @@ class Mixture:
             _source(name, source, splitmix64(seed ^ number)) for number, (name, source) in enumerate(sources.items())
         ]
         for name, source in zip(sources, self._sources, strict=True):
+            if isinstance(source, Mixture):
+                raise ValueError(
+                    f"the source {name} is a mixture; give its sources here, with their weights multiplied by that of {name}"
+                )
             if len(source) < 1:
                 raise ValueError(f"the source {name} has no samples; leave it out")
         divisor = gcd(*parts)

@@ -19,6 +19,7 @@ from elastipod.errors import DataError
 from elastipod.synced_files import sync_directory
 
 BYTES = "bytes"
+_PARTIAL = ".partial"  # at the end of the name of an output that is being written
 _PROGRESS_INTERVAL_S = {True: 0.5, False: 10.0}  # on a terminal, elsewhere
 
 
@@ -66,7 +67,7 @@ def build(
         )
     if workers < 1:
         raise DataError(f"workers is {workers}; it must be at least 1")
-    temporary = output.with_name(f"{output.name}.{socket.gethostname()}.{os.getpid()}.partial")
+    temporary = output.with_name(f"{output.name}.{socket.gethostname()}.{os.getpid()}{_PARTIAL}")
     is_ours = False
     try:
         with open(temporary, "xb") as file:
@@ -141,7 +142,7 @@ class _ProgressLine:
 
 
 def _build(options: argparse.Namespace) -> TokenHeader:
-    texts = _files(options.text)
+    texts = _files(options.text, options.output)
     tokenize = None if options.tokenizer == BYTES else _NamedTokenizer(options.tokenizer)
     if tokenize is not None and options.vocabulary is None:
         raise DataError(f"--vocabulary is needed with --tokenizer {options.tokenizer}: tokens must be below it")
@@ -158,19 +159,30 @@ def _build(options: argparse.Namespace) -> TokenHeader:
     )
 
 
-def _files(named: Sequence[Path]) -> list[Path]:
+def _files(named: Sequence[Path], output: Path) -> list[Path]:
     """Give the named files, and the files in named folders sorted by path.
 
-    Hidden files and folders inside folders are left out; a mounted ConfigMap holds each file a second time in one.
+    Hidden files and folders inside folders are left out; a mounted ConfigMap holds each file a second time in one. So are the output of
+    an earlier build and what killed builds have left.
     """
     files: list[Path] = []
     for path in named:
         if not path.exists():
             raise DataError(f"{path} does not exist")
-        files += sorted(each for each in path.rglob("*") if _is_text(each, path)) if path.is_dir() else [path]
+        if path.is_dir():
+            found = (each for each in path.rglob("*") if _is_text(each, path))
+            files += sorted(each for each in found if each.suffix != _PARTIAL and not _is_same(each, output))
+        elif _is_same(path, output):
+            raise DataError(f"{path} is the text and the output; name another output")
+        else:
+            files.append(path)
     if not files:
         raise DataError(f"there are no files in {', '.join(map(str, named))}")
     return files
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    return other.exists() and path.samefile(other)
 
 
 def _is_text(path: Path, folder: Path) -> bool:

@@ -342,3 +342,20 @@ def test_lengths_below_zero_and_folders_that_cannot_be_made_are_refused(tmp_path
 def no_threads_left() -> Iterator[None]:
     yield
     assert not [thread.name for thread in threading.enumerate() if thread.name == "batch cache"]
+
+
+def test_a_world_of_another_size_leaves_no_batches_of_the_former_ones(tmp_path: Path) -> None:
+    """They have the same steps and other samples, and would fill memory in a series of resizes."""
+    cache, plan, state = BatchCache(tmp_path, prefetch=4, lookback=1), PLAN, None
+    for world_size in (2, 3, 1, 6):
+        plan = plan.resumed(state) if state else plan
+        load = Loading()
+        batches = cache.iterate(plan, load, rank=0, world_size=world_size)
+        batch, _ = next(batches)
+        for step in range(batch.step, batch.step + 5):
+            wait_for_file(tmp_path, step)
+            load.wait_for(step)
+        batches.close()  # type: ignore[attr-defined]
+        steps = steps_in(tmp_path)
+        assert len(steps) == len(set(steps)) <= 6
+        state = plan.state_dict(batch.step)

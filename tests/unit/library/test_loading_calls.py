@@ -84,6 +84,26 @@ def test_samples_that_are_fetched_and_not_taken_are_counted() -> None:
     assert [batch.step for batch, _ in loader] == [3]
 
 
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_loop_that_looks_ahead_is_told_that_it_would_train_nothing(taken: int) -> None:
+    plan = ElasticBatches(12, 4, shuffle=False)
+    loader: ElasticLoader[Any] = ElasticLoader(list(range(12)), plan, rank=0, world_size=1, micro_batch=2)  # type: ignore[arg-type]
+    batches = iter(loader)
+    _, passes = next(batches)
+    for _ in range(taken):
+        next(passes)
+    _, following = next(batches)
+    for _ in range(2):
+        with pytest.raises(DataError) as ahead:
+            next(passes)
+    assert str(ahead.value) == (
+        "the data of step 1 was skipped, because the next batch was taken first; take all passes of a batch before the next one"
+    )
+    assert [index for part, _ in following for index in part.indices] == [4, 5, 6, 7]
+    next(batches)
+    assert [*following] == [], "all of them were taken"
+
+
 def test_a_sampler_says_where_it_begins_and_where_it_is() -> None:
     plan = ElasticBatches(12, 4, shuffle=False)
     sampler = ElasticBatchSampler(plan, rank=0, world_size=2, micro_batch=1, start_step=1)

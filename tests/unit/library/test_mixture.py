@@ -90,6 +90,15 @@ def test_the_audit_finds_a_mixture_that_was_not_kept(tmp_path: Path) -> None:
     assert "trained more than once" in report.sentence
 
 
+def test_a_mixture_is_no_source_of_another() -> None:
+    """It has other indices than positions, so the samples of its sources would be taken for those of others."""
+    web = Mixture({"en": 100, "de": 100}, {"en": 1, "de": 1}, samples=100)
+    with pytest.raises(
+        ValueError, match=r"^the source web is a mixture; give its sources here, with their weights mult"
+    ):
+        Mixture({"web": web, "code": 50}, {"web": 1, "code": 1}, samples=40)
+
+
 def test_bad_mixtures_are_refused_with_numbers_that_work() -> None:
     with pytest.raises(ValueError, match="whole rounds of 4, such as 8 or 12"):
         Mixture({"a": 10, "b": 7}, {"a": 3, "b": 1}, samples=10)

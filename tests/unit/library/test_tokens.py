@@ -316,3 +316,19 @@ def test_processes_that_cannot_be_had_are_refused(tmp_path: Path, text: Path) ->
         with pytest.raises(DataError, match=words):
             build(tmp_path / "out", [text], tokenize=lambda text: [1], workers=workers)
     assert list(tmp_path.iterdir()) == [text]
+
+
+def test_a_build_does_not_read_what_builds_have_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("hello world")
+    (folder / "corpus.tokens.host.123.partial").write_bytes(b"of a killed build")
+    command = ["tokens", "build", str(folder / "corpus.tokens"), str(folder)]
+    assert cli.main(command) == 0
+    first = (folder / "corpus.tokens").read_bytes()
+    assert cli.main([*command, "--force"]) == 0
+    assert (folder / "corpus.tokens").read_bytes() == first
+    capsys.readouterr()
+    assert cli.main(["tokens", "build", str(folder / "a.txt"), str(folder / "a.txt"), "--force"]) == 1
+    assert "a.txt is the text and the output; name another output" in capsys.readouterr().err
+    assert (folder / "a.txt").read_text() == "hello world"
