@@ -41,6 +41,7 @@ from elastipod.errors import CheckpointError, FencedError
 from elastipod.local_worker import run_id_from_env
 from elastipod.process_restarts import tell_of_process_restarts
 from elastipod.rank_in_world import RankInWorld
+from elastipod.uncaught import note_exit_status
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -239,8 +240,14 @@ class CheckpointManager:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close. After an exception, do not wait for the save in progress: the agent must learn of the failure at once."""
-        if value is not None and self._save is not None and self._save.thread.is_alive():
+        """Close. After an exception, do not wait for the save in progress: the agent must learn of the failure at once.
+
+        A script that ends by `sys.exit`, whatever its code, ends in order, as it does outside of ``with``.
+        """
+        if isinstance(value, SystemExit):
+            note_exit_status(value.code)
+            self.close()
+        elif value is not None and self._save is not None and self._save.thread.is_alive():
             self._abandon(self._save, f"{type(value).__name__}: {value}")
         else:
             self.close()

@@ -21,7 +21,7 @@ import weakref
 from contextlib import suppress
 from typing import Any, Protocol
 
-from elastipod.uncaught import uncaught_exception
+from elastipod.uncaught import exit_status, uncaught_exception
 
 _ABANDON_S = 1.0  # for a save to notice that it was abandoned
 _BUFFERED = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
@@ -66,7 +66,7 @@ def _exit_now(failure: BaseException | None) -> None:
     if isinstance(failure, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
-    os._exit(0 if failure is None else 1)
+    os._exit(exit_status())
 
 
 def _flush_files() -> None:

@@ -22,6 +22,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any, NoReturn
 
+from elastipod.uncaught import note_exit_status
 from elastipod_agent.fork_server.program import INTERRUPTED
 from elastipod_agent.workers.linux import die_by_signal, flush_c_streams
 
@@ -72,7 +73,9 @@ def exit_process(code: int) -> NoReturn:
     module: Any = sys.modules.get(_SENTINEL)
     if module is not None and can_flush_c_streams(_FLUSH_LIMIT_S):
         module.sentinel.code = code
-    raise SystemExit(130 if code == INTERRUPTED else code)
+    status = 130 if code == INTERRUPTED else code
+    note_exit_status(status)
+    raise SystemExit(status)
 
 
 def _flush() -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 from tests.agent_client import until
 
+from elastipod import uncaught
 from elastipod_agent.fork_server import fast_exit, program
 from elastipod_agent.fork_server.program import CODE, FILE, INTERRUPTED, MODULE
 
@@ -211,3 +212,13 @@ def test_the_flush_of_c_streams_says_whether_it_was_possible(monkeypatch: pytest
     assert fast_exit.can_flush_c_streams(0.01) is False
     is_over.set()
     until(lambda: not any(thread.name == "flush" for thread in threading.enumerate()), "the end of the flush")
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, 0), (3, 3), (program.INTERRUPTED, 130)])
+def test_exit_handlers_can_ask_for_the_status_of_a_worker(
+    monkeypatch: pytest.MonkeyPatch, code: int, status: int
+) -> None:
+    monkeypatch.setattr(uncaught, "_asked_for", None)
+    with pytest.raises(SystemExit) as ended:
+        fast_exit.exit_process(code)
+    assert ended.value.code == uncaught.exit_status() == status

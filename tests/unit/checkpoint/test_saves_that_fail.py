@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import subprocess
 import sys
 import threading
 import time
@@ -379,3 +380,46 @@ def test_how_a_process_ends_with_a_save(
     assert waited == joined
     assert exits == ([] if status is None else [-1, status])
     assert save.is_abandoned == (is_abandoned or status is not None)
+
+
+SCRIPT = """
+import sys, time, logging, contextlib
+from pathlib import Path
+from tests.unit.checkpoint.trainer import Trainer
+from elastipod.checkpoint import CheckpointManager, saver
+from elastipod.checkpoint.directory_store import DirectoryStore
+folder, code, storage, how = sys.argv[1:]
+begin, saver.STORAGE_SILENCE_S = DirectoryStore.begin, 0.5
+def slow(self, target):
+    time.sleep(0.3 if storage == "slow" else 1000)
+    return begin(self, target)
+DirectoryStore.begin = slow
+manager, trainer = CheckpointManager(Path(folder), memory=False), Trainer()
+with manager if how == "with" else contextlib.nullcontext():
+    manager.save_async(1, model=trainer.model, optimizer=trainer.optimizer, scheduler=trainer.scheduler)
+    sys.exit({"none": None, "zero": 0, "two": 2, "text": "the loss is not finite"}[code])
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "storage", "how", "status"),
+    [
+        ("zero", "slow", "with", 0),
+        ("none", "slow", "with", 0),
+        ("two", "slow", "with", 2),
+        ("two", "slow", "plain", 2),
+        ("text", "slow", "with", 1),
+        ("two", "hangs", "with", 2),
+        ("text", "hangs", "with", 1),
+        ("zero", "hangs", "with", 0),
+    ],
+)
+def test_a_script_that_exits_ends_with_its_own_status_and_with_its_save(
+    tmp_path: Path, code: str, storage: str, how: str, status: int
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path), code, storage, how], check=False, timeout=PATIENCE_S
+    )
+    assert ended.returncode == status
+    steps = [each.step for each in DirectoryStore(tmp_path).list_complete()]
+    assert steps == ([1] if storage == "slow" else [])
