@@ -11,7 +11,7 @@ from typing import Any
 from elastipod.audit.moments import is_sharded, optimizer_norm
 from elastipod.checkpoint.directory_store import DirectoryStore
 from elastipod.checkpoint.live_objects import LiveObjects
-from elastipod.checkpoint.store import CheckpointStore
+from elastipod.checkpoint.store import MAX_STEP, CheckpointStore
 from elastipod.errors import CheckpointError
 from elastipod.rank_in_world import RankInWorld
 from elastipod.rank_ranges import format_ranks
@@ -41,6 +41,11 @@ def require_step(step: int) -> None:
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise ValueError(
             f"step is {step!r}; it is the number of completed optimizer steps, a whole number of at least 0"
+        )
+    if step > MAX_STEP:
+        raise ValueError(
+            f"step is {step}; names of checkpoints have room for steps up to {MAX_STEP}: count optimizer steps, and keep numbers of "
+            "tokens in extra"
         )
 
 

@@ -38,6 +38,7 @@ MAX_MANIFEST_BYTES = 1 << 30  # 33 bytes for each chunk
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of storage that has no room
 
+MAX_STEP = 10**10 - 1  # the digits of a step in COMPLETE
 COMPLETE = re.compile(r"step-(\d{10})-gen-(\d{6})")
 _CLAIM = re.compile(r"gen-(\d{6,})")
 _RUN = re.compile(r"[A-Za-z0-9._-]{1,128}")

@@ -40,11 +40,14 @@ def _encoded(value: object, name: str) -> Any:
             return {_COUNTER if isinstance(value, Counter) else _PAIRS: pairs}
         return {key: _encoded(each, f"{name}.{key}") for key, each in value.items()}
     if isinstance(value, torch.Tensor) and value.numel() <= _MAX_ELEMENTS:
-        return {
-            _TENSOR: [str(value.dtype).removeprefix("torch."), list(value.shape), value.detach().flatten().tolist()]
-        }
-    if isinstance(value, (bool, int, float, str)):  # subclasses such as NumPy's floats and string enums
-        return _encoded(next(kind for kind in (bool, int, float, str) if isinstance(value, kind))(value), name)
+        if value.layout is not torch.strided or value.is_meta:
+            raise ValueError(f"{name} is a tensor without numbers of its own ({value.layout}, {value.device})")
+        numbers = torch.view_as_real(value.detach().resolve_conj()) if value.is_complex() else value.detach()
+        return {_TENSOR: [str(value.dtype).removeprefix("torch."), list(value.shape), numbers.flatten().tolist()]}
+    if isinstance(value, str):
+        return str.__str__(value)  # a string enum's own __str__ gives its name
+    if isinstance(value, (bool, int, float)):  # subclasses such as NumPy's floats
+        return _encoded(next(kind for kind in (bool, int, float) if isinstance(value, kind))(value), name)
     if isinstance(value, torch.Tensor):
         raise ValueError(
             f"{name} is a tensor of {value.numel()} elements; here a tensor of at most {_MAX_ELEMENTS} can be saved"
@@ -65,6 +68,13 @@ def _decoded(value: Any) -> Any:
             pairs = {_decoded(key): _decoded(each) for key, each in content}
             return Counter(pairs) if kind == _COUNTER else pairs
         if kind == _TENSOR:
-            dtype, shape, numbers = content
-            return torch.tensor(numbers, dtype=getattr(torch, dtype), device="cpu").reshape(shape)
+            return _tensor(*content)
     return {key: _decoded(each) for key, each in value.items()}
+
+
+def _tensor(dtype: str, shape: list[int], numbers: list[Any]) -> torch.Tensor:
+    wanted: torch.dtype = getattr(torch, dtype)
+    if not wanted.is_complex:
+        return torch.tensor(numbers, dtype=wanted, device="cpu").reshape(shape)
+    pairs = torch.tensor(numbers, dtype=wanted.to_real(), device="cpu").reshape(*shape, 2)
+    return torch.view_as_complex(pairs)

@@ -11,6 +11,7 @@ from torch import nn
 from elastipod.in_memory.data_positions import DataPositions
 from elastipod.in_memory.members import Members
 from elastipod.in_memory.parts import local_of
+from elastipod.in_memory.tensor_digests import as_bytes
 from elastipod.torch_compat import DTensor, copy_together
 
 
@@ -120,13 +121,13 @@ class _Copy:
     def is_equal(self) -> bool:
         """Whether the buffer is what it was."""
         now = _local(self._buffers.get(self._name))
-        return now is not None and _is_alike(now, self.copy) and torch.equal(now, self.copy)
+        return now is not None and _is_alike(now, self.copy) and _is_equal(now, self.copy)
 
     def swap(self) -> None:
         """Exchange what the buffer is and what it was, unless it has become another thing: a cache may have grown, or be gone."""
         now = _local(self._buffers.get(self._name))
         # One that shares its memory with itself cannot be written to, and is equal.
-        if now is not None and _is_alike(now, self.copy) and not torch.equal(now, self.copy):
+        if now is not None and _is_alike(now, self.copy) and not _is_equal(now, self.copy):
             after = now.clone()
             now.copy_(self.copy)
             self.copy.copy_(after)
@@ -164,3 +165,10 @@ def _local(buffer: torch.Tensor | None) -> torch.Tensor | None:
 
 def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+
+
+def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    try:
+        return torch.equal(one, other)
+    except NotImplementedError:  # torch compares no tensors of some types, such as numbers of 4 bits
+        return torch.equal(as_bytes(one), as_bytes(other))

@@ -31,7 +31,7 @@ def digests_of_tensors(tensors: Sequence[torch.Tensor], progress: Callable[[], N
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Give the bytes of a tensor: its own memory where that is contiguous and aligned, else a copy."""
-    flat = tensor.detach()
+    flat = tensor.detach().resolve_conj().resolve_neg()
     if not flat.is_contiguous() or (flat.storage_offset() * flat.element_size()) % 8:
         flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.reshape(-1).view(torch.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from elastipod.checkpoint.load_plan import flat_keys, list_some
 from elastipod.checkpoint.pipeline_stages import PipelineStage, refuse_shared_weights
-from elastipod.checkpoint.save_arguments import check_keep
+from elastipod.checkpoint.save_arguments import check_keep, require_step
 from elastipod.checkpoint.stateful_members import stateful_state
 from elastipod.checkpoint.value_codec import decode_value, encode_value
 from elastipod.checkpoint.value_tree import join_tensors, split_tensors
@@ -132,6 +133,8 @@ def test_two_tensors_of_one_key_are_refused(value: Any, key: str) -> None:
         ({1: "x"}, '{"__pairs__":[[1,"x"]]}'),
         ({"__a": 1}, '{"__pairs__":[["__a",1]]}'),
         (torch.tensor([[1], [2]], dtype=torch.int32), '{"__tensor__":["int32",[2,1],[1,2]]}'),
+        (torch.tensor([1 + 2j, 3j]), '{"__tensor__":["complex64",[2],[1.0,2.0,0.0,3.0]]}'),
+        (torch.tensor(4j, dtype=torch.complex128), '{"__tensor__":["complex128",[],[0.0,4.0]]}'),
         (torch.zeros(64, dtype=torch.bool), f'{{"__tensor__":["bool",[64],[{",".join(["false"] * 64)}]]}}'),
     ],
 )
@@ -142,15 +145,36 @@ def test_values_have_the_text_that_checkpoints_hold(value: Any, text: str) -> No
     assert type(found) is type(value)
 
 
+class Mode(str, Enum):
+    MIN = "min"
+
+
+def test_a_string_enum_comes_back_as_its_text() -> None:
+    """A schedule that compares its mode with a text goes on as before."""
+    found = decode_value(encode_value({"mode": Mode.MIN, Mode.MIN: 1}, "it"))
+    assert found == {"mode": "min", "min": 1}
+    assert {type(each) for each in (*found, found["mode"])} == {str}
+
+
 @pytest.mark.parametrize(
     ("value", "place"),
     [
         ([1, {2}], r"it\[1\] is a set; only tensors and plain values can be saved"),
         ({"a": (1, {2})}, r"it.a\[1\] is a set; only tensors and plain values can be saved"),
         ({3: {2}}, r"it\[3\] is a set; only tensors and plain values can be saved"),
+        (torch.zeros(3).to_sparse(), r"it is a tensor without numbers of its own \(torch.sparse_coo, cpu\)"),
+        (torch.zeros(3, device="meta"), r"it is a tensor without numbers of its own \(torch.strided, meta\)"),
         (torch.zeros(65), "it is a tensor of 65 elements; here a tensor of at most 64 can be saved"),
     ],
 )
 def test_what_a_checkpoint_cannot_hold_is_named_by_its_place(value: Any, place: str) -> None:
     with pytest.raises(ValueError, match=place):
         encode_value(value, "it")
+
+
+def test_a_step_that_no_name_has_room_for_is_refused() -> None:
+    require_step(10**10 - 1)
+    with pytest.raises(
+        ValueError, match=r"^step is 10000000000; names of checkpoints have room for steps up to 9999999999: "
+    ):
+        require_step(10**10)

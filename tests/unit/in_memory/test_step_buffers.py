@@ -149,6 +149,20 @@ def test_buffers_that_cannot_be_compared_or_written_to_are_left_alone() -> None:
         made(members, buffers)
 
 
+@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="torch 2.8 has these numbers")
+def test_buffers_of_numbers_that_torch_does_not_compare_are_put_back() -> None:
+    model: Any = Net()
+    numbers = torch.tensor([1, 2, 3], dtype=torch.uint8)
+    model.register_buffer("packed", numbers.view(torch.float4_e2m1fn_x2))
+    members = Members({"model": model})
+    buffers = StepBuffers(members)
+    buffers.begin()
+    numbers[0] += 5
+    buffers.restore()
+    assert numbers.tolist() == [1, 2, 3]
+    made(members, buffers)
+
+
 def test_a_buffer_that_the_script_replaces_at_each_step_is_put_back() -> None:
     class Replacing(Net):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
