@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from elastipod_agent.core.pattern_check import check_compile_time
+
 OPERATORS = ("gt", "lt", "eq", "gteq", "lteq")
 MAX_RULES = 64
 _MAX_PATTERN = 4096
@@ -73,8 +75,9 @@ def _pattern(where: str, rule: Mapping[str, Any], field: str) -> str | None:
     if not isinstance(text, str) or len(text) > _MAX_PATTERN:
         raise ValueError(f"{where}: {field} must be a string of at most {_MAX_PATTERN} characters")
     try:
+        check_compile_time(text)
         re.compile(text)
-    except (re.error, OverflowError, RecursionError) as error:
+    except (re.error, OverflowError, RecursionError, ValueError) as error:
         raise ValueError(f"{where}: {field} is not a regular expression: {error}") from error
     return text
 

@@ -24,6 +24,7 @@ from elastipod_operator.api.base import (
 )
 from elastipod_operator.api.explain import field_error, value_error
 from elastipod_operator.api.job_status import JobStatus
+from elastipod_operator.api.pattern_check import check_compile_time
 from elastipod_operator.core.clean_pod_policy import CleanPodPolicy as CleanPodPolicy
 from elastipod_operator.core.growth_mode import GrowthMode
 from elastipod_operator.core.names import API_VERSION, KIND
@@ -97,6 +98,7 @@ class LogRule(Model):
     @classmethod
     def _is_a_regex(cls, pattern: str | None) -> str | None:
         try:
+            check_compile_time(pattern or "")
             re.compile(pattern or "")
         except (re.error, OverflowError, RecursionError, ValueError) as error:
             raise value_error(f"it must be a regular expression ({error})") from error

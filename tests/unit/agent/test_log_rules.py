@@ -52,6 +52,11 @@ def test_a_rule_with_every_field() -> None:
         pytest.param([{"name": "a", "logPattern": "x", "stopPattern": "("}], "stopPattern is not a regular", id="stop"),
         pytest.param([{"name": "a"}], "rule 'a': logPattern must be", id="no pattern"),
         pytest.param([{"name": "a", "logPattern": "("}], "logPattern is not a regular expression", id="bad pattern"),
+        pytest.param(
+            [{"name": "a", "logPattern": "(?i)" + "[Ā-\uffff]" * 800}],
+            "it has 800 sets with ranges of characters, and 800 of these reach beyond U\\+00FF; at most 64 and 2 are allowed",
+            id="slow to compile",
+        ),
         pytest.param([{"name": "a", "logPattern": "x", "operator": ">"}], "operator is '>'", id="operator"),
         pytest.param([{"name": "a", "logPattern": "x", "metricThreshold": "y"}], "metricThreshold", id="threshold"),
         pytest.param([{"name": "a", "logPattern": "x" * 5000}], "at most 4096", id="long pattern"),

@@ -143,3 +143,5 @@ def test_the_documents_own_rule_with_two_groups_is_taken() -> None:
 
 def test_a_broken_regex_is_told_with_its_error() -> None:
     assert "it must be a regular expression (" in refusal(runPolicy=with_rule(logPattern="(loss"))
+    slow = refusal(runPolicy=with_rule(logPattern="(?i)" + "[Ā-\uffff]" * 800))
+    assert "it has 800 sets with ranges of characters" in slow
