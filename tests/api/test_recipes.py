@@ -28,7 +28,7 @@ def test_every_rendered_recipe_applies_and_keeps_its_sizes(api_server: Cluster, 
             ranks_per_node=RANKS_PER_NODE,
             queue="team",
             resources={"nvidia.com/gpu": "8"},
-            claims={"fsx": "/data"},
+            claims=(("fsx", "/data"), ("my.claim", "/more"), ("my.claim", "/checkpoints")),
         )
         texts.append(as_yaml(render(checked, options)))
         expected[options.name] = tuple(size for size in sizes if size >= 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -34,10 +35,12 @@ class SampleCounter(Protocol):
 
 
 class EpochCounter:
-    """Expects every index once per epoch. Uses one byte of memory per index and epoch."""
+    """Expects every index once per epoch. Uses one byte of memory per index of each epoch that has begun and is not complete."""
 
     def __init__(self, dataset_size: int, epochs: int) -> None:
-        self._seen = [bytearray(dataset_size) for _ in range(epochs)]
+        self._size, self._epochs = dataset_size, epochs
+        self._seen: dict[int, bytearray] = {}  # by epoch, of those that have begun and are not complete
+        self._num_seen: Counter[int] = Counter()  # by epoch
         self._expected = dataset_size * epochs
         self._unique = self._duplicates = self._foreign = 0
 
@@ -52,26 +55,45 @@ class EpochCounter:
 
     def first_missing(self, limit: int) -> list[list[int]]:
         found: list[list[int]] = []
-        for epoch, seen in enumerate(self._seen):
-            index = seen.find(0)
-            while index >= 0 and len(found) < limit:
-                found.append([epoch, index])
-                index = seen.find(0, index + 1)
+        for epoch in range(self._epochs):
+            if len(found) == limit:
+                break
+            if self._num_seen[epoch] < self._size:
+                found += self._missing_in(epoch, limit - len(found))
+        return found
+
+    def _missing_in(self, epoch: int, limit: int) -> list[list[int]]:
+        seen = self._seen.get(epoch)
+        if seen is None:
+            return [[epoch, index] for index in range(min(limit, self._size))]
+        found: list[list[int]] = []
+        index = seen.find(0)
+        while index >= 0 and len(found) < limit:
+            found.append([epoch, index])
+            index = seen.find(0, index + 1)
         return found
 
     def _add_range(self, epoch: int, first: int, end: int) -> None:
-        if not 0 <= epoch < len(self._seen):
+        if not 0 <= epoch < self._epochs:
             self._foreign += end - first
             return
-        seen = self._seen[epoch]
-        inside = range(max(first, 0), min(end, len(seen)))
+        inside = range(max(first, 0), min(end, self._size))
         self._foreign += (end - first) - len(inside)
+        if self._num_seen[epoch] == self._size:
+            self._duplicates += len(inside)
+            return
+        seen = self._seen.get(epoch)
+        if seen is None:
+            seen = self._seen[epoch] = bytearray(self._size)
+        new = 0
         for index in inside:
-            if seen[index]:
-                self._duplicates += 1
-            else:
-                seen[index] = 1
-                self._unique += 1
+            new += not seen[index]
+            seen[index] = 1
+        self._unique += new
+        self._duplicates += len(inside) - new
+        self._num_seen[epoch] += new
+        if self._num_seen[epoch] == self._size:
+            del self._seen[epoch]
 
 
 class MixtureCounter:

@@ -69,7 +69,10 @@ def check_recipe(config: Mapping[str, Any], *, ranks_per_node: int, model_parall
 
 
 def _check_composed(config: Mapping[str, Any]) -> None:
-    others = [entry for entry in config.get("defaults") or () if entry != "_self_"]
+    defaults = config.get("defaults") or []
+    if not isinstance(defaults, list):
+        raise RecipeError(f"defaults is {defaults!r}; it must be a list, such as [_self_]")
+    others = [entry for entry in defaults if entry != "_self_"]
     if others:
         raise RecipeError(
             f"defaults names {', '.join(map(str, others[:3]))}, which Hydra merges into the recipe; render the merged recipe, as the "

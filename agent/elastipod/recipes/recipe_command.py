@@ -99,16 +99,23 @@ def _render_options(options: argparse.Namespace, config: Mapping[str, Any], rank
     return RenderOptions(
         name=options.name or _name_of(config),
         image=options.image,
-        script=tuple(shlex.split(options.script)),
+        script=_words(options.script),
         ranks_per_node=ranks,
         model_parallel=options.model_parallel,
         namespace=options.namespace,
         queue=options.queue,
         instance_type=options.instance_type,
         resources=dict(options.resource) if options.resource else {DEFAULT_DEVICE: str(ranks)},
-        claims=dict(options.claim),
+        claims=tuple(options.claim),
         env=dict(options.env),
     )
+
+
+def _words(script: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(script))
+    except ValueError as error:
+        raise RecipeError(f"--script {script!r} cannot be divided into words: {error}") from error
 
 
 def _name_of(config: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +26,9 @@ class RenderOptions:
     """What a recipe does not say about its job.
 
     name, namespace, queue: of the job; empty: not set. script: what hyperpodrun starts, in words. ranks_per_node: workers in each
-    pod. model_parallel: ranks of one model group. resources: requests and limits of a pod. claims: mount path by
-    PersistentVolumeClaim. instance_type: value of the node label node.kubernetes.io/instance-type; empty: any node. env:
-    variables of the container.
+    pod. model_parallel: ranks of one model group. resources: requests and limits of a pod. claims: names of
+    PersistentVolumeClaims with mount paths; a claim may have several. instance_type: value of the node label
+    node.kubernetes.io/instance-type; empty: any node. env: variables of the container.
     """
 
     name: str
@@ -40,7 +40,7 @@ class RenderOptions:
     queue: str = ""
     instance_type: str = ""
     resources: Mapping[str, str] = field(default_factory=dict)
-    claims: Mapping[str, str] = field(default_factory=dict)
+    claims: tuple[tuple[str, str], ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -129,20 +129,30 @@ def _template(checked: CheckedRecipe, options: RenderOptions) -> dict[str, Any]:
         container["env"] = [{"name": name, "value": value} for name, value in env.items()]
     if options.resources:
         container["resources"] = {"requests": dict(options.resources), "limits": dict(options.resources)}
+    volume_of = _claim_volumes(claim for claim, _ in options.claims)
     container["volumeMounts"] = [
         {"name": _CONFIG_VOLUME, "mountPath": CONFIG_FOLDER},
-        *({"name": f"{claim}-volume", "mountPath": path} for claim, path in options.claims.items()),
+        *({"name": volume_of[claim], "mountPath": path} for claim, path in options.claims),
     ]
     pod: dict[str, Any] = {
         "containers": [container],
         "volumes": [
             {"name": _CONFIG_VOLUME, "configMap": {"name": _config_map_name(options)}},
-            *({"name": f"{claim}-volume", "persistentVolumeClaim": {"claimName": claim}} for claim in options.claims),
+            *({"name": volume, "persistentVolumeClaim": {"claimName": claim}} for claim, volume in volume_of.items()),
         ],
     }
     if options.instance_type:
         pod["nodeSelector"] = {"node.kubernetes.io/instance-type": options.instance_type}
     return {"metadata": {"labels": {"app": options.name}}, "spec": pod}
+
+
+def _claim_volumes(claims: Iterable[str]) -> dict[str, str]:
+    """Name the volume of each claim. A claim's name may have dots and more characters, a volume's may not."""
+    names: dict[str, str] = {}
+    for number, claim in enumerate(dict.fromkeys(claims), start=1):
+        name = f"{claim}-volume"
+        names[claim] = name if "." not in name and len(name) <= 63 else f"claim-{number}"
+    return names
 
 
 def _config_map_name(options: RenderOptions) -> str:

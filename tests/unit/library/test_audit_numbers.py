@@ -33,6 +33,21 @@ def test_epochs_are_counted_by_sample() -> None:
     assert counter.first_missing(0) == []
 
 
+def test_only_epochs_in_progress_take_memory() -> None:
+    """A plan may have a million epochs, such as one for each step of a stream."""
+    counter = EpochCounter(1000, 10**6)
+    for epoch in range(50):
+        counter.add(steps((0, 600), epoch=epoch))
+        assert len(counter._seen) == 1
+        counter.add(steps((600, 1000), epoch=epoch))
+        assert not counter._seen
+    counter.add(steps((0, 10), epoch=7))
+    assert counter.counts() == SampleCounts(
+        unique=50_000, expected=10**9, duplicates=10, missing=10**9 - 50_000, foreign=0
+    )
+    assert counter.first_missing(2) == [[50, 0], [50, 1]]
+
+
 def test_an_epoch_that_lacks_its_first_samples_names_them() -> None:
     counter = EpochCounter(4, 1)
     counter.add(steps((2, 3)))

@@ -140,6 +140,7 @@ SMALL = recipe("llama", 1, (1, 2, 4), "dpo", 600)
                      id="no switch"),
         pytest.param(("elastic_policy.scaling_timeout=-1",), "scaling_timeout is -1; it must be a whole number of seconds", id="no time"),
         pytest.param(("defaults=[base, _self_]",), "defaults names base, which Hydra merges", id="not merged"),
+        pytest.param(("defaults=5",), r"defaults is 5; it must be a list, such as \[_self_\]", id="no list"),
         pytest.param(("scale_config.2.training_config=5",), "training_config is 5; it must be a block", id="no block"),
     ],
 )  # fmt: skip
@@ -218,6 +219,31 @@ def test_the_command_prints_what_kubectl_applies(tmp_path: Path, capsys: pytest.
     assert {"name": "A", "value": "b=c"} in container["env"]
     assert pod["nodeSelector"] == {"node.kubernetes.io/instance-type": "ml.p5.48xlarge"}
     assert {"name": "fsx-volume", "persistentVolumeClaim": {"claimName": "fsx"}} in pod["volumes"]
+
+
+def test_a_claim_may_be_mounted_twice_and_have_any_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, long = tmp_path / "recipe.yaml", "a" * 60
+    file.write_text(yaml.safe_dump(RECIPES[0][1]))
+    claims = (
+        "--claim=fsx:/checkpoints", "--claim=my.claim:/logs", "--claim=fsx:/data", f"--claim={long}:/long", "--claim=my.claim:/more",
+    )  # fmt: skip
+    assert main(["render", str(file), ELASTIC, *ARGUMENTS, *claims]) == 0
+    _, job = yaml.safe_load_all(capsys.readouterr().out)
+    pod = job["spec"]["replicaSpecs"][0]["template"]["spec"]
+    mounts = [(each["name"], each["mountPath"]) for each in pod["containers"][0]["volumeMounts"][1:]]
+    assert mounts == [
+        ("fsx-volume", "/checkpoints"), ("claim-2", "/logs"), ("fsx-volume", "/data"), ("claim-3", "/long"), ("claim-2", "/more"),
+    ]  # fmt: skip
+    volumes = [(each["name"], each["persistentVolumeClaim"]["claimName"]) for each in pod["volumes"][1:]]
+    assert volumes == [("fsx-volume", "fsx"), ("claim-2", "my.claim"), ("claim-3", long)]
+
+
+def test_a_script_that_is_no_line_of_words_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(RECIPES[0][1]))
+    assert main(["render", str(file), ELASTIC, "--image=i", "--script=/t.py 'x"]) == 1
+    told = capsys.readouterr().err
+    assert told.endswith('--script "/t.py \'x" cannot be divided into words: No closing quotation\n')
 
 
 def test_a_recipe_for_trainium_has_more_ranks_than_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
