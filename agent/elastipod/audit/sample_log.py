@@ -21,6 +21,7 @@ from elastipod.data.mixture import Mixture
 from elastipod.errors import SampleLogError
 from elastipod.mesh import logs_samples, place_of
 from elastipod.synced_files import sync_directory
+from elastipod.value_words import value_or_kind
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -106,15 +107,21 @@ class SampleLog:
     def step(self, batch: Batch, loss: float | None = None) -> None:
         """Log that this rank's samples of ``batch`` were trained. Call it after the optimizer step, before a checkpoint.
 
-        loss: of the global batch, where known. `elastipod.State` calls it when a step begins, and `done` at its end.
+        loss: of the global batch, where known: a number, or a tensor of one. `elastipod.State` calls it when a step begins, and `done`
+        at its end. Raises TypeError for another loss.
         """
         self._write(
-            kind="step", step=batch.step, epoch=batch.epoch, **_samples(batch.indices), t=time.time(), loss=loss
+            kind="step",
+            step=batch.step,
+            epoch=batch.epoch,
+            **_samples(batch.indices),
+            t=time.time(),
+            loss=_number(loss),
         )
 
     def done(self, step: int, loss: float | None = None) -> None:
         """Log that a step whose samples were logged when it began has changed the weights. loss: as of `step`."""
-        self._write(kind="done", step=step, t=time.time(), loss=loss)
+        self._write(kind="done", step=step, t=time.time(), loss=_number(loss))
 
     def saved(self, step: int, optimizer_norm: float | None = None) -> None:
         """Log that the checkpoint of ``step`` is complete. `CheckpointManager.save` calls it."""
@@ -189,6 +196,15 @@ class SampleLog:
     def _not_durable(self) -> tuple[Path, ...]:
         """Give the logs that a later one has to sync."""
         return (*self._earlier, self.path) if self._writes else self._earlier
+
+
+def _number(loss: object) -> float | None:
+    if loss is None:
+        return None
+    try:
+        return float(loss)  # type: ignore[arg-type]  # what has no float is refused below
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"loss is {value_or_kind(loss)}; give a number, such as loss.mean().item()") from None
 
 
 def _samples(indices: Sequence[int]) -> dict[str, object]:

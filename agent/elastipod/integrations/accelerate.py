@@ -20,7 +20,7 @@ from elastipod.collectives import sum_over_ranks
 from elastipod.data.elastic_batches import Batch, ElasticBatches, MicroBatch
 from elastipod.data.loader import ElasticLoader
 from elastipod.elastic_event import elastic_event_detected
-from elastipod.errors import FrameworkError
+from elastipod.errors import DataError, FrameworkError
 from elastipod.fsdp1 import refuse_fsdp1
 from elastipod.gradients import gradient_sync
 from elastipod.integrations.loaders import check_loader
@@ -168,6 +168,10 @@ class _Job:
     def resume(self, sample_log: str | os.PathLike[str] | None) -> None:
         resume: Resume | None = self._checkpoints.load_latest(**self._objects)
         if resume is not None:
+            if "data" not in resume.extra:
+                raise DataError(
+                    f"{resume.path} holds no position in the data, because another script has saved it; name another directory"
+                )
             self.plan = self.plan.resumed(resume.extra["data"])
             if self._scaler is not None and resume.extra.get(_SCALER):
                 self._scaler.load_state_dict(resume.extra[_SCALER])

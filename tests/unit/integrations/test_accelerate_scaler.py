@@ -6,8 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
+
+from elastipod.checkpoint import CheckpointManager
+from elastipod.errors import DataError
 
 
 def train(
@@ -60,3 +64,14 @@ def test_a_checkpoint_without_a_scale_begins_with_that_of_the_script(integration
 def test_a_script_without_a_scale_resumes_from_a_checkpoint_with_one(integration: Any, tmp_path: Path) -> None:
     train(integration, tmp_path, torch.amp.GradScaler("cpu"))
     train(integration, tmp_path, None, epochs=2)
+
+
+def test_a_directory_of_another_script_is_refused_by_name(integration: Any, tmp_path: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+    with CheckpointManager(tmp_path, memory=False) as manager:
+        path = manager.save(1, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
+    with pytest.raises(DataError) as refused:
+        train(integration, tmp_path, None)
+    assert str(refused.value) == (
+        f"{path} holds no position in the data, because another script has saved it; name another directory"
+    )

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 from tests.patience import PATIENCE_S
 from tests.unit.checkpoint.recorded_disk import recorded_disk
 from tests.unit.library.sample_logs import PLAN
@@ -140,3 +141,13 @@ def test_a_log_is_synced_by_a_descriptor_that_nobody_closes(tmp_path: Path, monk
     monkeypatch.setattr(os, "fsync", slow_fsync)
     log.sync()
     assert synced == [str(log.path), str(tmp_path)]
+
+
+def test_a_loss_may_be_a_tensor_and_is_refused_where_it_is_no_number(tmp_path: Path) -> None:
+    with open_log(tmp_path) as log:
+        log.step(PLAN.batch(1, 1, 2), torch.tensor([2.5]))  # type: ignore[arg-type]  # as scripts do
+        with pytest.raises(TypeError, match=r"^loss is a Tensor; give a number, such as loss\.mean\(\)\.item\(\)$"):
+            log.done(1, torch.ones(2))  # type: ignore[arg-type]
+        log.done(1, torch.tensor(2.25, requires_grad=True).detach().numpy()[()])  # type: ignore[arg-type]
+    lines = [json.loads(line) for line in log.path.read_text().splitlines()]
+    assert [(line["kind"], line.get("loss")) for line in lines] == [("start", None), ("step", 2.5), ("done", 2.25)]
