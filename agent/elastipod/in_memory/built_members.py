@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from elastipod.in_memory.members import MODEL, Members
+from elastipod.checkpoint.value_tree import split_tensors
+from elastipod.in_memory.members import MODEL, Members, check_can_be_sent
 from elastipod.in_memory.sharded_gradients import is_sharded
 from elastipod.torch_compat import DistributedDataParallel, without_compile_wrapper
 from elastipod.value_words import first_of
@@ -34,7 +35,7 @@ def build_bare(build: Callable[..., object]) -> object:
 
 
 def check_built(members: Members, *, has_mesh: bool, applies: bool, taken: Collection[str]) -> None:
-    """Raise TypeError for members that cannot be trained, and ValueError for a name that State has itself.
+    """Raise TypeError for members that cannot be trained, ValueError for a name of State's own or a tensor that cannot be sent.
 
     has_mesh: they are built over a mesh. applies: the script's own function applies the gradients. taken: names of State's own.
     """
@@ -43,6 +44,7 @@ def check_built(members: Members, *, has_mesh: bool, applies: bool, taken: Colle
             raise ValueError(f"build() returns an entry named {name!r}, which State has already; use another name")
     if not has_mesh:
         _check_bare(members.model)
+    _check_tensors(members)
     _check_optimizers(members, "after fully_shard, which replaces them" if has_mesh else "from model.parameters()")
     if not applies and not _has_optimizer(members) and any(each.requires_grad for each in members.model.parameters()):
         raise TypeError(
@@ -68,6 +70,15 @@ def _check_bare(model: nn.Module) -> None:
         raise TypeError("build() must return the bare model; pass wrap=DistributedDataParallel to State")
     if is_sharded(model):
         raise TypeError("build() returns a model that fully_shard has sharded; pass mesh= to State")
+
+
+def _check_tensors(members: Members) -> None:
+    """Raise ValueError for a tensor of a module that cannot be sent: with one rank, training would go well until another one comes."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, member in members.items():
+        if isinstance(member, nn.Module):
+            split_tensors(member.state_dict(), name, tensors)
+    check_can_be_sent(tensors)
 
 
 def _check_optimizers(members: Members, how: str) -> None:

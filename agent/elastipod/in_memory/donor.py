@@ -36,7 +36,11 @@ class Donor:
         self._state = FollowedState(members)
         self._key = key
         self._is_closed = False
+        self._copies_gradients = (
+            False  # because an optimizer changes them in place, as SGD(nesterov=True, foreach=True) does
+        )
         self._gradients: dict[int, torch.Tensor] = {}
+        self._versions: dict[int, int] = {}
         self._options = ""
         self._listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.port: int = self._listener.getsockname()[1]
@@ -47,13 +51,22 @@ class Donor:
         for each in [each for each in self.followers if each.is_over]:
             self.followers.remove(each)
         if self.followers:
-            self._options, self._gradients = self._state.options(), _held(self._state.parameters)
+            gradients = _held(self._state.parameters, copies=self._copies_gradients)
+            self._options, self._gradients = self._state.options(), gradients
+            self._versions = {slot: each._version for slot, each in gradients.items()}
 
     def after_step(self, step: int) -> None:
         """The optimizers have run. Raises FollowingEnded."""
         gradients, self._gradients = self._gradients, {}
+        if any(each._version != self._versions[slot] for slot, each in gradients.items()):
+            self._copies_gradients = True
+            gradients = {}  # those who hold parameters already cannot repeat this step
+            for follower in list(self.followers):
+                follower.end_begun(
+                    "an optimizer changes gradients in place; from the next step on they are copied before"
+                )
         for follower in list(self.followers):
-            if follower.is_ready and self._options:
+            if follower.is_ready and not follower.is_over and self._options:
                 reached(Moment.FOLLOWING, rank=self._rank, step=step)
                 follower.add_step(self._state, step, self._options, gradients)
 
@@ -111,6 +124,11 @@ class Session:
             self.end(f"it is {self._waiting_bytes >> 20} MiB behind; {MAX_WAITING_BYTES >> 20} are kept for it")
         self._queue.put((head, tensors))
 
+    def end_begun(self, why: str) -> None:
+        """Send nothing any more to a follower that has parts of the state already."""
+        if self._next_slot:
+            self.end(why)
+
     def finish(self) -> None:
         """Send what is waiting, and that nothing follows."""
         self._queue.put(({"end": True}, []))
@@ -144,15 +162,18 @@ class Session:
             self.end(str(error))
 
 
-def _held(parameters: Sequence[torch.nn.Parameter]) -> dict[int, torch.Tensor]:
-    """Give the gradients as they are now, by slot. Each step makes new ones, so a reference holds them, unless they are views."""
+def _held(parameters: Sequence[torch.nn.Parameter], *, copies: bool = False) -> dict[int, torch.Tensor]:
+    """Give the gradients as they are now, by slot. Each step makes new ones, so a reference holds them, unless they are views.
+
+    copies: hold copies of all. Raises FollowingEnded for sparse gradients.
+    """
     held: dict[int, torch.Tensor] = {}
     for slot, gradient in enumerate(each.grad for each in parameters):
         if gradient is not None and gradient.is_sparse:
             raise FollowingEnded("gradients are sparse")
         if gradient is not None:
             is_bucket = gradient._is_view()  # of DDP's, which the next step overwrites
-            held[slot] = (gradient.clone() if is_bucket else gradient).detach().cpu().contiguous()
+            held[slot] = (gradient.clone() if is_bucket or copies else gradient).detach().cpu().contiguous()
     return held
 
 

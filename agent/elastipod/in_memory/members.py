@@ -152,9 +152,10 @@ class Members:
         return sum(each.nbytes for module in self.of_type(nn.Module) for each in module.parameters())
 
     def content(self) -> Content:
-        """Give the present state. Raises ValueError for a value that cannot be sent to another rank."""
+        """Give the present state. Raises ValueError for a value or a tensor that cannot be sent to another rank."""
         tensors: dict[str, torch.Tensor] = {}
         values = {name: split_tensors(member.state_dict(), name, tensors) for name, member in self._by_name.items()}
+        check_can_be_sent(tensors)
         return Content(tensors, encode_value(values, "state"))
 
     def load(self, content: Content) -> None:
@@ -271,6 +272,29 @@ class Members:
                     digest = _digest_of_values(encode_value(split_tensors(member.state_dict(), name, tensors), name))
                 found[name] = digest, [tensor._version for tensor in tensors.values()]
         return found
+
+
+def check_can_be_sent(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise ValueError, which names the first of them, for tensors that are no plain memory, so no rank can fill another one's."""
+    for key, tensor in tensors.items():
+        kind = _kind_without_plain_memory(tensor)
+        if kind:
+            raise ValueError(
+                f"{key} is {kind}, which ranks cannot send to each other; make it a dense tensor with memory of its own, or leave it "
+                "out of the state, for a buffer with persistent=False"
+            )
+
+
+def _kind_without_plain_memory(tensor: torch.Tensor) -> str:
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout is not torch.strided:
+        return "a sparse tensor"
+    if tensor.is_quantized:
+        return "a quantized tensor"
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        return "an expanded tensor, whose elements share memory"
+    return ""
 
 
 def held_members(own: str, told: str, lacking: Iterable[str]) -> frozenset[str]:

@@ -39,7 +39,7 @@ class OptimizerWatch:
         self.rank = self.step = 0
         self._members = members
         self._is_in_block = is_in_block
-        self._updates: list[int] = []
+        self._updates: Sequence[int] | None = None  # of GradScalers, at the beginning of the step that is under way
         self._steps_schedules = steps_schedules
         self._schedules_at: Sequence[int] | None = None  # None where the script may step them
         self._before_apply: object = None  # what the script's own `apply` has found
@@ -60,8 +60,7 @@ class OptimizerWatch:
 
     def note_left_out(self) -> None:
         """Take it for a run as well when the script's GradScaler has left the optimizers out: it has been updated then."""
-        if not self.has_run:
-            self.has_run = self._scale_updates() != self._updates
+        self.has_run = self.has_run or self._has_updated_scale()
 
     def check_schedules(self) -> None:
         """Raise TypeError when the script has stepped a schedule that State steps."""
@@ -75,7 +74,8 @@ class OptimizerWatch:
         An `apply` of the script may use collectives, which fail, and change more than optimizers do. Not seen are changes of a
         parameter through its ``data``, of what an entry does not tell in its state_dict, and of a tensor that an entry replaces.
         """
-        return self.has_run or (self._before_apply is not None and self._before_apply != self._changeable())
+        has_changed = self._before_apply is not None and self._before_apply != self._changeable()
+        return self.has_run or has_changed or self._has_updated_scale()
 
     @contextmanager
     def applying(self) -> Iterator[None]:
@@ -101,15 +101,19 @@ class OptimizerWatch:
                 "rank holds a whole step any more, and the job goes back to a checkpoint or to its beginning; leave the optimizer to State "
                 "or to its apply=, or let it be the last thing in the block"
             )
-        self.has_run, self._before_apply = False, None
+        self.has_run, self._before_apply, self._updates = False, None, None
 
     def left(self) -> None:
         """The world is over, and the members may be given another step's state."""
-        self.has_run, self._schedules_at, self._before_apply = False, None, None
+        self.has_run, self._schedules_at, self._before_apply, self._updates = False, None, None, None
 
     def close(self) -> None:
         """The loop is over: the script may use its optimizers as it likes."""
         self.step = 0
+
+    def _has_updated_scale(self) -> bool:
+        """Whether a GradScaler has been updated in the step that is under way; it may have left the optimizers out."""
+        return self._updates is not None and self._updates != self._scale_updates()
 
     def _scale_updates(self) -> list[int]:
         return [scale_updates(each) for each in self._members.of_type(torch.amp.GradScaler)]

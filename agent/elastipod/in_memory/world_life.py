@@ -170,6 +170,9 @@ class WorldLife:
     def leave(self, error: BaseException | None, *, is_torn: bool = False) -> None:
         """Take all groups down. error: what ended the world, None for a planned end. is_torn: the optimizer has run half-way."""
         memory = self.memory
+        if error is not None:
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            log.warning("rank %d leaves generation %d: %s", self.place.rank, self.place.generation, said)
         # Before the phase of which the limit begins here: that is for groups, not for storage.
         reason = self.durable.overdue() if self.durable is not None and error is None else error
         memory.move(memory.rank.failed_inside_optimizer() if is_torn else memory.rank.stopped())

@@ -20,7 +20,7 @@ from elastipod_agent.core.log_rules import LogRule
 from elastipod_agent.workers import matcher_process
 from elastipod_agent.workers.reaper import ChildProcess, Reaper
 
-LIMIT_S = 0.5  # CPU time for one rule's lines, enforced by the matcher itself
+LIMIT_S = 0.5  # CPU time for one rule's lines, and to compile it, enforced by the matcher itself
 _KILL_AFTER_S = 4.0  # CPU time without an answer: the matcher failed to enforce the limit
 _GIVE_UP_AFTER_S = 60.0  # time without an answer, whatever the matcher is doing
 _POLL_S = 1.0
@@ -48,7 +48,7 @@ class Matcher:
         self._is_closed = False
 
     async def start(self) -> None:
-        """Start the process and wait until it has compiled the patterns. Raises OSError, MatcherGone, MatcherStuck."""
+        """Start the process and wait until it has the rules. Raises OSError, MatcherGone, MatcherStuck."""
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         command = [sys.executable, "-I", "-S", str(Path(matcher_process.__file__))]

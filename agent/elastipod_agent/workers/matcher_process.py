@@ -4,8 +4,8 @@ Run as a script in an isolated interpreter without Elastipod on its path. Descri
 frame of JSON with the rules, then requests, each answered by one frame of JSON. A frame begins with its length. A request holds, for some
 of the rules, the rule's index, the length of its lines, and the lines; the answer is a list.
 
-A search may not end. A CPU timer interrupts the search of one rule's lines, since the engine checks for signals. If that fails the agent
-kills the process.
+A search may not end. A CPU timer interrupts the search of one rule's lines, since the engine checks for signals, and the compiling
+of its patterns. If that fails the agent kills the process.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import re
 import resource
 import signal
 import struct
+from collections.abc import Callable
 from typing import Any
 
 SOCKET = 1
@@ -103,25 +104,42 @@ def on_timer(*_: object) -> None:
     raise TooSlow
 
 
-def match_in_time(rule: CompiledRule, block: bytes, limit_s: float) -> dict[str, Any]:
-    """Match the lines of a block within a limit of CPU time."""
-    try:
-        signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
-        result = rule.match(block)
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        return result
-    except TooSlow:
-        return {"refused": f"its pattern took more than {limit_s:g} s on a few lines"}
-    except (MemoryError, RecursionError) as error:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        return {"refused": repr(error)}
+class Rules:
+    """All rules; each is compiled with its first lines, so that one which takes too long keeps no other from being matched."""
+
+    def __init__(self, arguments: list[list[Any]], limit_s: float) -> None:
+        self._arguments = arguments
+        self._limit_s = limit_s
+        self._compiled: dict[int, CompiledRule] = {}
+
+    def match(self, index: int, block: bytes) -> dict[str, Any]:
+        """Match the lines of a block. A rule that takes too long gives a sentence in place of matches."""
+        doing = "to compile"
+        try:
+            if index not in self._compiled:
+                self._compiled[index] = self._in_time(CompiledRule, *self._arguments[index])
+            doing = "on a few lines"
+            matches: dict[str, Any] = self._in_time(self._compiled[index].match, block)
+            return matches
+        except TooSlow:
+            return {"refused": f"its pattern took more than {self._limit_s:g} s {doing}"}
+        except (MemoryError, RecursionError) as error:
+            return {"refused": repr(error)}
+
+    def _in_time(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function within the limit of CPU time. Raises TooSlow."""
+        try:
+            signal.setitimer(signal.ITIMER_VIRTUAL, self._limit_s)
+            return function(*arguments)
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def main() -> None:
     """Answer requests until the agent is gone."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     setup = json.loads(read(HEADER.unpack(read(HEADER.size))[0]))
-    rules = [CompiledRule(*rule) for rule in setup["rules"]]
+    rules = Rules(setup["rules"], setup["limit_s"])
     signal.signal(signal.SIGVTALRM, on_timer)
     send_frame("ready")
     while True:
@@ -131,7 +149,7 @@ def main() -> None:
         while at < len(body):
             index, size = REQUEST.unpack_from(body, at)
             at += REQUEST.size
-            answers.append(match_in_time(rules[index], body[at : at + size], setup["limit_s"]))
+            answers.append(rules.match(index, body[at : at + size]))
             at += size
         send_frame(answers)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -15,7 +18,7 @@ from tests.patience import PATIENCE_S
 from elastipod_agent.core.log_lines import MAX_LINE_BYTES
 from elastipod_agent.core.log_rule_tracker import MAX_LINE_SHOWN, Matches
 from elastipod_agent.core.log_rules import LogRule
-from elastipod_agent.workers import log_matcher
+from elastipod_agent.workers import log_matcher, matcher_process
 from elastipod_agent.workers.log_matcher import Matcher, MatcherGone, MatcherStuck
 
 
@@ -161,3 +164,47 @@ def test_an_answer_is_matches_or_a_sentence() -> None:
     assert log_matcher._parse_matches(answer) == Matches(count=3, line="l", values=(1.0, 2.0), is_over=False)
     assert log_matcher._parse_matches({**answer, "is_over": True}).is_over  # type: ignore[union-attr]
     assert log_matcher._parse_matches({"refused": "too slow"}) == "too slow"
+
+
+# ---- the process itself
+
+
+class Process:
+    """A matcher process with rules, which takes requests until it is closed."""
+
+    def __init__(self, patterns: list[str]) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(PATIENCE_S)
+        command = [sys.executable, "-I", "-S", matcher_process.__file__]
+        with theirs:
+            self._process = subprocess.Popen(command, stdout=theirs.fileno())
+        rules = [log_matcher._rule_arguments(LogRule(name="r", log_pattern=each)) for each in patterns]
+        assert self._call(json.dumps({"limit_s": log_matcher.LIMIT_S, "rules": rules}).encode()) == "ready"
+
+    def ask(self, *requests: tuple[int, bytes]) -> list[Any]:
+        head = matcher_process.REQUEST
+        answers: list[Any] = self._call(b"".join(head.pack(at, len(lines)) + lines for at, lines in requests))
+        return answers
+
+    def close(self) -> None:
+        self._socket.close()
+        assert self._process.wait(PATIENCE_S) == 0
+
+    def _call(self, body: bytes) -> Any:
+        self._socket.sendall(matcher_process.HEADER.pack(len(body)) + body)
+        with self._socket.makefile("rb") as file:
+            (size,) = matcher_process.HEADER.unpack(file.read(matcher_process.HEADER.size))
+            return json.loads(file.read(size))
+
+
+def test_rules_that_are_too_slow_keep_no_other_from_being_matched() -> None:
+    """One takes seconds to compile: it has hundreds of sets of characters beyond U+00FF. Another one takes seconds on a line."""
+    compiles_slowly = "(?i)" + "[Ā-\uffff]" * 400
+    process = Process([compiles_slowly, "loss", "(a+)+$"])
+    lines = b"loss 1\n" + b"a" * 40 + b"b\n"
+    for _ in range(2):
+        first, second, third = process.ask((0, lines), (1, lines), (2, lines))
+        assert first == {"refused": "its pattern took more than 0.5 s to compile"}
+        assert second == {"count": 1, "line": "loss 1", "values": []}
+        assert third == {"refused": "its pattern took more than 0.5 s on a few lines"}
+    process.close()

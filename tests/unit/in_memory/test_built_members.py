@@ -45,6 +45,16 @@ def test_an_optimizer_of_other_parameters_than_the_models_is_refused(built: Any)
     )
 
 
+def test_a_buffer_that_no_rank_can_be_filled_with_is_refused_before_the_first_step() -> None:
+    def with_sparse_mask() -> Any:
+        model = nn.Linear(3, 2)
+        model.register_buffer("mask", torch.eye(3).to_sparse())
+        return model, torch.optim.SGD(model.parameters())
+
+    with pytest.raises(ValueError, match=r"^model\.mask is a sparse tensor, which ranks cannot send to each other"):
+        State(with_sparse_mask)
+
+
 def test_a_model_that_nothing_trains_is_refused_unless_the_script_applies() -> None:
     def alone() -> Any:
         return (nn.Linear(3, 2),)

@@ -108,6 +108,25 @@ def test_a_newcomer_that_follows_holds_every_parameter_with_its_moments(
     assert same_keys(newcomer, training.members) >= parameters | moments
 
 
+def test_a_newcomer_follows_an_optimizer_that_changes_gradients_in_place(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step with a follower shows it; no gradient of that step is sent, since the follower has no parameters yet."""
+
+    def members(seed: int) -> Members:
+        model = build(seed)["model"]
+        return Members((model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, foreach=True)))
+
+    nesterov, newcomer = Training(members(1)), members(9)
+    nesterov.train(2)
+    follower = begin(nesterov, newcomer, monkeypatch)
+    nesterov.wait_for_followers(1)
+    nesterov.train(12)
+    nesterov.donor.close()
+    assert follower.finish() == 14
+    assert newcomer.digests() == nesterov.members.digests()
+
+
 def test_two_newcomers_follow_one_rank_from_different_steps_on(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,6 +112,34 @@ def test_a_digest_sees_every_tensor_and_value_but_not_buffers() -> None:
     assert changed == ["optimizer", "optimizer.state.0.exp_avg"]
 
 
+def with_buffer(buffer: torch.Tensor, *, persistent: bool = True) -> Members:
+    model = nn.Linear(2, 1)
+    model.register_buffer("mask", buffer, persistent=persistent)
+    return Members((model, torch.optim.SGD(model.parameters())))
+
+
+UNSENDABLE = {
+    "a sparse tensor": lambda: torch.eye(3).to_sparse(),
+    "an expanded tensor, whose elements share memory": lambda: torch.zeros(1).expand(3),
+    "a nested tensor": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "a quantized tensor": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("kind", UNSENDABLE)
+def test_a_tensor_that_no_rank_can_fill_is_named(kind: str) -> None:
+    buffer = UNSENDABLE[kind]()
+    with pytest.raises(ValueError, match=f"^model.mask is {kind}, which ranks cannot send to each other; make it"):
+        with_buffer(buffer).content()
+    with_buffer(buffer, persistent=False).content()
+
+
+def test_one_element_may_be_expanded_and_a_view_may_have_any_order() -> None:
+    for buffer in (torch.arange(3).expand((1, -1)), torch.ones(3, 2).t(), torch.zeros(0).expand(0)):
+        assert "model.mask" in with_buffer(buffer).content().tensors
+
+
 @pytest.mark.parametrize(
     ("built", "said"),
     [

@@ -155,6 +155,26 @@ def test_a_step_does_not_wait_for_the_scale_of_an_accelerator(monkeypatch: pytes
     assert not watch.has_run
 
 
+def test_a_scaler_that_has_left_the_optimizers_out_has_torn_the_step_as_well() -> None:
+    """Its scale has changed: without the gradients of a peer that is gone, the step is on this rank only."""
+    members = Members({**build(), "scaler": torch.amp.GradScaler("cpu")})
+    watch, scaler = OptimizerWatch(members, lambda: True, steps_schedules=True), members["scaler"]
+    assert not watch.is_torn
+    watch.begin(0, 1)
+    scaler.scale(members.model(torch.full((4, 3), torch.inf)).square().sum()).backward()
+    assert not watch.is_torn
+    scaler.step(members["optimizer"])
+    scaler.update()
+    assert (watch.has_run, watch.is_torn) == (False, True)
+    watch.note_left_out()
+    watch.committed(by_script=True, is_kept=False)
+    assert not watch.is_torn
+    watch.begin(0, 2)
+    scaler.update(2.0)
+    watch.left()
+    assert not watch.is_torn, "another step's state may come"
+
+
 def test_schedules_that_are_chained_are_watched_as_one_is() -> None:
     watched = Watched()
     optimizer = watched.members["optimizer"]

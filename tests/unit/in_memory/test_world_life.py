@@ -498,6 +498,30 @@ def test_a_rank_leaves_in_one_order(monkeypatch: pytest.MonkeyPatch, is_torn: bo
     assert rank.life._lost_to is error
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            WorldLost("the state could not be transferred: a peer is gone\nin gloo"),
+            "the state could not be transferred: a peer is gone",
+        ),
+        (ConnectionResetError(), "ConnectionResetError"),
+        (None, ""),
+    ],
+)
+def test_a_rank_that_leaves_says_why_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception | None, said: str
+) -> None:
+    """The log of ranks that regroup again and again has the reason then."""
+    resumed(monkeypatch)
+    rank = Rank(monkeypatch)
+    rank.life.join(PLAN, rank.parts.before)
+    rank.life.leave(error)
+    place = rank.life.place
+    expected = [f"rank {place.rank} leaves generation {place.generation}: {said}"] if said else []
+    assert [each.getMessage() for each in caplog.records] == expected
+
+
 def test_the_collectives_of_a_lost_world_end_with_or_without_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     resumed(monkeypatch)
     rank = Rank(monkeypatch)
