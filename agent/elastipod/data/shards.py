@@ -15,7 +15,7 @@ import zlib
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from heapq import heapreplace
 from itertools import accumulate
@@ -151,8 +151,11 @@ class ShardReader(Generic[T]):
 
     def __init__(self, shards: Shards, open_shard: OpenShard[T], *, max_open: int = 256) -> None:
         """open_shard: (shard, number of the first sample) -> iterable of the samples from there on; must be picklable for worker
-        processes that are spawned. max_open: shards open at the same time; the least recently used one is closed.
+        processes that are spawned. max_open: shards open at the same time, at least 1; the least recently used one is closed.
+        Raises ValueError for fewer.
         """
+        if max_open < 1:
+            raise ValueError(f"max_open is {max_open}; it must be at least 1")
         self._shards, self._open_shard, self._max_open = shards, open_shard, max_open
         self._open: OrderedDict[int, _ShardCursor[T]] = OrderedDict()
         self._inherited: list[
@@ -236,9 +239,7 @@ def shard_lengths(open_shard: OpenShard[T], num_shards: int, index: str | os.Pat
     try:
         found = json.loads(path.read_text())
     except FileNotFoundError:
-        lengths = [sum(1 for _ in open_shard(shard, 0)) for shard in range(num_shards)]
-        _write_index(path, lengths)
-        return lengths
+        return _count_into(path, open_shard, num_shards)
     except OSError as error:
         raise DataError(f"cannot read the index of shards {path}: {error.strerror}") from error
     except ValueError as error:
@@ -251,14 +252,26 @@ def shard_lengths(open_shard: OpenShard[T], num_shards: int, index: str | os.Pat
     return kept
 
 
-def _write_index(path: Path, lengths: list[int]) -> None:
-    temporary = path.with_name(
-        f"{path.name}.{socket.gethostname()}.{os.getpid()}.tmp"
-    )  # several pods may write to the same folder
+def _count_into(path: Path, open_shard: OpenShard[T], num_shards: int) -> list[int]:
+    """Count the samples and write the index. A folder that cannot be written to is found before the data is read, not after hours."""
+    # Several pods may write to the same folder.
+    temporary = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(json.dumps({"v": 1, "lengths": lengths}))
-        os.replace(temporary, path)
-    except OSError as error:
+        with _written(path):
+            temporary.touch()
+        lengths = [sum(1 for _ in open_shard(shard, 0)) for shard in range(num_shards)]
+        with _written(path):
+            temporary.write_text(json.dumps({"v": 1, "lengths": lengths}))
+            os.replace(temporary, path)
+        return lengths
+    finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
         raise DataError(f"cannot write the index of shards {path}: {error.strerror}") from error

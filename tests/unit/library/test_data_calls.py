@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from elastipod.data import batch_cache, elastic_batches, shards
+from elastipod.data import batch_cache, elastic_batches
 from elastipod.data.batch_cache import BatchCache
 from elastipod.data.elastic_batches import Batch, ElasticBatches
 from elastipod.data.shards import ShardReader, Shards, shard_lengths
@@ -227,6 +227,11 @@ class Opened:
             self.calls.append(("close", shard))
 
 
+def test_a_reader_keeps_at_least_one_shard_open() -> None:
+    with pytest.raises(ValueError, match=r"^max_open is 0; it must be at least 1$"):
+        ShardReader(Shards([9], lanes=1), lambda shard, first: [], max_open=0)
+
+
 def test_a_shard_is_opened_again_where_it_is_not_near() -> None:
     opened = Opened()
     reader = ShardReader(Shards([200, 200], lanes=1), opened)
@@ -315,7 +320,13 @@ def test_an_index_of_shards_that_is_none_is_refused(tmp_path: Path, monkeypatch:
     with pytest.raises(DataError) as raised:
         shard_lengths(open_shard, 2, path)
     assert str(raised.value) == f"cannot read the index of shards {path}: Is a directory"
+    path.rmdir()
+
+    def made_meanwhile(shard: int, first: int) -> list[int]:
+        path.mkdir()
+        return [1]
+
     with pytest.raises(DataError) as raised:
-        shards._write_index(path, [1])
+        shard_lengths(made_meanwhile, 1, path)
     assert str(raised.value) == f"cannot write the index of shards {path}: Is a directory"
     assert list(tmp_path.iterdir()) == [path]

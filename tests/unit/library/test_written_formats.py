@@ -168,6 +168,15 @@ def test_the_index_of_shards_is_one_object(tmp_path: Path, monkeypatch: pytest.M
         shard_lengths(lambda shard, first: range(shard), 3, index)
 
 
+def test_a_folder_that_cannot_hold_the_index_is_found_before_anything_is_counted(tmp_path: Path) -> None:
+    index = tmp_path / "not-there" / "index.json"
+    with pytest.raises(DataError, match=f"^cannot write the index of shards {index}: No such file or directory$"):
+        shard_lengths(lambda shard, first: pytest.fail("counted"), 3, index)
+    with pytest.raises(ZeroDivisionError):
+        shard_lengths(lambda shard, first: [1 // 0], 3, tmp_path / "index.json")
+    assert list(tmp_path.iterdir()) == [], "what a failed count has begun"
+
+
 def test_a_token_file_is_its_header_and_its_tokens(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("ab")
     (tmp_path / "b").write_text("c")
