@@ -10,7 +10,9 @@ Once an event is pending on any rank:
    is at least every rank's next call. No rank waits for another rank's main thread, so a rank inside a collective blocks nobody.
 4. A rank that ends before it published says that there is no stop call, so nobody waits for it: at the end of a training no step
    is left after which all could stop. The others' calls answer False, as in a training without an event.
-5. At the stop call each rank reports its arrival and waits for the others. Ranks that call less often are named here, instead
+5. A rank whose event is pending for a while, and that is the only one that has ever made a call, answers True without the others: its
+   script asks on one rank and tells the others itself.
+6. At the stop call each rank reports its arrival and waits for the others. Ranks that call less often are named here, instead
    of causing a collective to time out half an hour later.
 """
 
@@ -35,6 +37,9 @@ PENDING_SLICE_S = 1.0  # one wait of a pending agreement; between waits it check
 QUIET_WAIT_S = 30 * 24 * 3600.0  # one blocking wait of the listener while there is no event; then it waits again
 CONNECT_S = 30.0
 CLOSE_S = 2.0
+ALONE_S = 5.0  # a pending agreement in which no other rank has ever made a call is waited for so long
+# Ranks that train together make a call in each step, so all have made their first call when one of them makes its second.
+ALONE_CALLS = 2
 LEAVE_S = 5.0  # how long the rank that hosts the store waits for the others to disconnect
 NEVER = sys.maxsize
 
@@ -79,6 +84,7 @@ class Agreement:
         """Connect and start both threads. Raises ElasticAgreementError when the store cannot be reached."""
         try:
             self._listening = self._connect(CONNECT_S)
+            self._listening.add("asking", 1)
         except (ConnectionError, TimeoutError) as error:
             raise ElasticAgreementError(
                 f"rank {self._rank} cannot reach the store through which the ranks agree on a stop step: {error}"
@@ -208,22 +214,39 @@ class Agreement:
         if client.add("published", 1) == self._world_size:
             calls = client.get_many([f"next/{rank}" for rank in range(self._world_size)])
             client.set("stop", str(stop_call([int(call) for call in calls])).encode())
-        if not self._wait_for(client, "stop"):
-            raise ElasticAgreementTimeout(
-                f"an elastic event is pending, but {self._describe_missing(client, 'next')} did not publish a next call within "
-                f"{self._timeout_s:g} s; every rank must call elastic_event_detected() once per step"
+        alone_at = time.monotonic() + ALONE_S
+        if self._wait_for(client, "stop", or_until=lambda: time.monotonic() >= alone_at and self._asks_alone(client)):
+            return int(client.get("stop"))
+        if self._asks_alone(client):
+            log.warning(
+                "rank %d stops without asking the others, because no other rank has called elastic_event_detected(); with "
+                "HYPERPOD_SIGNAL_COORDINATION=disabled it does not wait %g s before",
+                *(self._rank, ALONE_S),
             )
-        return int(client.get("stop"))
+            self._arrived = True
+            return following
+        raise ElasticAgreementTimeout(
+            f"an elastic event is pending, but {self._describe_missing(client, 'next')} did not publish a next call within "
+            f"{self._timeout_s:g} s; every rank must call elastic_event_detected() once per step, or with "
+            "HYPERPOD_SIGNAL_COORDINATION=disabled any rank, which tells the others"
+        )
 
-    def _wait_for(self, client: Store, key: str) -> bool:
-        """Give False when the time is over. Raises ElasticAgreementError when this rank is to wait no longer."""
+    def _asks_alone(self, client: Store) -> bool:
+        """Whether no other rank has ever made a call, though this one has trained steps in which it would have met them."""
+        return self._world_size > 1 and self._calls >= ALONE_CALLS and client.add("asking", 0) == 1
+
+    def _wait_for(self, client: Store, key: str, or_until: Callable[[], bool] = lambda: False) -> bool:
+        """Give False when the time is over, or when ``or_until`` says so.
+
+        Raises ElasticAgreementError when this rank is to wait no longer.
+        """
         deadline = time.monotonic() + self._timeout_s
         while not self._closing:
             try:
                 client.wait(key, min(PENDING_SLICE_S, self._timeout_s))
                 return True
             except TimeoutError:
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= deadline or or_until():
                     return False
         raise ElasticAgreementError("the generation or the process ended before the ranks agreed")
 

@@ -190,7 +190,12 @@ class Agent:
 
     def _new_supervisor(self, request: StartRequest) -> GenerationSupervisor:
         reporter = self._reporter
-        events = RunEvents(on_fault=self._on_fault, on_saving=reporter.saving, on_unanswered=reporter.unanswered)
+        events = RunEvents(
+            on_fault=self._on_fault,
+            on_deeper=reporter.deeper_restart,
+            on_saving=reporter.saving,
+            on_unanswered=reporter.unanswered,
+        )
         run = GenerationRun(self._runtime, request, events)
         if self._pool is None:
             keepable = KeepableWorkers(self._runtime, run, kept=self._kept, coordinator=self._coordinator)

@@ -8,7 +8,7 @@ from typing import Any
 
 from elastipod.ipc.protocol import RestartMode
 from elastipod_agent.core.exits import Outcome
-from elastipod_agent.core.inprocess_restart import WorkerPreparation
+from elastipod_agent.core.inprocess_restart import WorkerPreparation, is_deeper
 from elastipod_agent.core.requests import StartRequest, UpdateRequest
 from elastipod_agent.core.states import AgentState as S
 from elastipod_agent.generation.faults import Fault, GenerationEnd
@@ -128,6 +128,13 @@ class StatusReporter:
             message=failure.message.partition("\n")[0],
         )
         write_termination_message(failure.message)
+
+    def deeper_restart(self, mode: RestartMode) -> None:
+        """Another worker of a generation that has failed asks for more: /status shows the most, while the operator has not decided."""
+        shown = self._status.current.restart_mode
+        if self._status.current.state is S.FAULTED and is_deeper(mode, RestartMode(shown) if shown else None):
+            self._status.set(restart_mode=mode.value)
+            self._log.info("a worker asks for a deeper restart", restart_mode=mode.value)
 
     def stopping(self, mode: RestartMode, *, is_graceful: bool, timeout_s: float) -> None:
         """A stop begins, or a hard one replaces a drain: STOPPING."""

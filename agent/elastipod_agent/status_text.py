@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from elastipod_agent.authentication import Credentials
+from elastipod_agent.core.checkpoint_series import NOTHING_COMPLETE
 
 Json = Mapping[str, Any]
 
@@ -138,7 +139,7 @@ def _checkpoint(progress: Json) -> str:
     lines = [
         f"{prefix}: step {entry.get('progressCount', 'unknown')}, {entry.get('progressData', '')}"
         for prefix, entry in sorted(progress.items())
-        if isinstance(entry, Mapping)
+        if isinstance(entry, Mapping) and entry.get("progressCount") != NOTHING_COMPLETE
     ]
     return "\n".join(lines) or "none reported"
 

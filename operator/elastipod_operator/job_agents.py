@@ -12,7 +12,7 @@ from .agents.agent_ports import ConnectAgents
 from .agents.command_builder import CommandBuilder
 from .agents.commands import Command
 from .agents.polled_agent import Address
-from .agents.status_cache import checkpoint_step
+from .agents.told_checkpoints import checkpoint_step
 from .core.record import Record
 from .core.snapshot import ObservedAgent, ObservedPod, pod_agent_port
 from .job_task import Decision

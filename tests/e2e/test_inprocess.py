@@ -287,7 +287,7 @@ def test_the_plain_mode_takes_reports_checkpoints_and_faults(run_agent: RunAgent
     agent.start(1, progress={"run": {"progressData": "/x/5", "progressCount": 5}})
     seen = agent.until("faulted")
     assert (seen["reason"], seen["message"], seen["failure"]["global_rank"]) == ("WorkerFault", "no more", 1)
-    assert seen["progress"] == {"run": {"progressData": "/x/7", "progressCount": 7}}
+    assert seen["progress"] == {"run": {"progressData": "/x/7", "progressCount": 7, "progressReported": True}}
     agent.until_printed("latest /x/5", 2)
     until(lambda: not psutil.Process(agent.process.pid).children(), "the workers' end")
     agent.stop(1)

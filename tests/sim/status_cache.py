@@ -55,7 +55,7 @@ class SimStatusCache(AgentStatusCache):
             raise Violation(f"the agent of pod {pod_uid} is asked for job {address.job}")
         super().watch(pod_uid, address)
 
-    def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
+    def progress(self, pod_uids: Iterable[str], generation: int = 0) -> dict[str, Any]:
         return super().progress(self._views.of_pods(pod_uids)[1])
 
     def worker_data(self, pod_uids: Iterable[str]) -> EncodedJson | None:

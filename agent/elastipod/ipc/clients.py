@@ -248,10 +248,13 @@ class TrainingManager:
 
 
 def _reset_elastic_event() -> None:
-    """Forget the elastic event of the run that ended, if the script ever called `elastic_event_detected`."""
+    """Forget the elastic event of the run that ended, if the script ever called `elastic_event_detected`.
+
+    A run that has not ended by the event has ended by a fault: other ranks may be gone, so nobody waits for them.
+    """
     elastic = sys.modules.get("elastipod.elastic_event")
     if elastic is not None:
-        elastic.reset_elastic_event()
+        elastic.reset_elastic_event(is_abandoned=not elastic.is_leaving())
 
 
 def _export_own_variables(worker_envs: Mapping[str, str]) -> None:

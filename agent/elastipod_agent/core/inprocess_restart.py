@@ -105,6 +105,19 @@ def pod_state(announced: Sequence[StateKind | None]) -> StateKind | None:
     return StateKind.SHARDED if StateKind.SHARDED in announced else StateKind.REPLICATED
 
 
+_DEPTHS = (
+    RestartMode.IN_PROCESS_RESTART,
+    RestartMode.LOCAL_PRL,
+    RestartMode.PROCESS_LEVEL_RESTART,
+    RestartMode.JOB_LEVEL_RESTART,
+)
+
+
+def is_deeper(mode: RestartMode | None, other: RestartMode | None) -> bool:
+    """Tell whether a worker asks for more than another one. None asks for nothing in particular."""
+    return mode is not None and _DEPTHS.index(mode) > _DEPTHS.index(other or RestartMode.IN_PROCESS_RESTART)
+
+
 def ranks_to_replace(mode: RestartMode, num_ranks: int, requested: frozenset[int]) -> frozenset[int]:
     """Give the local ranks that get a new process even if theirs is alive.
 

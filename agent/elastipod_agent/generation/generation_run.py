@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from elastipod.ipc.protocol import RestartMode
 from elastipod.worker_file import Progress
 from elastipod_agent.core.exits import StopMode, is_port_taken
-from elastipod_agent.core.inprocess_restart import kept_after_drain
+from elastipod_agent.core.inprocess_restart import is_deeper, kept_after_drain
 from elastipod_agent.core.requests import StartRequest
 from elastipod_agent.core.worker_env import pod_env
 from elastipod_agent.generation.faults import Fault, describe_worker_failure, failure_without_worker, stderr_tail
@@ -36,11 +37,13 @@ POLL_S = 0.1  # how often a drain checks whether the workers have acknowledged i
 class RunEvents:
     """What the agent is told while a generation runs.
 
-    on_fault: called at once, before the rest is torn down. on_saving: called once in a drain, when all workers have acknowledged
-    it. on_unanswered: called once in a drain, when no worker in this pod can know of it.
+    on_fault: called at once, before the rest is torn down. on_deeper: called when a worker asks for more than the fault does. on_saving:
+    called once in a drain, when all workers have acknowledged it. on_unanswered: called once in a drain, when no worker in this pod can
+    know of it.
     """
 
     on_fault: Callable[[Fault], None]
+    on_deeper: Callable[[RestartMode], None]
     on_saving: Callable[[], None]
     on_unanswered: Callable[[], None]
 
@@ -61,6 +64,7 @@ class GenerationRun:
         self.group: WorkerGroup | None = None
         self.fault: Fault | None = None
         self.reported_fault: Fault | None = None
+        self.replaced_by_request: set[int] = set()  # local ranks whose workers asked for a new process
         self.finding: Finding | None = None
         self.is_last = False
         self.reports_before: Mapping[int, int] = {}
@@ -117,9 +121,24 @@ class GenerationRun:
             self.group.file.set_leaves()
 
     def report_fault(self, fault: Fault) -> None:
-        """Record the first fault that a worker reports."""
-        self.reported_fault = self.reported_fault or fault
+        """Record the first fault that a worker reports, and of all of them the most that is asked for.
+
+        The first one is often that of a peer whose collective has failed; who has failed itself may ask for more.
+        """
+        if fault.restart_mode is RestartMode.LOCAL_PRL and fault.failure.local_rank is not None:
+            self.replaced_by_request.add(fault.failure.local_rank)
+        self.reported_fault = self._deepened(self.reported_fault, fault) or fault
+        if self.fault is not None and (deeper := self._deepened(self.fault, fault)) is not self.fault:
+            self.fault = deeper
+            assert fault.restart_mode is not None
+            self._events.on_deeper(fault.restart_mode)
         self.wake.set()
+
+    @staticmethod
+    def _deepened(first: Fault | None, later: Fault) -> Fault | None:
+        if first is None or not is_deeper(later.restart_mode, first.restart_mode):
+            return first
+        return replace(first, restart_mode=later.restart_mode)
 
     # -- what follows from it --------------------------------------------------------------------------------------
 

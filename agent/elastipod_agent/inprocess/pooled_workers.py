@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from elastipod.ipc.protocol import RestartMode
 from elastipod_agent.core.exits import Outcome, StopMode, WorkerExit, classify
 from elastipod_agent.core.inprocess_restart import (
     RankInRun,
@@ -201,11 +200,8 @@ class PooledWorkers:
         return ranks_to_replace(mode, len(self._local_ranks), self._requested_replacement())
 
     def _requested_replacement(self) -> frozenset[int]:
-        """Give the local rank whose worker asked for a new process."""
-        fault = self._run.fault
-        if fault is None or fault.restart_mode is not RestartMode.LOCAL_PRL or fault.failure.local_rank is None:
-            return frozenset()
-        return frozenset({fault.failure.local_rank})
+        """Give the local ranks whose workers asked for a new process."""
+        return frozenset() if self._run.fault is None else frozenset(self._run.replaced_by_request)
 
     def _may_begin_successors(self) -> bool:
         """Tell whether the next run probably goes on with this pod's living processes: nobody asks for more, and the pod stays."""

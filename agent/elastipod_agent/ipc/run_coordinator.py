@@ -324,8 +324,16 @@ class RunCoordinator:
 
     def _rank_info_of(self, update: UpdateRequest, progress: Mapping[str, Any]) -> _RankInfo:
         envs = [run_env(update, progress, self._layout, index) for index in range(self._layout.nproc)]
-        shared = {"rank_ips": list(update.rank_ips), "aggregate_worker_data": update.worker_data}
+        shared = {"rank_ips": self._addresses_of_ranks(update), "aggregate_worker_data": update.worker_data}
         return _RankInfo([json.dumps(env).encode() for env in envs], json.dumps(shared, separators=(",", ":")).encode())
+
+    def _addresses_of_ranks(self, update: UpdateRequest) -> list[Mapping[str, Any]]:
+        """Give the address of each global rank. An operator that does not know how many workers a pod has names one for each pod."""
+        nproc = self._layout.nproc
+        pods = sorted(each.get("rank", -1) for each in update.rank_ips if isinstance(each.get("rank"), int))
+        if nproc == 1 or pods != list(range(update.nnodes)):
+            return list(update.rank_ips)
+        return [{**each, "rank": each["rank"] * nproc + index} for each in update.rank_ips for index in range(nproc)]
 
     def _global_rank(self, local_rank: int) -> int:
         return self._group_rank * self._layout.nproc + local_rank

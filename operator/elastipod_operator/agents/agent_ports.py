@@ -35,8 +35,8 @@ class AgentStatuses(Protocol):
     def fact(self, pod_uid: str) -> ObservedAgent:
         """Give the newest fact about an agent; an empty one if it is not polled."""
 
-    def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
-        """Give the newest complete checkpoint for each prefix (for the next /start)."""
+    def progress(self, pod_uids: Iterable[str], generation: int = 0) -> dict[str, Any]:
+        """Give the newest complete checkpoint for each prefix (for the /start of a generation)."""
 
     def worker_data(self, pod_uids: Iterable[str]) -> EncodedJson | list[Any] | None:
         """Give the data that the workers of these pods left for each other (for the next /start); None if it is too much."""

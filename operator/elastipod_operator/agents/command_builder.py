@@ -142,7 +142,7 @@ class CommandBuilder:
 
     @cached_property
     def _progress(self) -> dict[str, Any]:
-        return self.statuses.progress(pod.uid for pod in self.pods.values())
+        return self.statuses.progress((pod.uid for pod in self.pods.values()), self.record.generation)
 
     @cached_property
     def _worker_data(self) -> EncodedJson | list[Any] | None:

@@ -32,6 +32,7 @@ from .polled_agent import Address, PolledAgent, with_kernel_activity
 from .polls import ConnectFailed, PollInterrupted
 from .status import MAX_EXCESS, MAX_REASON, AgentStatus, InvalidStatus
 from .status_requests import CONNECT_S, LONG_POLL_S, StatusRequests
+from .told_checkpoints import ToldCheckpoint, agreed_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,6 @@ QUICK_S, QUICK_ANSWERS = 0.05, 10
 # Interval of passes over jobs with silent agents.
 SILENCE_WAKE_S = 1.0
 MAX_PREFIXES = 64
-LARGEST_STEP = 2**53
 # Bytes of progress and worker data that are kept; a /start of our agents may have 8 MiB, with the addresses.
 MAX_JOB_DATA, MAX_DATA, FREE_DATA = 6 << 20, 48 << 20, 256 * 1024
 # Bytes of failure messages that are kept in full; further ones are cut.
@@ -142,20 +142,20 @@ class AgentStatusCache:
             return ObservedAgent()
         return with_kernel_activity(polled) if polled.is_long else polled.fact
 
-    def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
+    def progress(self, pod_uids: Iterable[str], generation: int = 0) -> dict[str, Any]:
         """Give the newest complete checkpoint for each prefix, as the agents of a job report it (for the next /start).
 
-        At most MAX_PREFIXES of them.
+        At most MAX_PREFIXES of them. generation: of that /start, so that all its agents are told the same.
         """
-        newest: dict[str, Any] = {}
+        told: dict[str, list[ToldCheckpoint]] = {}
         for uid in pod_uids:
             polled = self._polled.get(uid)
-            told = json.loads(polled.progress) if polled is not None and polled.progress else {}
-            for prefix, entry in told.items():
-                is_better = prefix not in newest or checkpoint_step(entry) > checkpoint_step(newest[prefix])
-                if is_better and (prefix in newest or len(newest) < MAX_PREFIXES):
-                    newest[prefix] = entry
-        return newest
+            entries = json.loads(polled.progress) if polled is not None and polled.progress else {}
+            for prefix, entry in entries.items():
+                if prefix in told or len(told) < MAX_PREFIXES:
+                    told.setdefault(prefix, []).append(ToldCheckpoint(self.fact(uid).generation or 0, entry))
+        agreed = {prefix: agreed_checkpoint(prefix, each, generation) for prefix, each in told.items()}
+        return {prefix: entry for prefix, entry in agreed.items() if entry is not None}
 
     def worker_data(self, pod_uids: Iterable[str]) -> EncodedJson | None:
         """Give the data that the workers of these pods left for each other, by pod (for the next /start).
@@ -297,9 +297,3 @@ def _was_silent(before: ObservedAgent, after: ObservedAgent) -> bool:
     if before.last_answer is None or after.last_answer is None:
         return True
     return after.last_answer - before.last_answer >= SILENCE_LIMIT
-
-
-def checkpoint_step(entry: Any) -> int:
-    """Give the step of a checkpoint that an agent reports; -1 for what is none."""
-    count = entry.get("progressCount") if isinstance(entry, dict) else None
-    return count if isinstance(count, int) and count < LARGEST_STEP else -1

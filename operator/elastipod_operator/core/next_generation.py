@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from .actions import StartWorkers
 from .context import Context
 from .names import PodId
-from .ranks import usable
+from .ranks import in_vacated_ranks, usable
 from .record import NextGeneration, Record
 from .replica import Health, Replica, Replicas
 from .snapshot import SHARDED, AgentState
@@ -25,7 +25,11 @@ FIRST_STEP_PATIENCE = timedelta(seconds=1)
 
 
 def new_generation(record: Record, replicas: Replicas, chosen: Sequence[Replica]) -> NextGeneration:
-    """Give a generation of these replicas, in the order of their group ranks, with a number that no other one has."""
+    """Give a generation of these replicas, in the order of their group ranks, with a number that no other one has.
+
+    Newcomers take the ranks of those whom they replace, where `in_vacated_ranks` says so.
+    """
+    chosen = in_vacated_ranks(list(chosen), record)
     number = 1 + max(record.generation, record.newest_told, replicas.highest_generation())
     return NextGeneration(
         generation=number,

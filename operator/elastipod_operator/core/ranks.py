@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 from .grant import Grant
 from .names import PodId
-from .record import Record
+from .record import Record, RestartMode
 from .replica import Replica
 
 
@@ -37,6 +37,35 @@ def usable(candidates: list[Replica], record: Record, grant: Grant) -> list[Repl
     if lacks_base((r.id for r in chosen), grant):
         return [r for r in chosen if r.id.spec == grant.specs[0].name]
     return chosen
+
+
+def in_vacated_ranks(chosen: list[Replica], record: Record) -> list[Replica]:
+    """Give newcomers the group ranks of those whom they replace, where processes live on without `elastipod.State`.
+
+    Such processes, of an in-process restart, hold what belongs to their rank, such as a shard or a stage of a pipeline, and none of it
+    is sent to another one. In a change of size, ranks move all the same.
+    """
+    there = {replica.id: replica for replica in chosen}
+    lives_on = any(_is_bound_to_rank(there[member]) for member in record.members if member in there)
+    if len(chosen) != len(record.members) or not lives_on:
+        return chosen
+    newcomers = [replica for replica in chosen if replica.id not in record.members]
+    placed: list[Replica] = []
+    for member in record.members:
+        if member not in there:
+            alike = [one for one in newcomers if one.id.spec == member.spec]
+            if not alike:
+                return chosen
+            placed.append(next((one for one in alike if one.id.slot == member.slot), alike[0]))
+            newcomers.remove(placed[-1])
+        else:
+            placed.append(there[member])
+    return placed
+
+
+def _is_bound_to_rank(replica: Replica) -> bool:
+    agent = replica.agent
+    return agent.restart_mode in (RestartMode.IN_PROCESS, RestartMode.LOCAL) and not agent.memory_state
 
 
 def count_trainable(pods: Collection[PodId], grant: Grant) -> int:

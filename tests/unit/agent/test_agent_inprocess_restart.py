@@ -53,6 +53,33 @@ def job(agent: AgentInProcess) -> Job:
     return Job(agent)
 
 
+@pytest.mark.parametrize(
+    ("later", "mode", "is_new"),
+    [
+        ("local_process_level_restart", "ipr", (False, True)),
+        ("process_level_restart", "prl", (True, True)),
+    ],
+)
+def test_who_has_failed_may_ask_for_more_than_the_first_who_reports(
+    job: Job, later: str, mode: str, is_new: tuple[bool, bool]
+) -> None:
+    """Rank 0 is the victim whose collective has failed; rank 1 knows that its process is of no use any more."""
+
+    def scenario() -> None:
+        first = job.start(1)
+        job.order(0, "in_process_restart")
+        assert job.agent.until("faulted")["restartMode"] == "in_process_restart"
+        job.order(1, later)
+        until(lambda: job.agent.status()["restartMode"] == later, "the most that is asked for")
+        seen = job.agent.status()
+        assert (seen["status"], seen["failure"]["global_rank"]) == ("faulted", 0)
+        job.stop(1, restart_mode=mode)
+        second = job.start(2)
+        assert tuple(second[rank] != first[rank] for rank in (0, 1)) == is_new
+
+    assert job.run(scenario) == 0
+
+
 def test_a_fault_of_one_rank_restarts_all_ranks_in_their_processes(job: Job) -> None:
     def scenario() -> None:
         first = job.start(1)

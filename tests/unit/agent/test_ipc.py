@@ -8,6 +8,7 @@ import os
 import stat
 import threading
 from contextlib import suppress
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -232,13 +233,36 @@ async def test_data_and_labels_reach_the_status_and_go_with_the_next_run(pod: Po
     assert pod.coordinator.worker_data() == []
 
 
+@pytest.mark.parametrize(
+    ("addresses", "ranks"),
+    [
+        pytest.param(
+            [(0, "a"), (1, "b"), (2, "c")], [(0, "a"), (1, "a"), (2, "b"), (3, "b"), (4, "c"), (5, "c")], id="pods"
+        ),
+        pytest.param([(rank, "abc"[rank // 2]) for rank in range(6)], None, id="ranks"),
+        pytest.param([(0, "a"), (1, "b")], None, id="something else"),
+        pytest.param([("0", "a"), (1, "b"), (2, "c")], None, id="no numbers"),
+    ],
+)
+async def test_addresses_of_pods_become_those_of_their_ranks(
+    pod: Pod, addresses: list[tuple[Any, str]], ranks: list[tuple[Any, str]] | None
+) -> None:
+    """An operator that does not know the number of workers in a pod (`auto`) names one address for each of the three pods."""
+    client = await pod.client()
+    pod.begin(0, rank_ips=tuple({"rank": rank, "ip": ip} for rank, ip in addresses))
+    _, start = await asyncio.to_thread(client.hyperpod_barrier)
+    told = [(each["rank"], each["ip"]) for each in start["aggregate_worker_data"]["rank_ips"]]
+    assert told == (ranks or addresses)
+
+
 async def test_checkpoints_of_all_local_ranks_make_one(pod: Pod) -> None:
     first, second = await pod.checkpoints(0), await pod.checkpoints(1)
     for client in (first, second):
         assert await asyncio.to_thread(client.get_latest_checkpoint_path) is None
         await asyncio.to_thread(client.update, 5, "/x/5", CheckpointType.MODEL_CHECKPOINT)
     assert await asyncio.to_thread(first.get_latest_checkpoint_path) == "/x/5"
-    assert pod.coordinator.checkpoints.progress() == {"run": {"progressData": "/x/5", "progressCount": 5}}
+    told = {"progressData": "/x/5", "progressCount": 5, "progressReported": True}
+    assert pod.coordinator.checkpoints.progress() == {"run": told}
 
 
 async def test_planned_ends_leave_neither_threads_nor_connections_behind(

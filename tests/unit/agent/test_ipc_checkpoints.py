@@ -24,7 +24,7 @@ def test_a_step_is_complete_when_as_many_ranks_as_expected_have_reported_each_pa
     assert one.latest("run") is None, "the data part is missing"
     one.report("run", 5, None, DATA, 1)
     assert one.latest("run") == "/x/5"
-    assert one.progress() == {"run": {"progressData": "/x/5", "progressCount": 5}}
+    assert one.progress() == {"run": {"progressData": "/x/5", "progressCount": 5, "progressReported": True}}
 
 
 def test_the_newest_complete_step_wins_whatever_is_half_done() -> None:
@@ -47,7 +47,9 @@ def test_nothing_is_complete_while_no_part_is_expected() -> None:
     assert one.progress() == {}
 
 
-@pytest.mark.parametrize("entry", [None, {}, {"progressCount": True}, {"progressCount": 7, "progressData": 1}])
+@pytest.mark.parametrize(
+    "entry", [None, {}, {"progressCount": True}, {"progressCount": -1}, {"progressCount": 7, "progressData": 1}]
+)
 def test_an_entry_of_a_start_that_is_none_says_nothing(entry: object) -> None:
     one = series(model_checkpoint=1)
     one.begin_run({"run": entry})
@@ -64,6 +66,27 @@ def test_what_a_start_names_holds_until_something_newer_is_complete() -> None:
     assert one.latest("run") == "/x/8"
     one.begin_run({})
     assert one.latest("run") == "/x/8", "an operator that says nothing takes nothing away"
+
+
+def test_a_script_that_goes_back_beyond_what_the_start_has_named_completes_its_own_steps() -> None:
+    """The named checkpoint may be gone or torn: the script has fallen back to an older one, and saves from there on."""
+    one = series(model_checkpoint=1)
+    one.begin_run({"run": {"progressData": "/x/200", "progressCount": 200}})
+    one.report("run", 150, "/x/150", MODEL, 0)
+    assert one.latest("run") == "/x/150"
+    one.report("run", 140, "/x/140", MODEL, 0)
+    assert one.latest("run") == "/x/150", "that one comes too late"
+
+
+def test_a_pod_says_whether_its_ranks_report_a_series_in_this_run() -> None:
+    one = series(model_checkpoint=2)
+    one.report("run", 5, "/x/5", MODEL, 0)
+    assert one.progress() == {"run": {"progressData": None, "progressCount": -1, "progressReported": True}}
+    named = {"run": {"progressData": "/x/4", "progressCount": 4}}
+    one.begin_run(named)
+    assert one.progress() == named
+    one.report("run", 5, "/x/5", MODEL, 0)
+    assert one.progress() == {"run": {**named["run"], "progressReported": True}}
 
 
 def test_half_reported_steps_do_not_outlive_their_run_or_pile_up() -> None:

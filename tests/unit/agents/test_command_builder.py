@@ -36,7 +36,7 @@ class Known:
     def fact(self, uid: str) -> ObservedAgent:
         return self._facts.get(uid, ObservedAgent())
 
-    def progress(self, uids: Iterable[str]) -> dict[str, Any]:
+    def progress(self, uids: Iterable[str], generation: int = 0) -> dict[str, Any]:
         return {"at": len(list(uids))}
 
     def worker_data(self, uids: Iterable[str]) -> list[Any]:

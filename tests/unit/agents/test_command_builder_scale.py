@@ -29,7 +29,7 @@ class CountingStatuses:
     def fact(self, uid: str) -> ObservedAgent:
         return ready(restart_mode=RestartMode.IN_PROCESS)
 
-    def progress(self, uids: Iterable[str]) -> dict[str, Any]:
+    def progress(self, uids: Iterable[str], generation: int = 0) -> dict[str, Any]:
         self.asked.append(f"progress of {len(list(uids))}")
         return {"at": 7}
 

@@ -19,8 +19,9 @@ from elastipod_operator.agents import status_cache as status_cache
 from elastipod_operator.agents.authentication import Credentials
 from elastipod_operator.agents.polled_agent import Address
 from elastipod_operator.agents.status import MAX_RESPONSE_BYTES
-from elastipod_operator.agents.status_cache import AgentStatusCache, checkpoint_step
+from elastipod_operator.agents.status_cache import AgentStatusCache
 from elastipod_operator.agents.status_requests import LONG_POLL_S, open_session
+from elastipod_operator.agents.told_checkpoints import checkpoint_step
 from elastipod_operator.core.snapshot import AgentState
 
 POD = "pod-uid"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,9 +29,10 @@ from elastipod_operator.core.grant import grant_all
 from elastipod_operator.core.health import assess
 from elastipod_operator.core.incarnations import newest_incarnations
 from elastipod_operator.core.names import PodId, Slot
+from elastipod_operator.core.next_generation import new_generation
 from elastipod_operator.core.pod_supply import CreationLimits, supply_pods
-from elastipod_operator.core.ranks import rank_order
-from elastipod_operator.core.record import Record
+from elastipod_operator.core.ranks import in_vacated_ranks, rank_order
+from elastipod_operator.core.record import Record, RestartMode
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.slots import wanted_slots
 from elastipod_operator.core.snapshot import ObservedAgent, ObservedPod, Policy, Snapshot, SpecLimits
@@ -60,6 +62,36 @@ def extra(ordinal: int, incarnation: int = 0) -> PodId:
 def test_group_ranks(before: tuple[PodId, ...], present: list[PodId], ranks: list[PodId]) -> None:
     replicas = assess(observed(job(), [(pod(identity), ready()) for identity in present]))
     assert [r.id for r in rank_order(replicas.candidates(), Record(members=before), grant_all(TWO_SPECS))] == ranks
+
+
+IN_PROCESS = {"restart_mode": RestartMode.IN_PROCESS}
+
+
+@pytest.mark.parametrize(
+    ("before", "chosen", "agent", "ranks"),
+    [
+        pytest.param((base(0), base(1), base(2)), [base(1), base(2), base(0, 1)], IN_PROCESS, [base(0, 1), base(1), base(2)],
+                     id="a replacement takes the rank of the pod that it replaces"),
+        pytest.param((base(0), base(1), base(2)), [base(2), base(0, 1), base(1, 1)], IN_PROCESS, [base(0, 1), base(1, 1), base(2)],
+                     id="each its own"),
+        pytest.param((base(0), base(1)), [base(1), base(3)], IN_PROCESS, [base(3), base(1)], id="a spare takes it too"),
+        pytest.param((base(0), extra(0)), [base(1), extra(0)], IN_PROCESS, [base(1), extra(0)], id="within its spec"),
+        pytest.param((extra(0), base(1)), [base(1), base(2)], IN_PROCESS, [base(1), base(2)], id="not that of another spec"),
+        pytest.param((base(0), base(1), base(2)), [base(1), base(2)], IN_PROCESS, [base(1), base(2)], id="another size"),
+        pytest.param((base(0), base(1)), [base(1), base(0, 1)], {}, [base(1), base(0, 1)], id="new processes"),
+        pytest.param((base(0), base(1)), [base(1), base(0, 1)], {**IN_PROCESS, "memory_state": "sharded"}, [base(1), base(0, 1)],
+                     id="State sends each rank what it needs"),
+        pytest.param((base(0), base(1)), [base(0, 1), base(1, 1)], IN_PROCESS, [base(0, 1), base(1, 1)], id="nobody lives on"),
+    ],
+)  # fmt: skip
+def test_group_ranks_of_processes_that_live_on(
+    before: tuple[PodId, ...], chosen: list[PodId], agent: dict[str, Any], ranks: list[PodId]
+) -> None:
+    replicas = assess(observed(job(), [(pod(identity), replace(ready(), **agent)) for identity in chosen]))
+    by_id = {one.id: one for one in replicas.candidates()}
+    record = Record(members=before)
+    assert [one.id for one in in_vacated_ranks([by_id[each] for each in chosen], record)] == ranks
+    assert list(new_generation(record, replicas, [by_id[each] for each in chosen]).members) == ranks
 
 
 @given(

@@ -121,7 +121,7 @@ class NoStatuses:
     def fact(self, pod_uid: str) -> ObservedAgent:
         return ObservedAgent()
 
-    def progress(self, pod_uids: object) -> dict[str, Any]:
+    def progress(self, pod_uids: object, generation: int = 0) -> dict[str, Any]:
         return {}
 
     def worker_data(self, pod_uids: object) -> list[Any]:

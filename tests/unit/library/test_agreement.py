@@ -14,6 +14,7 @@ from tests.nonempty import every
 from tests.patience import PATIENCE_S
 from tests.unit.library.memory_store import MemoryClient, MemoryServer
 
+from elastipod import agreement as agreement_module
 from elastipod.agreement import Agreement, stop_call
 from elastipod.errors import ElasticAgreementError, ElasticAgreementTimeout
 from elastipod.rank_ranges import format_ranks
@@ -81,6 +82,41 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.parametrize("calls_before", [1, 5])
+def test_a_rank_that_alone_asks_does_not_wait_for_ranks_that_never_do(
+    calls_before: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its script asks on one rank and broadcasts the answer: the others wait for it, and never call."""
+    monkeypatch.setattr(agreement_module, "ALONE_S", 0.01)
+    monkeypatch.setattr(agreement_module, "PENDING_SLICE_S", 0.01)
+    server, pending = MemoryServer(), threading.Event()
+    alone = Agreement(
+        rank=0, world_size=2, is_pending=pending.is_set, connect=server.client, timeout_s=PATIENCE_S, hosts_store=False
+    )
+    alone.start()
+    assert not any(alone.record_call() for _ in range(calls_before))
+    pending.set()
+    while not alone.record_call():
+        time.sleep(0.001)
+    assert alone.record_call(), "and it stays so"
+    assert "rank 0 stops without asking the others" in caplog.text
+    alone.close()
+
+
+def test_ranks_that_have_ever_asked_are_waited_for(
+    make_ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement_module, "ALONE_S", 0.01)
+    ranks = make_ranks(2, timeout_s=0.5)
+    for _ in range(3):
+        assert not ranks.agreements[0].record_call()
+    ranks.agreements[1].abandon()  # it publishes nothing
+    ranks.pending[0].set()
+    wait_until(lambda: ranks.agreements[0]._published is not None)
+    with pytest.raises(ElasticAgreementTimeout, match="HYPERPOD_SIGNAL_COORDINATION=disabled"):
+        ranks.agreements[0].record_call()
+
+
 @pytest.mark.parametrize("raisers", [{0: 3}, {2: 5}, {0: 2, 1: 4, 2: 3}], ids=["first rank", "last rank", "all, apart"])
 def test_every_rank_stops_at_the_same_call(make_ranks: Callable[..., Ranks], raisers: dict[int, int]) -> None:
     ranks = make_ranks(3)
@@ -121,9 +157,10 @@ def test_signals_on_any_ranks_at_any_time_end_in_one_answer(data: st.DataObject)
 
 def test_no_store_round_trip_while_nothing_is_pending(make_ranks: Callable[..., Ranks]) -> None:
     ranks = make_ranks(4)
-    wait_until(lambda: len(ranks.server.requests) == 4)
+    wait_until(lambda: len(ranks.server.requests) == 8)
     assert ranks.train(1000, lambda rank, call: None) == [None] * 4
-    assert sorted(ranks.server.requests) == [f"wait wake/{rank}" for rank in range(4)]
+    # Each has said once, when it connected, that it asks at all.
+    assert sorted(ranks.server.requests) == ["add asking"] * 4 + [f"wait wake/{rank}" for rank in range(4)]
 
 
 def test_only_the_first_rank_wakes_the_others(make_ranks: Callable[..., Ranks]) -> None:

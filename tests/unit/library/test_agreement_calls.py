@@ -15,7 +15,7 @@ from elastipod.errors import ElasticAgreementError, ElasticAgreementTimeout
 
 PENDING = (
     "an elastic event is pending, but {} did not publish a next call within 7 s; every rank must call elastic_event_detected() once per "
-    "step"
+    "step, or with HYPERPOD_SIGNAL_COORDINATION=disabled any rank, which tells the others"
 )
 
 
@@ -24,7 +24,7 @@ class Client:
 
     def __init__(self, counts: dict[str, int] | None = None, missing: tuple[str, ...] = ()) -> None:
         self.log: list[Any] = []
-        self.counts = {"pending": 2, "published": 3, "arrived": 3, "left": 3, **(counts or {})}
+        self.counts = {"pending": 2, "published": 3, "arrived": 3, "left": 3, "asking": 3, **(counts or {})}
         self.missing = missing
         self.clock = SimpleNamespace(now=100.0)
         self.on_wait: Any = lambda: None
@@ -43,7 +43,7 @@ class Client:
         return [b"5", b"11", b"9"]
 
     def add(self, key: str, amount: int) -> int:
-        assert amount == 1
+        assert amount == 1 or key == "asking"
         self.log.append(("add", key))
         return self.counts[key]
 

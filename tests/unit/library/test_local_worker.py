@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastipod import distribution
+from elastipod import distribution, elastic_event
 from elastipod.local_worker import (
     generation_from_env,
     job_from_env,
@@ -46,6 +46,25 @@ def test_outside_a_pod_nothing_is_known_and_nothing_is_reported(monkeypatch: pyt
     assert (run_id_from_env(), job_from_env()) == ("", "")
     assert local_worker() is None
     report(1, 2)
+
+
+def test_a_rank_of_a_launcher_inside_a_worker_trains_without_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "worker-file"
+    WorkerFile.create(path, 1).close()
+    monkeypatch.setenv(WORKER_FILE_ENV, str(path))
+    monkeypatch.delenv("ELASTIPOD_LOCAL_RANK", raising=False)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setenv("HYPERPOD_SIGNAL_COORDINATION", "disabled")
+    assert local_worker() is None
+    report(1, 2)
+    assert not elastic_event.elastic_event_detected()
+    assert local_worker() is None
+    elastic_event.reset_elastic_event()
+    (record,) = caplog.records
+    assert "knows no local rank 3" in record.getMessage()
+    assert "hyperpodrun --nproc-per-node" in record.getMessage()
 
 
 @pytest.mark.parametrize(

@@ -391,7 +391,7 @@ def test_a_command_of_another_generation_is_another_command() -> None:
 
 
 class _NoProgress(Statuses):
-    def progress(self, uids: object) -> dict[str, Any]:
+    def progress(self, uids: object, generation: int = 0) -> dict[str, Any]:
         return {}
 
     def worker_data(self, uids: object) -> None:

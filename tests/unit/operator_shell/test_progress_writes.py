@@ -47,7 +47,7 @@ class Statuses:
     def fact(self, pod_uid: str) -> ObservedAgent:
         return agent(step={pod(0).uid: 41, pod(1).uid: 42}.get(pod_uid, 99))
 
-    def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
+    def progress(self, pod_uids: Iterable[str], generation: int = 0) -> dict[str, Any]:
         return {"model": {"progressCount": 40}} if pod(0).uid in set(pod_uids) else {}
 
     async def close(self) -> None:
