@@ -76,6 +76,6 @@ def test_the_newest_durable_checkpoint_reaches_the_operator(run_agent: RunAgent)
     agent = run_agent(TELLS, "--nproc-per-node=2")
     agent.start(1)
     agent.until_printed("told", 2)
-    newest = {"elastipod": {"progressData": "/checkpoints/step-40", "progressCount": 40}}
+    newest = {"elastipod": {"progressData": "/checkpoints/step-40", "progressCount": 40, "progressReported": True}}
     until(lambda: agent.status().get("progress") == newest, "the agent to say which checkpoint is the newest")
     agent.stop(1)
