@@ -38,7 +38,7 @@ class Answers:
     def fact(self, pod_uid: str) -> ObservedAgent:
         return self.facts.get(pod_uid, ObservedAgent())
 
-    def progress(self, pod_uids: Iterable[str]) -> dict[str, Any]:
+    def progress(self, pod_uids: Iterable[str], generation: int = 0) -> dict[str, Any]:
         return {}
 
     def worker_data(self, pod_uids: Iterable[str]) -> EncodedJson | list[Any] | None:
