@@ -27,6 +27,7 @@ from elastipod_agent.workers.reaper import Reaper
 
 _POLL_S = 0.05
 _SHM_MANAGER = b"torch_shm_manager"
+_EXEC_S = 0.5  # beyond the time limit, for processes that nothing can be told of yet
 _FREEING_S = 2.0  # how long processes that free what workers have left may take, once the workers are gone
 
 
@@ -99,21 +100,23 @@ async def end_all(reaper: Reaper, sessions: Collection[int], cookie: str, timeou
     spared_until = deadline - timeout_s / 4  # time that SIGKILL may take afterwards
     processes = snapshot()
     kin = _family_in(processes, sessions)
-    has_killed = False  # whatever the time limit: nothing may live on beside what is started next
+    killed: set[int] = set()  # whatever the time limit: nothing may live on beside what is started next
     while True:
         found, is_known = _members_in(processes, kin, cookie)
         if not found and is_known:
             found, is_known = _members_in(snapshot(), kin, cookie)
         now = loop.time()
-        if (now >= deadline and has_killed) or (not found and is_known):
+        is_complete = killed.issuperset(found) and is_known
+        if (not found and is_known) or (now >= deadline and (is_complete or now >= deadline + _EXEC_S)):
             return found
-        has_killed = True
         workers = [pid for pid in found if pid in sessions]
         _kill(workers)  # without a look at their command lines, which may wait for one that is stuck in the kernel
         others = [pid for pid in found if pid not in sessions]
         if not workers:
             spared_until = min(spared_until, now + _FREEING_S)
-        _kill(pid for pid in others if now >= spared_until or not _is_spared(pid))
+        ended = [pid for pid in others if now >= spared_until or not _is_spared(pid)]
+        _kill(ended)
+        killed.update(workers, ended)
         await reaper.next_exit(_POLL_S)
         processes = snapshot()
 

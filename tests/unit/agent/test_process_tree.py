@@ -260,6 +260,16 @@ async def test_without_any_time_all_are_killed_all_the_same(orphan: subprocess.P
     assert orphan.wait(PATIENCE_S) == -signal.SIGKILL
 
 
+async def test_without_any_time_one_in_the_middle_of_an_exec_is_killed_as_well(
+    monkeypatch: pytest.MonkeyPatch, orphan: subprocess.Popen[bytes]
+) -> None:
+    """At the first look nothing can be told of it, so nothing has been killed yet."""
+    looks = iter([None, None])
+    monkeypatch.setattr(process_tree, "has_in_environment", lambda *given: next(looks, has_in_environment(*given)))
+    await process_tree.end_all(Reaper(), {900_001}, COOKIE, 0.0)
+    assert orphan.wait(PATIENCE_S) == -signal.SIGKILL
+
+
 async def test_an_exec_that_does_not_end_is_waited_for_until_the_deadline(
     monkeypatch: pytest.MonkeyPatch, orphan: subprocess.Popen[bytes]
 ) -> None:
