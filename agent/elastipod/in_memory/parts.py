@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from elastipod.errors import ElastipodError
 from elastipod.in_memory.members import Content, Members, TensorShape
 from elastipod.in_memory.tensor_digests import as_bytes
+from elastipod.rank_ranges import format_ranks
 from elastipod.torch_compat import DTensor, sharded_tensor
 
 _INDEX_BITS = 20
@@ -151,6 +153,31 @@ def can_move(tensor: torch.Tensor) -> bool:
         return True
     *outer, last = tensor.placements
     return (type(last).__name__ == "Shard" or last.is_replicate()) and all(each.is_replicate() for each in outer)
+
+
+def check_meshes(members: Members, mesh: Any) -> None:
+    """Raise UnknownSharding for a parameter or buffer that is divided over other ranks than the last dimension of this mesh.
+
+    Parts are numbered along that dimension: what is divided in another way would be filled with the rows of others.
+    """
+    own = _ranks_along_last(mesh)
+    for name, module in members.items():
+        if not isinstance(module, nn.Module):
+            continue
+        for key, tensor in (*module.named_parameters(name), *module.named_buffers(name)):
+            is_divided = isinstance(tensor, DTensor) and can_move(tensor) and not tensor.placements[-1].is_replicate()
+            if is_divided and _ranks_along_last(tensor.device_mesh) != own:
+                raise UnknownSharding(
+                    f"{key} is divided over {format_ranks(_ranks_along_last(tensor.device_mesh))}, and the mesh of State divides over "
+                    f"{format_ranks(own)}; pass the mesh that build gets as mesh= to every fully_shard"
+                )
+
+
+def _ranks_along_last(mesh: Any) -> list[int]:
+    """Give the ranks that differ from this one in the last dimension of a mesh alone, in their order; none outside of it."""
+    place = mesh.get_coordinate()
+    ranks: list[int] = [] if place is None else mesh.mesh[tuple(place[:-1])].tolist()
+    return ranks
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

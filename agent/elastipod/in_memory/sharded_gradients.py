@@ -68,6 +68,8 @@ def _inside_divided(model: nn.Module) -> dict[nn.Module | None, list[tuple[str, 
 def reduced_elements(parameter: nn.Parameter, elements: torch.Tensor) -> torch.Tensor:
     """Give elements of the whole gradient, float64 on the host: those in this rank's shard, nan for the others.
 
+    All of them are nan for a parameter that the mesh has whole on each rank: who reduces its gradient, and how, is not known here.
+
     elements: their places in the flattened tensor.
     """
     found = torch.full((len(elements),), torch.nan, dtype=torch.float64, device="cpu")
@@ -75,7 +77,8 @@ def reduced_elements(parameter: nn.Parameter, elements: torch.Tensor) -> torch.T
     if not isinstance(whole, DTensor):
         return found if parameter.grad is None else parameter.grad.detach().flatten()[elements].double().cpu()
     shape, mesh = shape_of("", whole), whole.device_mesh
-    assert shape.dim is not None
+    if shape.dim is None:
+        return found
     start, stop = shape.rows(part_of(mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)))
     places = list(torch.unravel_index(elements.cpu(), whole.shape))
     is_own = (places[shape.dim] >= start) & (places[shape.dim] < stop)

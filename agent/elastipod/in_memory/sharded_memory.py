@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from elastipod import chaos
 from elastipod.errors import ElastipodError, StateDiffersError
@@ -30,6 +31,7 @@ from elastipod.in_memory.parts import (
     PartContent,
     UnknownSharding,
     can_move,
+    check_meshes,
     live_part,
     local_of,
     part_content,
@@ -188,8 +190,8 @@ class ShardedMemory(MemoryState):
             else:
                 self._held = part_content(self.members, part, self._limit.progress)
         self._is_live, self._mesh, self._num_checked = False, None, 0
-        if self.members:
-            release_shard_groups(self.members.model)
+        for module in self.members.of_type(nn.Module):
+            release_shard_groups(module)
         self._copies.forget_world()
         with (
             self._limit.paused()
@@ -245,7 +247,7 @@ class ShardedMemory(MemoryState):
                 self._mesh = self._plan.build(world_size)
 
     def build(self) -> None:
-        """Have the script build the members for the present world, unless it has. Raises TypeError."""
+        """Have the script build the members for the present world, unless it has. Raises TypeError, UnknownSharding."""
         if self.members:
             return
         with self._limit.paused():  # the script's own code, and a look through all that it has loaded
@@ -256,6 +258,7 @@ class ShardedMemory(MemoryState):
                 gc.freeze()
                 self._is_frozen = True
             self.members.take(self._build(self._mesh))
+        check_meshes(self.members, self._mesh)
 
     def begin_anew(
         self, step: int, rank: int, world_size: int, *, loaded_by: Collection[int] | None, has_changed: bool = True
