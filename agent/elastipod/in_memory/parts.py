@@ -165,11 +165,13 @@ def check_meshes(members: Members, mesh: Any) -> None:
         if not isinstance(module, nn.Module):
             continue
         for key, tensor in (*module.named_parameters(name), *module.named_buffers(name)):
-            is_divided = isinstance(tensor, DTensor) and can_move(tensor) and not tensor.placements[-1].is_replicate()
-            if is_divided and _ranks_along_last(tensor.device_mesh) != own:
+            if not isinstance(tensor, DTensor) or not can_move(tensor) or tensor.placements[-1].is_replicate():
+                continue
+            found = _ranks_along_last(tensor.device_mesh)
+            if found != own:
                 raise UnknownSharding(
-                    f"{key} is divided over {format_ranks(_ranks_along_last(tensor.device_mesh))}, and the mesh of State divides over "
-                    f"{format_ranks(own)}; pass the mesh that build gets as mesh= to every fully_shard"
+                    f"{key} is divided over {format_ranks(found)}, and the mesh of State divides over {format_ranks(own)}; pass the mesh "
+                    "that build gets as mesh= to every fully_shard"
                 )
 
 
