@@ -224,6 +224,9 @@ def test_members_are_built_once_for_a_world_and_the_mesh_too(monkeypatch: pytest
     made = (nn.Linear(1, 1),)
     build = part.memory._build = mock.Mock(return_value=made)
     monkeypatch.setattr(gc, "freeze", lambda: part.calls.append("frozen"))
+    monkeypatch.setattr(
+        sharded_memory, "check_meshes", lambda members, mesh: part.calls.append(f"looked at {members.model} on {mesh}")
+    )
     monkeypatch.setattr(MeshPlan, "build", lambda self, size: part.calls.append(size) or f"mesh of {size}")  # type: ignore[func-returns-value]
     part.memory.build()
     assert build.mock_calls == [], "there are members"
@@ -235,7 +238,8 @@ def test_members_are_built_once_for_a_world_and_the_mesh_too(monkeypatch: pytest
         part.memory.build()
         assert part.members.model is made[0]
     assert build.mock_calls == [mock.call("mesh of 3")] * 2
-    assert part.calls == [3, "garbage", "frozen", 3]
+    looked = f"looked at {made[0]} on mesh of 3"
+    assert part.calls == [3, "garbage", "frozen", looked, 3, looked]
     monkeypatch.setattr(MeshPlan, "build", mock.Mock(side_effect=RuntimeError("closed")))
     part.memory._mesh = None
     with pytest.raises(WorldLost, match="the mesh could not be built: closed"):
