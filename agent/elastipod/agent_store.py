@@ -2,7 +2,7 @@
 
 One of the threads that wait for answers reads those of all, so a call that waits holds up no other, and a single caller is woken by
 nothing but its answer. When the connection is closed or lost, all calls end at once: they raise ConnectionError, as do all later ones.
-It is never opened again, since a call whose answer is lost may have counted.
+No call is made again over another one, since a call whose answer is lost may have counted; who knows better asks for `renewed`.
 Imports no torch.
 """
 
@@ -55,9 +55,19 @@ class StoreCallRefused(ElastipodError, RuntimeError):
 class StoreConnection:
     """Calls from any thread. Made by `open_store`."""
 
-    def __init__(self, peer: socket.socket, session: SealedSession, address: str) -> None:
-        """session: whose agent has proven that it has the key."""
+    def __init__(
+        self,
+        peer: socket.socket,
+        session: SealedSession,
+        address: str,
+        open_again: Callable[[float], StoreConnection],
+    ) -> None:
+        """session: whose agent has proven that it has the key. open_again: gives another connection of this rank within seconds."""
         self._peer, self._session, self._address = peer, session, address
+        self._open_again = open_again
+        self._renewing = threading.Lock()  # guards the next one; `close` does not wait for it
+        self._successor: StoreConnection | None = None
+        self._closed = ""  # why this process closed it
         self._received = bytearray()
         self._sending = threading.Lock()  # the order of frames is that of their seals
         self._last = 0
@@ -94,10 +104,27 @@ class StoreConnection:
         """End every call that is under way, and all later ones. From any thread."""
         if self._pid != os.getpid():
             return  # the connection is that of the parent
+        self._closed = self._closed or why
+        if self._successor is not None:
+            self._successor.close(why)
         self._lose(why)
         with self._turn:
             if not self._is_read:  # else the one who reads it closes it
                 self._peer.close()
+
+    def renewed(self, limit_s: float) -> StoreConnection:
+        """Give this connection, or the one that follows it where it was lost, which `close` of this one closes too. From any thread.
+
+        Raises ConnectionError when it was closed, and as `open_store`.
+        """
+        with self._renewing:
+            newest = self._successor or self
+            if newest._end and not self._closed:
+                newest = self._successor = self._open_again(limit_s)
+        if self._closed:
+            newest.close(self._closed)
+            raise ConnectionError(f"the store at {self._address} is gone: {self._closed}")
+        return newest
 
     def _lose(self, why: str) -> None:
         self._end = self._end or why
@@ -254,20 +281,27 @@ class ConnectionRefused(ConnectionError):
 
 
 def open_store(
-    address: str, greeting: Greeting, key: str, limit_s: float, is_unwanted: Callable[[], bool] = lambda: False
+    address: str,
+    greeting: Greeting,
+    key: str,
+    limit_s: float,
+    is_unwanted: Callable[[], bool] = lambda: False,
+    *,
+    world_size: int = 1,
 ) -> StoreConnection:
     """Connect to the agent at host:port. Raises ConnectionRefused; TimeoutError when it cannot be reached, or nobody wants it any more.
 
     An agent that has as many callers as it takes is asked again. It may not have been told of the generation yet: calls wait for that.
+    world_size: how many ranks may ask it at the same time.
     """
     deadline = time.monotonic() + limit_s
     why = "nobody has asked it"
-    for pause_s in pauses(1, random.SystemRandom()):
+    for pause_s in pauses(world_size, random.SystemRandom()):
         left_s = deadline - time.monotonic()
         if left_s <= 0 or is_unwanted():
             break
         try:
-            return _open(address, greeting, key, min(left_s, HANDSHAKE_S))
+            return _open(address, greeting, key, min(left_s, HANDSHAKE_S), world_size)
         except ConnectionRefused as error:
             raise ConnectionRefused(f"the agent at {address} does not serve the store to this rank: {error}") from error
         except (OSError, http.client.HTTPException) as error:
@@ -276,7 +310,7 @@ def open_store(
     raise TimeoutError(f"the agent at {address}, which serves the store, cannot be reached: {why}")
 
 
-def _open(address: str, greeting: Greeting, key: str, limit_s: float) -> StoreConnection:
+def _open(address: str, greeting: Greeting, key: str, limit_s: float, world_size: int) -> StoreConnection:
     host, _, port = address.rpartition(":")
     asked = http.client.HTTPConnection(host, int(port), timeout=limit_s)
     try:
@@ -294,7 +328,12 @@ def _open(address: str, greeting: Greeting, key: str, limit_s: float) -> StoreCo
         asked.close()
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     peer.settimeout(ANSWER_S)
-    return StoreConnection(peer, session, address)
+
+    def open_again(limit_s: float) -> StoreConnection:
+        again = Greeting(greeting.generation, greeting.rank)  # with a challenge of its own
+        return open_store(address, again, key, limit_s, world_size=world_size)
+
+    return StoreConnection(peer, session, address, open_again)
 
 
 def _refusal(status: int, body: bytes) -> ConnectionError:

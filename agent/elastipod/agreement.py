@@ -36,6 +36,7 @@ POLL_S = 0.05  # interval at which the watcher reads the local event when no sig
 PENDING_SLICE_S = 1.0  # one wait of a pending agreement; between waits it checks whether the process ends
 QUIET_WAIT_S = 30 * 24 * 3600.0  # one blocking wait of the listener while there is no event; then it waits again
 CONNECT_S = 30.0
+RECONNECT_S = 2.0  # one try to reach a store again whose connection was lost
 CLOSE_S = 2.0
 ALONE_S = 5.0  # a pending agreement in which no other rank has ever made a call is waited for so long
 # Ranks that train together make a call in each step, so all have made their first call when one of them makes its second.
@@ -56,16 +57,18 @@ class Agreement:
         connect: Callable[[float], Store],
         timeout_s: float,
         hosts_store: bool = False,
+        reconnects: bool = False,
     ) -> None:
         """Store the arguments; `start` connects.
 
         is_pending: True when an event is pending on this rank; must only read memory. connect: gives a new client of the common
         store within a number of seconds. timeout_s: how long a rank waits for the others. hosts_store: the store ends with this
-        process, which therefore disconnects last.
+        process, which therefore disconnects last. reconnects: the store outlives its connections, so that `connect` gives another one
+        where one was lost, TimeoutError while the store cannot be reached, and ConnectionError once the generation is over.
         """
         self._rank, self._world_size = rank, world_size
         self._is_pending, self._connect, self._timeout_s = is_pending, connect, timeout_s
-        self._hosts_store = hosts_store
+        self._hosts_store, self._reconnects = hosts_store, reconnects
         self._changed = threading.Condition()
         self._calls = 0
         self._published: int | None = None
@@ -170,7 +173,7 @@ class Agreement:
     # -- the threads ---------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Wait for an event on another rank. Ends with the event, with the store, or with the process."""
+        """Wait for an event on another rank. Ends with the event, with the generation's store, or with the process."""
         store = self._listening
         while store is not None and not self._closing:
             try:
@@ -178,10 +181,24 @@ class Agreement:
             except TimeoutError:
                 continue  # nobody has an event yet
             except ConnectionError:
-                return  # no rank is left to agree with; a later event fails when it is published
+                self._listening = store = self._reconnected()
+                continue
             self._woken_by_peer = True
             self._wake.put(None)
             return
+
+    def _reconnected(self) -> Store | None:
+        """Reach the store again; None where no rank is left to agree with: a later event fails when it is published."""
+        while self._reconnects and not self._closing:
+            time.sleep(POLL_S)  # for a store that takes a connection and ends it
+            try:
+                return self._connect(RECONNECT_S)
+            except TimeoutError:
+                continue  # the network is not back yet
+            except ConnectionError as error:
+                log.debug("rank %d waits for no event any more: %s", self._rank, error)
+                break
+        return None
 
     def _watch(self) -> None:
         while not (self._closing or self._woken_by_peer or self._is_pending()):
@@ -202,7 +219,7 @@ class Agreement:
             self._finish(NEVER)
 
     def _agree(self) -> int:
-        client = self._connect(CONNECT_S)
+        client = self._connected()
         if not self._woken_by_peer and client.add("pending", 1) == 1:
             client.set_many({f"wake/{rank}": b"event" for rank in range(self._world_size)})
         with self._changed:
@@ -230,6 +247,16 @@ class Agreement:
             f"{self._timeout_s:g} s; every rank must call elastic_event_detected() once per step, or with "
             "HYPERPOD_SIGNAL_COORDINATION=disabled any rank, which tells the others"
         )
+
+    def _connected(self) -> Store:
+        """Give a client that reaches the store. What follows is counted there, and cannot be said again over another connection."""
+        client = self._connect(CONNECT_S)
+        if self._reconnects:
+            try:
+                client.has("stop")
+            except ConnectionError:
+                client = self._connect(CONNECT_S)
+        return client
 
     def _asks_alone(self, client: Store) -> bool:
         """Whether no other rank has ever made a call, though this one has trained steps in which it would have met them."""

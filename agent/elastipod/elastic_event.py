@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
 
 from elastipod.agent_store import AgentStore, meeting_place
@@ -150,25 +151,35 @@ def _start_agreement(is_pending: Callable[[], bool]) -> Agreement | None:
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
-    connect, hosts_store = _place_to_agree(is_host=dist.get_rank() == 0)
+    place = _place_to_agree(is_host=dist.get_rank() == 0)
     agreement = Agreement(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
         is_pending=is_pending,
-        connect=connect,
+        connect=place.connect,
         timeout_s=float_from_env(TIMEOUT_ENV, DEFAULT_TIMEOUT_S),
-        hosts_store=hosts_store,
+        hosts_store=place.is_own,
+        reconnects=place.is_served,
     )
     agreement.start()
     return agreement
 
 
-def _place_to_agree(*, is_host: bool) -> tuple[Callable[[float], Store], bool]:
-    """Give what connects to the store of the generation, and whether this process hosts it. is_host: it does where no agent serves one."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What connects to the store of the generation. is_own: this process hosts it. is_served: an agent does, for as long as it lasts."""
+
+    connect: Callable[[float], Store]
+    is_own: bool = False
+    is_served: bool = False
+
+
+def _place_to_agree(*, is_host: bool) -> _Place:
+    """is_host: this process hosts the store where no agent serves one."""
     prefix = f"elastipod/event/{store_generation()}"
     served = meeting_place()
     if served is not None:
-        return lambda timeout_s: AgentStore(served, prefix), False
+        return _Place(lambda timeout_s: AgentStore(served.renewed(timeout_s), prefix), is_served=True)
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not host or not port:
         raise ElasticAgreementError(
@@ -176,7 +187,9 @@ def _place_to_agree(*, is_host: bool) -> tuple[Callable[[float], Store], bool]:
             f"start the script with hyperpodrun or torchrun, or set {COORDINATION_ENV}=disabled"
         )
     hosts_store = is_host and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    return lambda timeout_s: TorchStore(host, int(port), prefix, timeout_s, keep_server=hosts_store), hosts_store
+    return _Place(
+        lambda timeout_s: TorchStore(host, int(port), prefix, timeout_s, keep_server=hosts_store), hosts_store
+    )
 
 
 def _coordinated() -> bool:

@@ -144,9 +144,10 @@ TORCHRUN_OPTIONS = (
     ),
     Option(("--rdzv-endpoint",), "", metavar="HOST:PORT", unused=_RANKS),
     Option(("--rdzv-conf",), "", metavar="KEY=VALUE,...", unused=_RANKS),
-    Option(("--node-rank",), 0, int, metavar="N", unused=_RANKS),
+    # No numbers: $RANK of another operator's pods is empty or unknown in ours, and nobody looks at them.
+    Option(("--node-rank",), 0, metavar="N", unused=_RANKS),
     Option(("--master-addr",), "127.0.0.1", metavar="HOST", unused=_RANKS),
-    Option(("--master-port",), None, int, metavar="PORT", unused=_RANKS),
+    Option(("--master-port",), None, metavar="PORT", unused=_RANKS),
     Option(("--local-addr",), None, metavar="HOST", unused=_RANKS),
 )
 OWN_OPTIONS = (

@@ -200,7 +200,8 @@ def _script(path: str | None, args: str) -> Script | None:
 
 
 def _check_nnodes(text: str) -> None:
-    if text and not re.fullmatch(r"[0-9]+(:[0-9]+)?", text):
+    is_unknown_variable = re.fullmatch(r"\$\(\w+\)", text)  # to Kubernetes; the operator sets the number
+    if text and not is_unknown_variable and not re.fullmatch(r"[0-9]+(:[0-9]+)?", text):
         raise BadUsage(f"--nnodes is {text!r}; it must be a number or MIN:MAX")
 
 

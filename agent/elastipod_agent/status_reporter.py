@@ -11,7 +11,7 @@ from elastipod_agent.core.exits import Outcome
 from elastipod_agent.core.inprocess_restart import WorkerPreparation, is_deeper
 from elastipod_agent.core.requests import StartRequest, UpdateRequest
 from elastipod_agent.core.states import AgentState as S
-from elastipod_agent.generation.faults import Fault, GenerationEnd
+from elastipod_agent.generation.faults import Fault, GenerationEnd, not_killed
 from elastipod_agent.inprocess.worker_pool import WorkerPool
 from elastipod_agent.log import EventLog
 from elastipod_agent.status import StatusStore
@@ -208,8 +208,7 @@ class StatusReporter:
         pids = ", ".join(map(str, stuck))
         self._log.error("processes cannot be killed", pids=pids)
         if self._status.current.state is not S.FAULTED:
-            message = f"processes {pids} cannot be killed; the node may need attention"
-            self._status.enter(S.FAULTED, reason="WorkerUnhealthy", message=message)
+            self._status.enter(S.FAULTED, reason="WorkerUnhealthy", message=not_killed(stuck))
 
     def _pool_fields(self) -> dict[str, Any]:
         """Give what a READY agent says about workers that live on: whether all of them do, and why some cannot be started."""

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from elastipod_operator.core.names import ANNOTATION_APPLIED
+from elastipod_operator.kube.applied import any_applied_of
 from elastipod_operator.kube.reading import mapping, mappings, name_of, text
 
 from .mentions import boundaries
@@ -41,7 +43,15 @@ def redacted_object(body: Mapping[str, Any], values: Sequence[str] = ()) -> dict
         meta.pop("managedFields", None)
         if isinstance(notes := meta.get("annotations"), dict):
             meta["annotations"] = {key: REDACTED if key in COPIES else value for key, value in notes.items()}
+            if ANNOTATION_APPLIED in notes:
+                meta["annotations"][ANNOTATION_APPLIED] = _redacted_spec(body, values)
     return found
+
+
+def _redacted_spec(body: Mapping[str, Any], values: Sequence[str]) -> str:
+    """Give the spec that the operator keeps in an annotation, as text: compressed, it would hide its secrets from every pattern."""
+    kept = any_applied_of(body)
+    return REDACTED if kept is None else json.dumps(_without_secrets(kept, values), ensure_ascii=False)
 
 
 def _without_secrets(value: Any, values: Sequence[str], key: str = "") -> Any:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from typing import Any
 
-_LAUNCHES = re.compile(r"(?<![\w/.-])(?:torchrun|python3?(?:\.\d+)? -m torch\.distributed\.(?:run|launch))(?![\w.-])")
+_LAUNCH = r"torch\.distributed\.launch"
+_LAUNCHES = re.compile(
+    rf"(?<![\w/.-])(?:torchrun|python3?(?:\.\d+)? -m (?:torch\.distributed\.run|{_LAUNCH}))(?![\w.-])"
+)
+_OF_LAUNCH = re.compile(rf"(-m\s{_LAUNCH}(?:\s+-\S+(?:\s+\d+)?)*?)\s+--use[-_]env(?![\w-])")
+_PER_NODE = re.compile(r"--nproc[-_]per[-_]node[=\s]\s*(\"[^\"]*\"|'[^']*'|\S+)")
+# What python is told and a worker of hyperpodrun is told anyway, or does not need.
+_NOT_NEEDED = re.compile(r"-[uBO]+")
 _PYTHON = re.compile(r"(?:.*/)?python3?(\.\d+)?")
 _SHELL = re.compile(r"(?:.*/)?(ba|da)?sh")
 
@@ -33,9 +39,14 @@ def launched(template: dict[str, Any], path: str, lost: list[str], per_node: Any
         return per_node
     container.pop("args", None)
     container["command"] = found
-    if not _LAUNCHES.search(" ".join(words)):
+    line = " ".join(words)
+    if not _LAUNCHES.search(line):
         return per_node if per_node not in (None, "auto") else 1
-    return per_node or next(_written_per_node(words), None)
+    if re.search(rf"-m {_LAUNCH}(?![\w.-])", line) and not _OF_LAUNCH.search(line):
+        lost.append(
+            f"{path}: torch.distributed.launch gives --local-rank to the script, which is to read LOCAL_RANK from the environment instead"
+        )
+    return per_node or _written_per_node(line, path, lost)
 
 
 def _with_agent(words: list[str]) -> list[str] | None:
@@ -43,21 +54,43 @@ def _with_agent(words: list[str]) -> list[str] | None:
     if not words:
         return None
     if _SHELL.fullmatch(words[0]):
-        made = [_LAUNCHES.sub("hyperpodrun", word) for word in words]
+        made = [_LAUNCHES.sub("hyperpodrun", _OF_LAUNCH.sub(r"\1", word)) for word in words]
         return made if made != words else None
     if re.fullmatch(r"(?:.*/)?torchrun", words[0]):
         return ["hyperpodrun", *words[1:]]
     if not _PYTHON.fullmatch(words[0]):
         return None
     rest = words[1:]
-    while rest and rest[0] in ("-u", "-B", "-O"):
+    while rest and _NOT_NEEDED.fullmatch(rest[0]):
         rest = rest[1:]
-    if rest[:2] in (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"]):
-        rest = rest[2:]
+    if rest[:2] == ["-m", "torch.distributed.run"]:
+        return ["hyperpodrun", *rest[2:]]
+    if rest[:2] == ["-m", "torch.distributed.launch"]:
+        return ["hyperpodrun", *_without_use_env(rest[2:])]
+    if rest and rest[0].startswith("-") and rest[0] != "-m":
+        return ["hyperpodrun", "--no-python", *words]  # options of python, which hyperpodrun does not have
     return ["hyperpodrun", *rest]
 
 
-def _written_per_node(words: Sequence[str]) -> Iterator[str]:
-    """Give the number of workers that a command line of torchrun asks for."""
-    for match in re.finditer(r"--nproc[-_]per[-_]node[= ](\S+)", " ".join(words)):
-        yield match[1]
+def _without_use_env(words: list[str]) -> list[str]:
+    """Leave out an option that only torch.distributed.launch has, before the script; after it, it is the script's own."""
+    for index, word in enumerate(words):
+        if word in ("--use-env", "--use_env"):
+            return words[:index] + words[index + 1 :]
+        if not word.startswith("-") and not word.isdecimal():
+            break
+    return words
+
+
+def _written_per_node(line: str, path: str, lost: list[str]) -> str | None:
+    """Give the number of workers that a command line of torchrun asks for; None where it says nothing that can be read."""
+    match = _PER_NODE.search(line)
+    if match is None:
+        return None
+    asked = match[1].strip("\"'")
+    if "$" in asked:
+        lost.append(
+            f"{path}: --nproc-per-node is {asked}, which only the pod knows; write the number there and into spec.nprocPerNode"
+        )
+        return None
+    return asked

@@ -252,7 +252,9 @@ class ProcessGroups:
 
     def _served_store(self, place: WorldPlace, wait: _Wait) -> Any:
         greeting, key = Greeting(place.generation, place.rank), os.environ.get(WORKER_KEY_ENV, "")
-        self._served = open_store(place.store, greeting, key, wait.left_s, lambda: wait.is_at_end)
+        self._served = open_store(
+            place.store, greeting, key, wait.left_s, lambda: wait.is_at_end, world_size=place.world_size
+        )
         agent_store.meet_at(self._served)
         if wait.is_at_end:
             # The call for it may have come before there was anything to close.

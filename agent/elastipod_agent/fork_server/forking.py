@@ -42,7 +42,12 @@ def fork_workers(ends: Sequence[socket.socket]) -> list[int] | socket.socket:
     """
     server = os.getpid()
     source, sink = os.pipe()
-    middle = os.fork()
+    try:
+        middle = os.fork()
+    except OSError as error:
+        for each in (source, sink):  # a pipe that stays open would keep this process from forking ever again
+            os.close(each)
+        raise ForkFailed(f"fork: {error.strerror}") from error
     if middle:
         os.close(sink)
         with open(source, "rb") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -43,6 +44,11 @@ class GenerationEnd:
 
 LATE_DRAIN = "the workers did not drain in the time that the stop gave them and were killed"
 LATE_CALLED_BACK = "the workers did not drain in the time that the stop gave them and were returned to the barrier"
+
+
+def not_killed(pids: Iterable[int]) -> str:
+    """Say that processes survive SIGKILL. They hold their devices, so this pod can run no other generation."""
+    return f"processes {', '.join(map(str, pids))} cannot be killed; the node may need attention"
 
 
 async def describe_worker_failure(group: WorkerGroup, worker: WorkerProcess) -> Failure:

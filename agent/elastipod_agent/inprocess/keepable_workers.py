@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from elastipod_agent.core.exits import Outcome
 from elastipod_agent.core.inprocess_restart import is_followed_by_new_processes, keeps_processes
 from elastipod_agent.core.run_env import before_generation
-from elastipod_agent.generation.faults import LATE_DRAIN, GenerationEnd
+from elastipod_agent.generation.faults import LATE_DRAIN, GenerationEnd, not_killed
 from elastipod_agent.generation.generation_run import GenerationRun
 from elastipod_agent.generation.process_workers import ProcessWorkers
 from elastipod_agent.inprocess.kept_pool import KeptPool
@@ -52,6 +54,9 @@ class KeepableWorkers:
             self._kept.close()
             await self._kept.wait_until_ended()
             self._begin_run()
+        if pids := self._kept.unkillable:
+            run.fail("WorkerUnhealthy", not_killed(pids))
+            return False
         return await self._processes.start()
 
     async def supervise(self) -> None:
@@ -68,7 +73,8 @@ class KeepableWorkers:
         """Bring kept workers back to the barrier, or end the processes; and name the end."""
         pooled, pool = self._pooled, self._pool
         if pooled is None or pool is None:
-            return await self._processes.finish()
+            end = await self._processes.finish()
+            return replace(end, stuck=(*end.stuck, *self._kept.unkillable))
         lives_on = self._lives_on(pooled, pool)
         if self._run.fault is not None and self._run.is_ending:
             self._kept.keeps_after_fault = lives_on

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from elastipod_agent.core.inprocess_restart import WorkerPreparation, preparation_now
 from elastipod_agent.core.requests import StartRequest
+from elastipod_agent.generation.faults import not_killed
 from elastipod_agent.inprocess.worker_pool import WorkerPool
 from elastipod_agent.ipc.run_coordinator import RunCoordinator
 from elastipod_agent.runtime import AgentRuntime
+from elastipod_agent.workers import process_table
 from elastipod_agent.workers.failure import describe_error
 from elastipod_agent.workers.group import WorkerGroup
 from elastipod_agent.workers.output_tap import OutputTap
@@ -46,11 +49,18 @@ class KeptPool:
         self._preparation = WorkerPreparation.BEGUN
         self._num_prepared = 0
         self._pool: WorkerPool | None = None
+        self._unkillable: tuple[int, ...] = ()
 
     @property
     def pool(self) -> WorkerPool | None:
         """The kept workers; None if there are none, or their processes are about to end."""
         return None if self._pool is None or self._pool.is_closing else self._pool
+
+    @property
+    def unkillable(self) -> tuple[int, ...]:
+        """The pids of former kept workers that SIGKILL did not end, as far as they still live: nothing may be started beside them."""
+        self._unkillable = process_table.living_below(os.getpid(), self._unkillable)
+        return self._unkillable
 
     @property
     def is_empty(self) -> bool:
@@ -76,6 +86,10 @@ class KeptPool:
     def prepare(self, start: StartRequest) -> None:
         """Start workers ahead of their first run, for which there is no rank yet."""
         assert self._pool is None
+        if pids := self.unkillable:
+            self._runtime.log.warning("workers cannot be prepared", why=not_killed(pids))
+            self._on_preparation(WorkerPreparation.FAILED)
+            return
         self._num_prepared += 1
         directory = self._runtime.root / f"prepared-{self._num_prepared}"
         try:
@@ -121,6 +135,7 @@ class KeptPool:
             await pool.run()
         finally:
             self._pool = None
+            self._unkillable = (*self._unkillable, *pool.stuck)
             if pool.is_preparing:
                 self._on_preparation(WorkerPreparation.FAILED if pool.has_failed else None)
             self._coordinator.on_position_change = lambda: None

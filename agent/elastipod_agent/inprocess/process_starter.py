@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from elastipod_agent.core.requests import StartRequest
 from elastipod_agent.core.worker_env import pod_env
-from elastipod_agent.generation.faults import Fault, failure_without_worker
+from elastipod_agent.generation.faults import Fault, failure_without_worker, not_killed
 from elastipod_agent.runtime import AgentRuntime
 from elastipod_agent.scripts import ScriptRunner, failed_script
 from elastipod_agent.settings import find_missing_script
@@ -46,7 +46,8 @@ class ProcessStarter:
         The pre-train script runs before a complete new set. reset_rank: called for each rank before its process starts.
         """
         is_whole_set = not self._group.living
-        await self._group.end(signal.SIGKILL, 0, local_ranks)
+        if stuck := await self._group.end(signal.SIGKILL, 0, local_ranks):
+            return Fault("WorkerUnhealthy", failure_without_worker(not_killed(stuck)))
         try:
             why_not, reason = await find_missing_script(self._runtime.settings), "StartFailed"
             if why_not is None and is_whole_set:

@@ -3,7 +3,8 @@
 A head has at most 16 KiB, a body as much as its route allows, and there are at most 128 connections. A client that is slower than the
 time-outs is dropped. No connection waits for another one or for the workers. If all connections are in use, a new one replaces the one
 that has been idle longest, so that a client that only holds connections open cannot keep the operator out. A connection that is upgraded to
-another protocol is no longer among them once its caller has proven who it is.
+another protocol is no longer among them once its caller has proven who it is. It has a second for that in which it makes room for nobody,
+and at most half of all connections are in that second: further callers are asked to come again before they are told to go on.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ LARGE_BODY_BYTES = 256 * 1024
 HEAD_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 30.0
 IDLE_TIMEOUT_S = 75.0
+UPGRADE_GRACE_S = 1.0
 _LINGER_S = 2.0
+_BACKLOG = 1024  # of callers whom the kernel has connected; the ranks of a large job come all at once
 _LINGER_BYTES = 16 * 1024 * 1024
 _CLOSE_TIMEOUT_S = 2.0  # for a client to read the rest of an answer before its connection is closed
 
@@ -105,6 +108,7 @@ class HttpServer:
         self._large_bodies = asyncio.Semaphore(MAX_LARGE_BODIES)
         self._connections: dict[asyncio.Task[None], None] = {}  # idle longest first
         self._answering: set[asyncio.Task[None]] = set()
+        self._upgrading: dict[asyncio.Task[None], float] = {}  # since when, until the caller has proven who it is
         self._server: asyncio.Server | None = None
         self._is_closing = False
 
@@ -115,7 +119,7 @@ class HttpServer:
         """
         place: dict[str, Any] = {"host": host, "port": port} if host else {"sock": _open_to_all(port)}
         try:
-            self._server = await asyncio.start_server(self._serve, **place, limit=MAX_HEAD_BYTES, backlog=256)
+            self._server = await asyncio.start_server(self._serve, **place, limit=MAX_HEAD_BYTES, backlog=_BACKLOG)
         except UnicodeError as error:  # of the codec for names, before anybody is asked
             why = "the name has an empty part, or one of more than 63 characters"
             raise socket.gaierror(socket.EAI_NONAME, why) from error
@@ -154,6 +158,7 @@ class HttpServer:
             pass  # by close(), or to make room for another connection; the task ends here
         finally:
             self._answering.discard(task)
+            self._upgrading.pop(task, None)
             await _close_connection(writer)
             self._connections.pop(task, None)
 
@@ -161,12 +166,36 @@ class HttpServer:
         """Tell whether one more connection can be served; closes the one that is idle longest if necessary."""
         if len(self._connections) < self._max_connections:
             return True
-        quiet = next((task for task in self._connections if task not in self._answering), None)
+        in_use = {*self._answering, *self._lately_upgrading()}
+        quiet = next((task for task in self._connections if task not in in_use), None)
         if quiet is None:
             return False
         del self._connections[quiet]
         quiet.cancel()
         return True
+
+    def _lately_upgrading(self) -> list[asyncio.Task[None]]:
+        """Give the connections whose callers have been told to go on, and have not had the time to prove who they are."""
+        grace_began = asyncio.get_running_loop().time() - UPGRADE_GRACE_S
+        return [task for task, since in self._upgrading.items() if since > grace_began]
+
+    async def _upgrade(
+        self, upgrade: Upgrade, head: Head, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+    ) -> None:
+        """Hand a connection over, to its end. Raises RequestRefused where too many are being handed over."""
+        if (num_upgrading := len(self._lately_upgrading())) >= max(1, self._max_connections // 2):
+            raise RequestRefused(
+                HTTPStatus.SERVICE_UNAVAILABLE, f"{num_upgrading} connections are being upgraded; ask again"
+            )
+        task = asyncio.current_task()
+        assert task is not None
+
+        def leave_http() -> None:
+            self._connections.pop(task, None)
+            self._upgrading.pop(task, None)
+
+        self._upgrading[task] = asyncio.get_running_loop().time()
+        await upgrade(head, streams, leave_http)
 
     async def _exchange(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: asyncio.Task[None]
@@ -181,7 +210,7 @@ class HttpServer:
             keep = head.is_keep_alive
             path, query = parse_target(head.target)
             if (upgrade := self._upgrades.get(path)) is not None:
-                await upgrade(head, (reader, writer), lambda: self._connections.pop(task, None))
+                await self._upgrade(upgrade, head, (reader, writer))
                 return False
             admission = self._admit(head)
             body = await self._read_body(reader, writer, head, self._body_limit(path))

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
 import time
 from threading import Event
 from typing import Any
@@ -86,6 +87,45 @@ def test_a_dead_rank_is_replaced_beside_the_ones_that_live_on(job: Job) -> None:
 
     job.run(scenario)
     assert job.agent.printed().count("called back 0") == 2
+
+
+def test_nothing_is_started_beside_kept_workers_that_survive_a_kill(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold their devices: new processes would fail on those, and the reason would be hidden."""
+    survivor = subprocess.Popen(["sleep", "600"])  # stands for a worker that hangs in the kernel
+
+    async def end(group: WorkerGroup, *arguments: Any) -> list[int]:
+        return [*await ended(group, *arguments), survivor.pid]
+
+    ended = WorkerGroup.end
+    told = f"processes {survivor.pid} cannot be killed; the node may need attention"
+
+    def scenario() -> None:
+        job.start(1)
+        job.announced()
+        job.drain(1, restart_mode=KEEP, leaves=False)
+        with monkeypatch.context() as patched:
+            patched.setattr(WorkerGroup, "end", end)
+            job.stop(1, restart_mode="process_level_restart")  # deeper than the last one, between two runs
+            until(lambda: job.agent.status()["in_memory"] is None, "the end of the kept workers")
+        job.agent.call("POST", "/prepare", {"generation": 2, "nnodes": 1})
+        until(lambda: job.agent.status()["preparation"] == "failed", "that nothing is prepared")
+        assert job.agent.start(2) == (200, None)
+        seen = job.agent.until("faulted")
+        assert (seen["reason"], seen["message"]) == ("WorkerUnhealthy", told)
+        job.agent.stop(2)
+        assert job.agent.until("faulted")["message"] == told
+        assert job.agent.start(3)[0] == 409
+        assert job.pids(2) == {}
+        survivor.kill()
+        survivor.wait()
+        job.stop(2)
+        job.start(3)
+
+    try:
+        job.run(scenario)
+    finally:
+        survivor.kill()
+        survivor.wait()
 
 
 def imported(agent: AgentInProcess) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import multiprocessing.process
 import os
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -142,6 +144,15 @@ def test_workers_that_inherit_the_same_random_state_draw_different_numbers() -> 
         forking.reseed()
         draws.append((np.random.rand(), torch.rand(1).item(), bytes(multiprocessing.process.current_process().authkey)))
     assert [len(set(kind)) for kind in zip(*draws, strict=True)] == [3, 3, 3]
+
+
+def test_a_fork_that_fails_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe that stays open in the server is a connection that its workers would share, and would keep it from forking ever again."""
+    monkeypatch.setattr(os, "fork", mock.Mock(side_effect=OSError(errno.EAGAIN, "Resource temporarily unavailable")))
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(forking.ForkFailed, match=r"^fork: Resource temporarily unavailable$"):
+        forking.fork_workers([])
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_fork_does_all_that_needs_no_order_before_it_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,10 @@ import errno
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.patience import PATIENCE_S
 
-from elastipod_agent.server.http import MAX_HEAD_BYTES, Admission, HttpServer, Request, admit_everybody
+from elastipod_agent.server import http as module
+from elastipod_agent.server.http import MAX_HEAD_BYTES, Admission, HttpServer, Request, Upgrade, admit_everybody
 from elastipod_agent.server.http_messages import Head, RequestRefused, Response, parse_head
 
 LIMIT = 1000
@@ -53,6 +55,7 @@ async def serving(
     max_connections: int = 8,
     patience_s: float = PATIENCE_S,
     admit: Callable[[Head], Admission] = admit_everybody,
+    upgrades: Mapping[str, Upgrade] = MappingProxyType({}),
 ) -> AsyncIterator[Connect]:
     """Serve on a port of the system's choice; gives a function that connects."""
     server = HttpServer(
@@ -63,6 +66,7 @@ async def serving(
         head_timeout_s=patience_s,
         body_timeout_s=patience_s,
         admit=admit,
+        upgrades=upgrades,
         idle_timeout_s=idle_timeout_s,
     )
     connect = Connect(await server.listen("127.0.0.1", 0))
@@ -247,6 +251,56 @@ async def test_where_all_places_are_in_use_the_newest_is_turned_away() -> None:
         assert (await answer((await connect())[0]))[0] == 503
         release.set()
         assert [(await answer(reader))[0] for reader, _ in held] == [200, 200]
+
+
+class Proving:
+    """An upgrade whose caller proves who it is with one byte. leaves: of connections that have."""
+
+    def __init__(self) -> None:
+        self.leaves = 0
+
+    async def __call__(self, head: Head, streams: Any, leave_http: Callable[[], None]) -> None:
+        reader, writer = streams
+        writer.write(b"101\n")
+        await reader.readexactly(1)
+        leave_http()
+        self.leaves += 1
+        writer.write(b"proven\n")
+        await reader.read()
+
+
+async def upgraded(connect: Connect) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await connect()
+    writer.write(b"GET /upgrade HTTP/1.1\r\n\r\n")
+    assert await asyncio.wait_for(reader.readline(), PATIENCE_S) == b"101\n"
+    return reader, writer
+
+
+async def test_who_is_about_to_prove_who_it_is_makes_room_for_nobody() -> None:
+    proving = Proving()
+    async with serving(max_connections=4, upgrades={"/upgrade": proving}) as connect:
+        callers = [await upgraded(connect) for _ in range(2)]
+        refused, writer = await connect()
+        writer.write(b"GET /upgrade HTTP/1.1\r\n\r\n")
+        status, headers, body = await answer(refused)
+        assert (status, headers["connection"]) == (503, "close"), "half of the connections are for others"
+        assert json.loads(body) == {"detail": "2 connections are being upgraded; ask again"}
+        for _ in range(10):
+            await connect()
+        for reader, writer in callers:
+            writer.write(b"!")
+            assert await asyncio.wait_for(reader.readline(), PATIENCE_S) == b"proven\n"
+        assert proving.leaves == 2
+        callers += [await upgraded(connect) for _ in range(2)]
+
+
+async def test_who_takes_long_to_prove_who_it_is_makes_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "UPGRADE_GRACE_S", 0.0)
+    async with serving(max_connections=2, upgrades={"/upgrade": Proving()}) as connect:
+        first, _ = await upgraded(connect)
+        await upgraded(connect)
+        await upgraded(connect)
+        assert await asyncio.wait_for(first.read(), PATIENCE_S) == b""
 
 
 async def test_a_client_that_never_fetches_its_answers_is_dropped_and_holds_no_descriptor() -> None:

@@ -132,7 +132,14 @@ def test_a_bad_variable_is_named_as_such() -> None:
     assert read("t.py", NPROC_PER_NODE="").layout.nproc == 1
 
 
-@pytest.mark.parametrize("text", ["", "3", "2:8"])
+@pytest.mark.parametrize("text", ["", "$(RANK)", "3"])
+@pytest.mark.parametrize("option", ["--node-rank", "--node_rank", "--master_port", "--master-addr", "--rdzv-endpoint"])
+def test_what_another_operator_sets_in_its_pods_may_be_empty_or_unknown_in_ours(option: str, text: str) -> None:
+    """Scripts for it pass its variables to torchrun. Nobody looks at the values here, and a warning says so."""
+    assert read(f"{option}={text}", "t.py").layout.nproc == 1
+
+
+@pytest.mark.parametrize("text", ["", "3", "2:8", "$(WORLD_SIZE)"])
 def test_numbers_of_nodes_that_the_operator_sets(text: str) -> None:
     assert read(f"--nnodes={text}", "t.py").layout.nproc == 1
 

@@ -6,13 +6,13 @@ import http.client
 import json
 import os
 import resource
-import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,14 @@ from tests.nonempty import every
 from tests.patience import PATIENCE_S
 from tests.unit.served_stores import KEY, ServedStore, served_store
 
-from elastipod.agent_store import AgentStore, ConnectionRefused, StoreCallRefused, StoreConnection, open_store
+from elastipod.agent_store import (
+    AgentStore,
+    ConnectionRefused,
+    StoreCallRefused,
+    StoreConnection,
+    open_store,
+    wait_for,
+)
 from elastipod.store_wire import HEADER, MAX_VALUE_BYTES, PATH, UPGRADE, Greeting, SealedSession, fields_of
 from elastipod_agent.core import served_store as limits
 from elastipod_agent.server import store_server
@@ -155,6 +162,91 @@ def test_more_ranks_than_descriptors_were_allowed_meet() -> None:
     assert (done.stdout, done.stderr) == ("80\n", "")
 
 
+@pytest.mark.slow
+def test_ranks_that_all_come_at_once_are_all_served() -> None:
+    """More than HTTP may have connections: who has been told to go on with the store is not turned away."""
+    num_ranks = 300
+    gate = threading.Barrier(num_ranks)
+
+    def meet(address: str, rank: int) -> int:
+        gate.wait(PATIENCE_S)
+        with closing(open_store(address, Greeting(1, rank), KEY, PATIENCE_S, world_size=num_ranks)) as connection:
+            (count,) = connection.call(b"add", b"arrived", b"1")
+            if int(count) == num_ranks:
+                connection.call(b"set", b"all", b"")
+            wait_for(connection.call, b"wait", [b"all"], time.monotonic() + PATIENCE_S)
+            return int(count)
+
+    with served_store(1, num_ranks, max_connections=128) as served, ThreadPoolExecutor(num_ranks) as ranks:
+        counts = list(ranks.map(partial(meet, served.address), range(num_ranks)))
+    assert sorted(counts) == list(range(1, num_ranks + 1))
+
+
+def test_a_connection_that_was_lost_is_opened_again_and_one_that_was_closed_is_not(served: ServedStore) -> None:
+    with connected(served) as connection:
+        assert connection.renewed(PATIENCE_S) is connection
+        assert connection.call(b"count") == [b"0"]
+        cut_all(served)
+        with pytest.raises(ConnectionError, match="is gone"):
+            connection.call(b"count")
+        again = connection.renewed(PATIENCE_S)
+        assert again is connection.renewed(PATIENCE_S) is not connection
+        assert again.call(b"count") == [b"0"]
+        cut_all(served)
+        until(lambda: bool(raised(lambda: again.call(b"count"))), "the end of the second one")
+        last = connection.renewed(PATIENCE_S)
+        assert last.call(b"count") == [b"0"]
+        connection.close("the generation is over")
+        for call in (lambda: last.call(b"count"), lambda: connection.renewed(PATIENCE_S)):
+            assert raised(call).endswith("is gone: the generation is over")
+
+
+def cut_all(served: ServedStore) -> None:
+    def cut() -> None:
+        for each in served.store._connections.values():
+            each._writer.transport.abort()
+
+    served.do(cut)
+
+
+def raised(call: Callable[[], object]) -> str:
+    """Give the text of a ConnectionError; "" where there is none."""
+    try:
+        call()
+    except ConnectionError as error:
+        return str(error)
+    return ""
+
+
+def test_a_connection_that_is_closed_while_it_is_opened_again_stays_closed(
+    served: ServedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[StoreConnection] = []
+    with connected(served) as connection:
+        assert connection.call(b"count") == [b"0"]
+        cut_all(served)
+        until(lambda: bool(raised(lambda: connection.call(b"count"))), "the end")
+        open_again = connection._open_again
+
+        def open_slowly(limit_s: float) -> StoreConnection:
+            opened.append(open_again(limit_s))
+            connection.close("this rank has left its generation")
+            return opened[0]
+
+        monkeypatch.setattr(connection, "_open_again", open_slowly)
+        assert raised(lambda: connection.renewed(PATIENCE_S))
+        assert raised(lambda: opened[0].call(b"count"))
+
+
+def test_a_generation_that_is_over_is_not_met_again(served: ServedStore) -> None:
+    with connected(served) as connection:
+        assert connection.call(b"count") == [b"0"]
+        served.begin(2, 4)
+        until(lambda: bool(raised(lambda: connection.call(b"count"))), "the end")
+        with pytest.raises(ConnectionRefused, match="does not serve the store to this rank"):
+            connection.renewed(PATIENCE_S)
+
+
 def test_values_that_are_too_many_for_one_call_are_sent_with_several(served: ServedStore) -> None:
     large = {f"k{number}": b"x" * MAX_VALUE_BYTES for number in range(30)}
     with connected(served) as connection:
@@ -248,11 +340,16 @@ class Stranger:
         told = {"Connection": "Upgrade", "Upgrade": UPGRADE, HEADER: self.greeting.header()} | headers
         self._http.request("GET", PATH, headers=told)
         self.answer = self._http.getresponse()
-        self.socket: socket.socket = self._http.sock
+        self.socket: Any = self._http.sock
 
     def session(self, key: str) -> SealedSession:
         challenge = fields_of(self.answer.headers[HEADER])["challenge"]
         return SealedSession(key, self.greeting, challenge, is_agent=False)
+
+    def close(self) -> None:
+        if self.socket is not None:  # else it was turned away
+            self.socket.close()
+        self.answer.close()
 
     def is_hung_up(self) -> bool:
         """Read to the end, which must come."""
@@ -336,8 +433,7 @@ def test_workers_take_no_connection_from_the_operator_and_strangers_none_from_wo
             worker.close()
         asked.close()
         for stranger in strangers:
-            stranger.socket.close()
-            stranger.answer.close()
+            stranger.close()
 
 
 def test_a_forked_process_leaves_the_connection_of_its_parent_alone(served: ServedStore) -> None:

@@ -320,3 +320,100 @@ def test_what_cannot_be_converted_at_all(imported: Any, text: str, message: str)
 def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["import", "/nowhere/job.yaml"]) == 2
     assert "/nowhere/job.yaml cannot be read: No such file or directory" in capsys.readouterr().err
+
+
+def of_command(*words: str, **spec: Any) -> str:
+    pods = {"spec": {"containers": [{"name": "pytorch", "image": "example.com/x:1", "command": list(words)}]}}
+    spec = {**spec, "pytorchReplicaSpecs": {"Worker": {"replicas": 2, "template": pods}}}
+    return json.dumps({"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "j"}, "spec": spec})
+
+
+def command_of(found: Imported) -> list[str]:
+    ((container,),) = [one["template"]["spec"]["containers"] for one in found.spec["replicaSpecs"]]
+    HyperPodPyTorchJob.model_validate(found.job)
+    return list(container["command"])
+
+
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [
+        pytest.param(["python", "-uB", "t.py"], ["hyperpodrun", "t.py"], id="options in one word"),
+        pytest.param(
+            ["python", "-W", "ignore", "t.py", "-x"],
+            ["hyperpodrun", "--no-python", "python", "-W", "ignore", "t.py", "-x"],
+            id="an option with a value",
+        ),
+        pytest.param(
+            ["/opt/python3.11", "-X", "dev", "-u", "t.py"],
+            ["hyperpodrun", "--no-python", "/opt/python3.11", "-X", "dev", "-u", "t.py"],
+            id="an interpreter of its own",
+        ),
+        pytest.param(
+            ["python", "-c", "print(1)"], ["hyperpodrun", "--no-python", "python", "-c", "print(1)"], id="a text"
+        ),
+        pytest.param(["python", "-u", "-m", "a.b", "--x"], ["hyperpodrun", "-m", "a.b", "--x"], id="a module"),
+        pytest.param(
+            ["python", "-m", "torch.distributed.launch", "--use_env", "--nproc_per_node=4", "t.py", "--use_env"],
+            ["hyperpodrun", "--nproc_per_node=4", "t.py", "--use_env"],
+            id="an option of launch alone",
+        ),
+        pytest.param(
+            ["bash", "-c", "python -m torch.distributed.launch --use-env --nproc_per_node 4 t.py"],
+            ["bash", "-c", "hyperpodrun --nproc_per_node 4 t.py"],
+            id="the same in a shell",
+        ),
+    ],
+)
+def test_what_is_given_to_python_and_to_launch_stays_or_is_not_needed(
+    imported: Any, words: list[str], made: list[str]
+) -> None:
+    found = imported(of_command(*words))
+    assert command_of(found) == made
+    assert (found.status, found.lost) == (0, [])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["python", "-m", "torch.distributed.launch", "t.py"], ["sh", "-c", "python3 -m torch.distributed.launch t.py"]],
+)
+def test_a_script_that_expects_its_local_rank_as_an_argument_is_named(imported: Any, words: list[str]) -> None:
+    found = imported(of_command(*words))
+    assert command_of(found)[-1].endswith("t.py")
+    assert found.lost == [
+        "j: spec.pytorchReplicaSpecs.Worker.template: torch.distributed.launch gives --local-rank to the script, which is to read "
+        "LOCAL_RANK from the environment instead"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "spec", "made"),
+    [
+        pytest.param(["bash", "-c", 'torchrun --nproc-per-node="8" t.py'], {}, "8", id="quotes"),
+        pytest.param(["bash", "-c", "torchrun --nproc_per_node '4' t.py"], {}, "4", id="single quotes"),
+        pytest.param(["torchrun", "--nproc-per-node=gpu", "t.py"], {}, "gpu", id="what the operator knows"),
+        pytest.param(
+            ["bash", "-c", "torchrun --nproc_per_node=$N t.py"], {"nprocPerNode": "2"}, "2", id="the spec counts"
+        ),
+    ],
+)
+def test_how_many_workers_a_pod_has_is_read_from_a_command_line(
+    imported: Any, words: list[str], spec: dict[str, str], made: str
+) -> None:
+    found = imported(of_command(*words, **spec))
+    assert (found.spec["nprocPerNode"], found.lost) == (made, [])
+
+
+@pytest.mark.parametrize("value", ["$PET_NPROC_PER_NODE", "${N:-8}", "$(NPROC)"])
+@pytest.mark.parametrize("in_shell", [True, False])
+def test_a_number_that_only_the_pod_knows_is_named(imported: Any, value: str, in_shell: bool) -> None:
+    words = (
+        ["bash", "-c", f"torchrun --nproc_per_node={value} t.py"]
+        if in_shell
+        else ["torchrun", f"--nproc_per_node={value}", "t.py"]
+    )
+    found = imported(of_command(*words))
+    assert found.spec["nprocPerNode"] == "auto"
+    assert found.lost == [
+        f"j: spec.pytorchReplicaSpecs.Worker.template: --nproc-per-node is {value}, which only the pod knows; write the number there and "
+        "into spec.nprocPerNode"
+    ]

@@ -29,6 +29,9 @@ class Client:
         self.clock = SimpleNamespace(now=100.0)
         self.on_wait: Any = lambda: None
 
+    def sleep(self, seconds: float) -> None:
+        self.clock.now += seconds
+
     def set(self, key: str, value: bytes) -> None:
         self.log.append(("set", key, value))
 
@@ -66,7 +69,7 @@ class Rank:
     ) -> None:
         self.client = client
         self.limits: list[float] = []
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: client.clock.now))
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: client.clock.now, sleep=client.sleep))
         self.agreement = Agreement(
             rank=1, world_size=3, is_pending=lambda: True, connect=self.connect, timeout_s=timeout_s, **options
         )
@@ -253,11 +256,57 @@ def test_a_listener_without_a_store_or_at_the_end_wakes_nobody(
 ) -> None:
     rank = Rank(monkeypatch, Client())
     rank.agreement._closing = is_closing
-    rank.agreement._listening = mock.Mock(wait=mock.Mock(side_effect=ConnectionError))
+    store = rank.agreement._listening = mock.Mock(wait=mock.Mock(side_effect=ConnectionError))
     rank.agreement._listen()
-    assert rank.agreement._listening.wait.call_count == (not is_closing)
+    assert store.wait.call_count == (not is_closing)
     assert rank.agreement._woken_by_peer is False
     assert rank.agreement._wake.empty()
+
+
+class Cut:
+    """A client whose connection is gone."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ConnectionError("cut")
+
+
+@pytest.mark.parametrize("reconnects", [True, False])
+def test_a_listener_whose_connection_was_cut_reaches_a_store_that_outlives_it(
+    monkeypatch: pytest.MonkeyPatch, reconnects: bool
+) -> None:
+    rank = Rank(monkeypatch, Client(), reconnects=reconnects)
+    answers = iter((TimeoutError("the network is not back"), Cut(), rank.client))
+
+    def connect(limit_s: float) -> Any:
+        rank.limits.append(limit_s)
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    rank.agreement._connect = connect
+    rank.agreement._listening = Cut()
+    rank.agreement._listen()
+    assert rank.agreement._woken_by_peer is reconnects
+    assert rank.limits == ([2.0] * 3 if reconnects else [])
+    assert rank.client.clock.now == pytest.approx(100.15 if reconnects else 100.0), "it does not ask without a pause"
+
+
+def test_a_listener_whose_generation_is_over_asks_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, Client(), reconnects=True)
+    connect = rank.agreement._connect = mock.Mock(side_effect=ConnectionError("generation 1 is over"))
+    rank.agreement._listening = Cut()
+    rank.agreement._listen()
+    assert rank.agreement._woken_by_peer is False
+    assert connect.mock_calls == [mock.call(2.0)]
+
+
+def test_a_connection_that_was_cut_unseen_is_found_before_anything_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch, Client({"published": 2}), reconnects=True)
+    connect = rank.agreement._connect = mock.Mock(side_effect=[Cut(), rank.client])
+    assert rank.agreement._agree() == 12
+    assert connect.mock_calls == [mock.call(30.0)] * 2
+    assert [each[1] for each in rank.client.log if each[0] == "add"] == ["pending", "published"]
 
 
 def test_both_threads_begin_with_the_connection_and_hold_up_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,11 +59,25 @@ def test_ranks_agree_below_a_prefix_of_their_generation(
     options = dict(ranks.agreement.mock_calls[0].kwargs)
     connect = options.pop("connect")
     assert options == {
-        "rank": rank, "world_size": 3, "is_pending": is_pending, "timeout_s": 300.0, "hosts_store": hosts_store
+        "rank": rank, "world_size": 3, "is_pending": is_pending, "timeout_s": 300.0, "hosts_store": hosts_store, "reconnects": False
     }  # fmt: skip
     assert ranks.agreement.return_value.mock_calls == [mock.call.start()]
     assert connect(4.5) is ranks.store.return_value
     assert ranks.store.mock_calls == [mock.call("10.0.0.1", 29500, "elastipod/event/6", 4.5, keep_server=hosts_store)]
+
+
+def test_ranks_whose_store_an_agent_serves_meet_there_over_a_connection_that_works(bare: pytest.MonkeyPatch) -> None:
+    ranks, served = Ranks(bare, rank=0), mock.Mock()
+    bare.setattr(elastic_event, "meeting_place", lambda: served)
+    elastic_event._start_agreement(is_pending)
+    options = ranks.agreement.mock_calls[0].kwargs
+    assert (options["hosts_store"], options["reconnects"]) == (False, True)
+    assert served.mock_calls == [], "nothing is opened before it is needed"
+    options["connect"](4.5).set("k", b"v")
+    assert served.mock_calls[:2] == [
+        mock.call.renewed(4.5),
+        mock.call.renewed().call(b"set", b"elastipod/event/6/k", b"v"),
+    ]
 
 
 def test_how_long_ranks_wait_for_one_another_can_be_set(bare: pytest.MonkeyPatch) -> None:
