@@ -22,6 +22,7 @@ from elastipod.torch_compat import DTensor, forget_gradients, load_optimizer
 from elastipod.value_words import kind_of
 
 MODEL = "model"
+_TRAINED = "(trained)"  # in the plain values: which parameters require gradients, a digit for each, by module
 _LATER = object()
 _STATE_KEYS = {"state", "param_groups"}  # of torch's optimizers; those around others may have states of their own kind
 NOT_BUILT = "with mesh=, state.model and the other entries exist only inside the loop over state.steps()"
@@ -156,11 +157,17 @@ class Members:
         tensors: dict[str, torch.Tensor] = {}
         values = {name: split_tensors(member.state_dict(), name, tensors) for name, member in self._by_name.items()}
         check_can_be_sent(tensors)
+        values[_TRAINED] = {
+            name: "".join(str(int(each.requires_grad)) for each in member.parameters())
+            for name, member in self._by_name.items()
+            if isinstance(member, nn.Module)
+        }
         return Content(tensors, encode_value(values, "state"))
 
     def load(self, content: Content) -> None:
         """Take over a state. Tensors that are the members' own already, filled in place, are not copied again."""
         values = decode_value(content.values)
+        trained = values.pop(_TRAINED, {})
         if values.keys() != self._by_name.keys():
             raise ValueError(f"the state has members {sorted(values)}, and this script builds {sorted(self._by_name)}")
         with torch.no_grad():
@@ -172,6 +179,19 @@ class Members:
                     load_optimizer(member, state)
                 else:
                     member.load_state_dict(state)
+        self._train_only(trained)
+
+    def _train_only(self, trained: Mapping[str, str]) -> None:
+        """Let those parameters require gradients that did where the state comes from: a script may unfreeze some in the course of it."""
+        for name, digits in trained.items():
+            parameters = list(self._by_name[name].parameters())
+            if len(parameters) != len(digits):
+                raise ValueError(
+                    f"{name} has {len(parameters)} parameters in this script, and {len(digits)} in the state"
+                )
+            for parameter, digit in zip(parameters, digits, strict=True):
+                if parameter.requires_grad != (digit == "1"):
+                    parameter.requires_grad_(digit == "1")
 
     def zero_grad(self, *, walks_modules: bool = True) -> None:
         """Drop all gradients, and what a GradScaler knows of them: an interrupted step must leave nothing to the next one.
@@ -307,7 +327,9 @@ def held_members(own: str, told: str, lacking: Iterable[str]) -> frozenset[str]:
     return frozenset(
         name
         for name, text in others.items()
-        if values.get(name) == text and not any(key == name or key.startswith(f"{name}.") for key in incomplete)
+        if name != _TRAINED
+        and values.get(name) == text
+        and not any(key == name or key.startswith(f"{name}.") for key in incomplete)
     )
 
 

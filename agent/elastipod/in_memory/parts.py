@@ -203,9 +203,18 @@ def room_for(shapes: tuple[ShardedShape, ...], part: int, members: Members, mesh
             tensors[shape.key] = own
             continue
         if own is not None and shape.key.startswith("model."):
-            raise UnknownSharding(f"{shape.key} was {shape} in the former world, and is {shape_of(shape.key, own)} now")
+            was, now = (_described(each) for each in (shape, shape_of(shape.key, own)))
+            raise UnknownSharding(
+                f"{shape.key} was {was} in the former world, and is {now} now; build() has to make each parameter alike in every world, "
+                "and shard_placement_fn to divide it along the same dimension whatever the number of ranks"
+            )
         tensors[shape.key] = _new_tensor(shape, part, members, mesh)
     return Content(tensors, "")
+
+
+def _described(shape: ShardedShape) -> str:
+    how = "whole on every rank" if shape.dim is None else f"divided along dimension {shape.dim}"
+    return f"{shape.whole.dtype} of {tuple(shape.whole.sizes)}, {how}"
 
 
 def _new_tensor(shape: ShardedShape, part: int, members: Members, mesh: Any) -> torch.Tensor:

@@ -25,14 +25,14 @@ class StateShapes:
 def encode_shapes(shards: PartContent, uncompared: Mapping[str, str]) -> str:
     """Give the JSON text of a `StateShapes`. Its version is also that of the collectives which follow it."""
     listed = [[each.key, each.whole.dtype, list(each.whole.sizes), each.dim, each.is_on_mesh] for each in shards.shapes]
-    return json.dumps({"v": 4, "tensors": listed, "values": shards.values, "uncompared": dict(uncompared)})
+    return json.dumps({"v": 5, "tensors": listed, "values": shards.values, "uncompared": dict(uncompared)})
 
 
 def decode_shapes(text: str) -> StateShapes:
     """Read what a holder told. Raises BadManifest for anything else."""
     try:
         found = json.loads(text)
-        if found["v"] != 4:
+        if found["v"] != 5:
             raise BadManifest(f"a holder's state has version {found['v']!r}; all ranks need the same elastipod")
         shapes = tuple(_shape(*each) for each in found["tensors"])
         uncompared = read_digests(found["uncompared"], {each.key for each in shapes if each.dim is None})

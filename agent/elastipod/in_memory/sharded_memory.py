@@ -87,6 +87,9 @@ class ShardedMemory(MemoryState):
         # By index of the parts of the present world: the rank that the others with a part are compared with.
         self._holders = [0]
         self._num_checked = 0  # parameters of which the optimizers' states were looked at in this world
+        self._built_groups: dict[
+            str, list[int]
+        ] = {}  # of each optimizer as it was built: the number of parameters in each group
 
     def move(self, rank: RankState) -> None:
         begins = rank.phase is Phase.TRAINING and self.rank.phase is Phase.VERIFYING
@@ -110,12 +113,26 @@ class ShardedMemory(MemoryState):
         self._drop_images()
         # Usually those that the first step of a world has made; later ones after steps that a GradScaler left out, or with new parameters.
         num_states = sum(len(each.state) for each in self.members.of_type(torch.optim.Optimizer))
-        if num_states != self._num_checked:
-            self._check_optimizers_states()
+        if num_states != self._num_checked or self._parameter_groups() != self._built_groups:
+            self._check_optimizers()
             self._num_checked = num_states
 
-    def _check_optimizers_states(self) -> None:
-        """Raise UnknownSharding where an optimizer keeps what cannot move: it would cost the state when the world changes."""
+    def _parameter_groups(self) -> dict[str, list[int]]:
+        """Give how many parameters each group of each optimizer has."""
+        return {
+            name: [len(group["params"]) for group in member.param_groups]
+            for name, member in self.members.items()
+            if isinstance(member, torch.optim.Optimizer)
+        }
+
+    def _check_optimizers(self) -> None:
+        """Raise UnknownSharding where an optimizer has what cannot move: it would cost the state when the world changes."""
+        for name, sizes in self._parameter_groups().items():
+            if sizes != (built := self._built_groups.get(name, sizes)):
+                raise UnknownSharding(
+                    f"{name} has parameter groups of {_joined(sizes)} parameters, and build() gives it groups of {_joined(built)}; the "
+                    "next change would lose what the script has added: have build() make all groups, with lr=0 for later ones"
+                )
         optimizers = self.members.of_type(torch.optim.Optimizer)
         kept = (each for optimizer in optimizers for state in optimizer.state.values() for each in state.values())
         if not all(can_move(each) for each in kept if isinstance(each, torch.Tensor)):
@@ -142,7 +159,7 @@ class ShardedMemory(MemoryState):
         if not staying or len(kept) + len(orphans) < self._plan.num_shards(size):
             return False  # nobody knows what becomes of some part
         try:
-            self._check_optimizers_states()
+            self._check_optimizers()
         except UnknownSharding as error:
             log.error("%s; the ranks save a checkpoint, unless they have no place for it, and end", error)
             return False  # they raise it when they leave their world, after the checkpoint
@@ -258,6 +275,7 @@ class ShardedMemory(MemoryState):
                 gc.freeze()
                 self._is_frozen = True
             self.members.take(self._build(self._mesh))
+            self._built_groups = self._parameter_groups()
         check_meshes(self.members, self._mesh)
 
     def begin_anew(
@@ -389,6 +407,10 @@ class ShardedMemory(MemoryState):
 
     def _drop_images(self) -> None:
         self._kept = {step: kept for step, kept in self._kept.items() if step in self.rank.images}
+
+
+def _joined(sizes: Sequence[int]) -> str:
+    return " and ".join(map(str, sizes)) or "no"
 
 
 def _rank() -> int:

@@ -35,7 +35,7 @@ def describe(members: Members, content: Content, digests: Mapping[str, str]) -> 
     shapes = [[each.key, each.dtype, list(each.sizes)] for each in content.shapes()]
     uncompared = digests_by_key(members.uncompared(content.tensors))
     return json.dumps(
-        {"v": 2, "tensors": shapes, "values": content.values, "digests": dict(digests), "uncompared": uncompared}
+        {"v": 3, "tensors": shapes, "values": content.values, "digests": dict(digests), "uncompared": uncompared}
     )
 
 
@@ -43,7 +43,7 @@ def read_manifest(text: str) -> StateManifest:
     """Read what a donor told. Raises BadManifest for anything else."""
     try:
         found = json.loads(text)
-        if found["v"] != 2:
+        if found["v"] != 3:
             raise BadManifest(f"a donor's state has version {found['v']!r}; all ranks need the same elastipod")
         shapes = [
             TensorShape(str(key), _dtype(dtype), tuple(map(int, sizes))) for key, dtype, sizes in found["tensors"]

@@ -189,6 +189,36 @@ def test_members_that_a_rank_holds_are_not_loaded() -> None:
     assert members.digests() == trained(2).digests() != before
 
 
+def layers(frozen: str = "", num: int = 2) -> Members:
+    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(num)))
+    teacher = nn.Linear(1, 1).requires_grad_("t" not in frozen)
+    for index, layer in enumerate(model):
+        layer.requires_grad_(str(index) not in frozen)
+    return Members({"model": model, "teacher": teacher})
+
+
+def frozen_in(members: Members) -> list[str]:
+    modules = nn.ModuleDict({name: members[name] for name, _ in members.items()})
+    return [name for name, each in modules.named_parameters() if not each.requires_grad]
+
+
+@pytest.mark.parametrize("own", ["", "01t"])
+def test_which_parameters_are_trained_belongs_to_the_state(own: str) -> None:
+    """A script that unfreezes layers later builds them frozen, on each newcomer, and in each world where the state is sharded."""
+    donor, receiver = layers("1"), layers(own)
+    donor["model"][1].bias.requires_grad_(True)
+    receiver.load(donor.content().copied())
+    assert frozen_in(receiver) == frozen_in(donor) == ["model.1.weight"]
+    receiver.load(replace(layers("t").content(), held=frozenset({"model", "teacher"})))
+    assert frozen_in(receiver) == ["teacher.weight", "teacher.bias"], "also of what it has already"
+
+
+def test_a_state_of_another_number_of_parameters_is_refused() -> None:
+    content = layers().content()
+    with pytest.raises(ValueError, match="model has 4 parameters in this script, and 6 in the state"):
+        layers().load(replace(content, values=content.values.replace('"1111"', '"111111"')))
+
+
 def test_a_state_of_other_members_is_refused() -> None:
     members = trained(0)
     with pytest.raises(ValueError, match="this script builds"):

@@ -181,7 +181,10 @@ def test_counters_stay_on_the_host_and_all_else_lies_with_the_model(live: Any) -
 
 def test_a_weight_that_this_world_divides_otherwise_is_refused_and_an_optimizers_own_is_made_anew(live: Any) -> None:
     other = replace(WEIGHT, dim=1)
-    with pytest.raises(UnknownSharding, match=r"model.weight was .*dim=1.* in the former world, and is .*dim=0.* now"):
+    with pytest.raises(
+        UnknownSharding,
+        match=r"model.weight was float32 of \(5, 3\), divided along dimension 1 in the former world, and is .*along dimension 0 now",
+    ):
         room_for((other,), part_of(2, 0), live, SimpleNamespace(ndim=1))
     live.content = lambda: Content({"optimizer.exp_avg": live.weight}, "")
     mine = replace(MOMENT, whole=replace(MOMENT.whole, dtype="float64"))

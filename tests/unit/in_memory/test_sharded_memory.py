@@ -246,6 +246,7 @@ def with_optimizer(part: Part) -> torch.optim.Optimizer:
     optimizer = torch.optim.SGD(part.members.model.parameters())
     part.members.take({"model": part.members.model, "optimizer": optimizer})
     optimizer.state[next(part.members.model.parameters())] = {"factor": torch.zeros(1), "runs": 1}
+    part.memory._built_groups = part.memory._parameter_groups()
     return optimizer
 
 

@@ -53,7 +53,7 @@ def test_shapes_are_read_as_they_were_written() -> None:
     with pytest.raises(BadManifest, match="digests of tensors that it does not describe"):
         decode_shapes(told.replace('"b": "00ff"', '"a": "00ff"'))
     with pytest.raises(BadManifest, match="version 1; all ranks need the same"):
-        decode_shapes(told.replace('"v": 4', '"v": 1'))
+        decode_shapes(told.replace('"v": 5', '"v": 1'))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_shapes_are_read_as_they_were_written() -> None:
 )
 def test_a_description_that_is_none_is_refused(tensor: list[object], said: str) -> None:
     with pytest.raises(BadManifest, match=said):
-        decode_shapes(json.dumps({"v": 4, "tensors": [[*tensor, False]], "values": "{}", "uncompared": {}}))
+        decode_shapes(json.dumps({"v": 5, "tensors": [[*tensor, False]], "values": "{}", "uncompared": {}}))
 
 
 @pytest.mark.parametrize("dims", [{}, {"shard": 2}, {"shard": 0}, {"a": -1, "b": -1}, {"a": 2, "b": 2, "c": -1}])

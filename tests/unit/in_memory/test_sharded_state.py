@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,11 @@ def build(mesh: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters(), lr=0.1)
 
 
-def train(state: elastipod.State) -> list[float]:
+def train(state: elastipod.State, in_step: Callable[[int], None] = lambda step: None) -> list[float]:
     losses = []
     for step in state.steps(elastipod.ElasticBatches(12, 2)):
         with step as batch:
+            in_step(batch.step)
             loss = state.model(torch.ones(len(batch.indices), 4)).square().sum()
             loss.backward()
         losses.append(float(loss.detach()))
@@ -108,6 +110,27 @@ def test_an_optimizer_whose_state_cannot_move_ends_the_training_with_a_checkpoin
     assert state.completed == 3, "the step after which the optimizer had it"
     assert ("step 3 could not be saved" in caplog.text) is (saved is None)
     assert len(list(tmp_path.glob("step-*"))) == (saved is not None)
+
+
+def test_parameter_groups_that_build_does_not_make_end_the_training_with_a_checkpoint(tmp_path: Path) -> None:
+    """build() runs again in the next world, and has nothing that their part of the state could be put into."""
+
+    def build_for_weights(mesh: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model, _ = build(mesh)
+        return model, torch.optim.SGD([next(model.parameters())], lr=0.01)
+
+    def add(step: int) -> None:
+        if step == 3:
+            state.optimizer.add_param_group({"params": [state.model.bias]})
+
+    state = elastipod.State(build_for_weights, mesh={"shard": -1}, checkpoints=tmp_path)
+    with pytest.raises(
+        UnknownSharding,
+        match=r"^optimizer has parameter groups of 1 and 1 parameters, and build\(\) gives it groups of 1;",
+    ):
+        train(state, add)
+    assert state.completed == 3
+    assert len(list(tmp_path.glob("step-*"))) == 1
 
 
 def test_an_optimizer_may_keep_tensors_that_are_whole_on_the_mesh(tmp_path: Path) -> None:

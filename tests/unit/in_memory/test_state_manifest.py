@@ -12,7 +12,7 @@ from elastipod.in_memory.members import Content, Members, TensorShape
 from elastipod.in_memory.state_manifest import BadManifest, StateManifest, describe, read_manifest
 
 GOOD = {
-    "v": 2,
+    "v": 3,
     "tensors": [["model.weight", "float32", [2, 3]]],
     "values": "{}",
     "digests": {},
@@ -36,7 +36,7 @@ def test_the_description_of_a_state_is_a_json_object() -> None:
     told = json.loads(describe(members, members.content(), {"model.weight": "00ff"}))
     buffers = ["model.running_mean", "model.running_var", "model.num_batches_tracked"]
     assert told == {
-        "v": 2,
+        "v": 3,
         "tensors": [
             ["model.weight", "bfloat16", [2, 3]], *([each, "float32", [1]] for each in buffers[:2]), [buffers[2], "int64", []],
         ],
