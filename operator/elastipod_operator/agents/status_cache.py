@@ -32,7 +32,7 @@ from .polled_agent import Address, PolledAgent, with_kernel_activity
 from .polls import ConnectFailed, PollInterrupted
 from .status import MAX_EXCESS, MAX_REASON, AgentStatus, InvalidStatus
 from .status_requests import CONNECT_S, LONG_POLL_S, StatusRequests
-from .told_checkpoints import ToldCheckpoint, agreed_checkpoint
+from .told_checkpoints import ToldCheckpoint, agreed_checkpoint, last_completed
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ QUICK_S, QUICK_ANSWERS = 0.05, 10
 # Interval of passes over jobs with silent agents.
 SILENCE_WAKE_S = 1.0
 MAX_PREFIXES = 64
+MAX_REMEMBERED = 1024  # bytes of an entry that is kept after its pod
 # Bytes of progress and worker data that are kept; a /start of our agents may have 8 MiB, with the addresses.
 MAX_JOB_DATA, MAX_DATA, FREE_DATA = 6 << 20, 48 << 20, 256 * 1024
 # Bytes of failure messages that are kept in full; further ones are cut.
@@ -85,6 +86,8 @@ class AgentStatusCache:
         self._authenticators = authenticators or Authenticators()
         self._jobs: dict[str, dict[str, PolledAgent]] = {}
         self._suspected_at: dict[str, float] = {}
+        # By job and series: what pods that were deleted had completed. One that died in a save has not completed what others have.
+        self._told_before: dict[str, dict[str, ToldCheckpoint]] = {}
         self._woken_at: dict[str, float] = {}
         self._data = ByteBudget(per_job=MAX_JOB_DATA, in_all=MAX_DATA, free=FREE_DATA)
         self._texts = ByteBudget(per_job=MAX_JOB_TEXTS, in_all=MAX_TEXTS, free=FREE_TEXTS)
@@ -129,11 +132,21 @@ class AgentStatusCache:
         self._data.change(job, -len(polled.progress) - len(polled.worker_data))
         self._texts.change(job, -polled.num_text_bytes)
         self._woken_at.pop(job, None)
+        self._remember_progress(polled)
         del self._jobs[job][pod_uid]
         if not self._jobs[job]:
+            self._told_before.pop(job, None)
             del self._jobs[job]
             self._suspected_at.pop(job, None)
         polled.stop()
+
+    def _remember_progress(self, polled: PolledAgent) -> None:
+        kept = self._told_before.setdefault(polled.address.job, {})
+        for prefix, entry in json.loads(polled.progress or "{}").items():
+            told = ToldCheckpoint(polled.fact.generation or 0, entry)
+            is_small = len(prefix) + len(json.dumps(entry)) <= MAX_REMEMBERED
+            if told.is_reported and is_small and (prefix in kept or len(kept) < MAX_PREFIXES):
+                kept[prefix] = last_completed(told, kept.get(prefix))
 
     def fact(self, pod_uid: str) -> ObservedAgent:
         """Give the newest fact about an agent; an empty one if it is not polled."""
@@ -148,12 +161,18 @@ class AgentStatusCache:
         At most MAX_PREFIXES of them. generation: of that /start, so that all its agents are told the same.
         """
         told: dict[str, list[ToldCheckpoint]] = {}
+        jobs: set[str] = set()
         for uid in pod_uids:
             polled = self._polled.get(uid)
+            jobs |= set() if polled is None else {polled.address.job}
             entries = json.loads(polled.progress) if polled is not None and polled.progress else {}
             for prefix, entry in entries.items():
                 if prefix in told or len(told) < MAX_PREFIXES:
                     told.setdefault(prefix, []).append(ToldCheckpoint(self.fact(uid).generation or 0, entry))
+        for job in jobs:
+            for prefix, before in self._told_before.get(job, {}).items():
+                if prefix in told:
+                    told[prefix].append(before)
         agreed = {prefix: agreed_checkpoint(prefix, each, generation) for prefix, each in told.items()}
         return {prefix: entry for prefix, entry in agreed.items() if entry is not None}
 

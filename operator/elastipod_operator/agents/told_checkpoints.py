@@ -23,6 +23,11 @@ class ToldCheckpoint:
     generation: int
     entry: Any
 
+    @property
+    def is_reported(self) -> bool:
+        """Whether ranks of this pod report the series in that generation."""
+        return isinstance(self.entry, dict) and self.entry.get(_REPORTED) is True
+
 
 def agreed_checkpoint(prefix: str, told: Sequence[ToldCheckpoint], generation: int) -> Any:
     """Give the entry of a series for the /start of a generation; None if no step is complete.
@@ -31,7 +36,7 @@ def agreed_checkpoint(prefix: str, told: Sequence[ToldCheckpoint], generation: i
     generation before. Where none has, as with agents of earlier versions, the newest step that any agent knows is taken.
     """
     started = [each for each in told if generation and each.generation == generation]
-    reported = [each for each in told if isinstance(each.entry, dict) and each.entry.get(_REPORTED) is True]
+    reported = [each for each in told if each.is_reported]
     if started or prefix == WHOLE_SERIES or not reported:
         found = max(started or told, key=lambda each: checkpoint_step(each.entry)).entry
     else:
@@ -41,6 +46,13 @@ def agreed_checkpoint(prefix: str, told: Sequence[ToldCheckpoint], generation: i
         return found
     is_complete = "progressCount" not in found or found["progressCount"] != -1
     return {name: value for name, value in found.items() if name != _REPORTED} if is_complete else None
+
+
+def last_completed(one: ToldCheckpoint, other: ToldCheckpoint | None) -> ToldCheckpoint:
+    """Give the one of two that limits what a job can resume from: that of the newer generation, or else of the lower step."""
+    if other is None:
+        return one
+    return min(one, other, key=lambda each: (-each.generation, checkpoint_step(each.entry)))
 
 
 def checkpoint_step(entry: Any) -> int:

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -234,6 +235,40 @@ async def test_the_newest_checkpoint_of_all_agents_is_handed_on(statuses: AgentS
     assert found == {"a": {"progressCount": 7, "data": "new"}, "b": {"progressCount": 1}, "c": "nonsense"}
     assert [checkpoint_step(found[name]) for name in "abc"] == [7, 1, -1]
     assert checkpoint_step({"progressCount": 10**30}) == -1, "beyond all counting"
+
+
+def saved(step: int, **more: Any) -> dict[str, Any]:
+    return {"progressCount": step, "progressReported": True, **more}
+
+
+async def test_a_pod_that_was_lost_in_a_save_still_tells_what_it_had_completed(
+    statuses: AgentStatusCache, agent: FakeAgent
+) -> None:
+    """All pods would else load the step that it has not written, again and again."""
+    series = dict.fromkeys(("run", "elastipod", "long"), saved(200))
+    agent.status |= {"generation": 3, "progress": series}
+    statuses.watch(POD, agent.address)
+    for uid, generation, progress in (
+        ("lost", 3, {"run": saved(100, data="x"), "elastipod": saved(100), "long": saved(1, data="x" * 1000)}),
+        ("lost too", 3, {"run": saved(150)}),
+        ("lost before", 2, {"run": saved(50)}),
+        ("plain", 3, {"run": {"progressCount": 1}}),
+    ):
+        async with serving(FakeAgent()) as other:
+            other.status |= {"generation": generation, "progress": progress}
+            statuses.watch(uid, other.address)
+            await until(lambda uid=uid: statuses.fact(uid).state is not None)
+            statuses.forget(uid)
+            assert statuses.progress([uid]) == {}
+    await until(lambda: state(statuses) is not None)
+    found = statuses.progress([POD], 4)
+    assert {name: entry["progressCount"] for name, entry in found.items()} == {
+        "run": 100,
+        "elastipod": 200,
+        "long": 200,
+    }
+    agent.say(generation=4, progress={"run": saved(300)})
+    await until(lambda: statuses.progress([POD], 5)["run"]["progressCount"] == 300)
 
 
 def shown(agent: FakeAgent, token: str) -> Address:
