@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from elastipod_operator.core.names import ANNOTATION_APPLIED
+from elastipod_operator.core.names import ANNOTATION_APPLIED, ANNOTATION_STATE
+from elastipod_operator.core.record_codec import PACKED, unpacked
 from elastipod_operator.kube.applied import any_applied_of
 from elastipod_operator.kube.reading import mapping, mappings, name_of, text
 
@@ -43,15 +45,23 @@ def redacted_object(body: Mapping[str, Any], values: Sequence[str] = ()) -> dict
         meta.pop("managedFields", None)
         if isinstance(notes := meta.get("annotations"), dict):
             meta["annotations"] = {key: REDACTED if key in COPIES else value for key, value in notes.items()}
-            if ANNOTATION_APPLIED in notes:
-                meta["annotations"][ANNOTATION_APPLIED] = _redacted_spec(body, values)
+            meta["annotations"] |= _unpacked(body, notes, values)
     return found
 
 
-def _redacted_spec(body: Mapping[str, Any], values: Sequence[str]) -> str:
-    """Give the spec that the operator keeps in an annotation, as text: compressed, it would hide its secrets from every pattern."""
-    kept = any_applied_of(body)
-    return REDACTED if kept is None else json.dumps(_without_secrets(kept, values), ensure_ascii=False)
+def _unpacked(body: Mapping[str, Any], notes: Mapping[str, Any], values: Sequence[str]) -> dict[str, str]:
+    """Give what the operator keeps in annotations, as text: compressed, it would hide its secrets from every pattern."""
+    kept: dict[str, Any] = {}
+    if ANNOTATION_APPLIED in notes:
+        kept[ANNOTATION_APPLIED] = any_applied_of(body)
+    if text(notes.get(ANNOTATION_STATE)).startswith(PACKED):
+        with suppress(ValueError):
+            kept[ANNOTATION_STATE] = None
+            kept[ANNOTATION_STATE] = json.loads(unpacked(notes[ANNOTATION_STATE]))
+    return {
+        name: REDACTED if found is None else json.dumps(_without_secrets(found, values), ensure_ascii=False)
+        for name, found in kept.items()
+    }
 
 
 def _without_secrets(value: Any, values: Sequence[str], key: str = "") -> Any:

@@ -107,7 +107,7 @@ def examine(kubectl: Kubectl) -> list[Check]:
         reader.checks.append(check_crd(crd))
     workloads, knows_kueue = reader.read("Kueue", lambda: kubectl.get(CRDS, f"workloads.{KUEUE}"), None)
     _operator(reader, has_kueue=workloads is not None)
-    if crd is not None:
+    if crd is not None or not is_read:  # who may not read CRDs may read jobs
         _jobs(reader)
     if knows_kueue:
         reader.checks.append(check_kueue(workloads))

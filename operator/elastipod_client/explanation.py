@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -9,7 +10,7 @@ from typing import Any
 
 from elastipod_operator.core.names import ANNOTATION_CHECKPOINT, ANNOTATION_ETA, ANNOTATION_STEP_AT
 from elastipod_operator.core.progress import read_step
-from elastipod_operator.core.reasons import Reason, Severity
+from elastipod_operator.core.reasons import AnyReason, Reason, Severity
 from elastipod_operator.core.record import TransitionKind
 from elastipod_operator.core.record_codec import format_time
 from elastipod_operator.kube.times import time_or
@@ -19,7 +20,7 @@ from .blocker import NOTHING, Blocker, sentence
 from .condition_blockers import auxiliary_blockers, event_blockers, state_blocker
 from .life import goodput_text, life_of
 from .mentions import mentions
-from .pod_blockers import pod_blockers, pods_left
+from .pod_blockers import NAMED, pod_blockers, pods_left
 from .queue_blockers import queue_blockers, usage_text
 from .situation import UNKNOWN, JobFacts, Situation, job_facts
 from .spans import since_text, time_text
@@ -121,7 +122,7 @@ def _blockers(situation: Situation, job: JobFacts) -> Iterable[Blocker]:
             found.append(blocker)
     if usage and (at := next((n for n, one in enumerate(found) if one.reason in QUEUE_WAITS), None)) is not None:
         found[at] = _with_usage(found[at], usage)
-    return sorted(_without_repetition(found), key=lambda blocker: RANK[blocker.severity])
+    return sorted(_few_of_each(_without_repetition(found)), key=lambda blocker: RANK[blocker.severity])
 
 
 def _is_told(blocker: Blocker, found: Iterable[Blocker]) -> bool:
@@ -143,6 +144,22 @@ def _without_repetition(found: list[Blocker]) -> list[Blocker]:
             blocker = replace(blocker, message=blocker.message.removesuffix(ends[0]), advice="")
         cut.append(blocker)
     return cut
+
+
+def _few_of_each(found: Iterable[Blocker]) -> list[Blocker]:
+    """Give the first blockers of each reason, and in one more where the others are: a zone may take hundreds of nodes with it."""
+    by_reason: dict[AnyReason, list[Blocker]] = defaultdict(list)
+    for one in found:
+        by_reason[one.reason].append(one)
+    few: list[Blocker] = []
+    for alike in by_reason.values():
+        few += alike[:NAMED]
+        if others := alike[NAMED:]:
+            times = [one.since for one in others if one.since is not None]
+            places = f"{', '.join(one.where for one in others[:NAMED])}{' and others' if len(others) > NAMED else ''}"
+            message = f"the same holds for {len(others)} more: {places}"
+            few.append(replace(others[0], where=places, message=message, since=min(times, default=None), advice=""))
+    return few
 
 
 def _with_usage(blocker: Blocker, usage: str) -> Blocker:

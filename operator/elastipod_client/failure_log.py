@@ -59,6 +59,11 @@ def excerpt(log: str, local_rank: int | None = None) -> list[str]:
     return [line for line in lines[start:] if _rank(line) == rank][:MAX_LINES]
 
 
+def has_failure(log: str) -> bool:
+    """Whether a log shows the traceback of a worker."""
+    return bool(_failures(log.split("\n")))
+
+
 def workers_in(log: str) -> int | None:
     """Give how many workers a pod had in its newest generation; None if its log does not say."""
     starts = [int(found[1]) for line in log.splitlines() if (found := STARTS.match(line)) and found[1]]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from elastipod_operator.core.names import LABEL_JOB
 from elastipod_operator.kube.reading import Body, mapping, mappings, name_of, text
 
-from .failure_log import ended_first, excerpt, first_failure, workers_in
+from .failure_log import ended_first, excerpt, first_failure, has_failure, workers_in
 from .kubectl import Kubectl, KubectlError
 from .log_reading import agent_of
 from .observing import JOBS
@@ -35,22 +36,26 @@ def show_first_failure(kubectl: Kubectl, name: str) -> int:
         return ATTENTION
     log = _log(kubectl, job, pods[pod])
     say(f"pod {pod}:")
+    if not has_failure(log):
+        say(
+            f"(no traceback in the last {FAILURE_LINES} lines of its log, which may begin after the failure; its last lines)"
+        )
     say("\n".join(excerpt(log, _local_rank(job, log, found.rank if found is not None else None))))
     return ATTENTION
 
 
 def _log(kubectl: Kubectl, job: Body, pod: Body) -> str:
-    """Give the newest lines of a pod's agent; of the run before if its container was restarted."""
+    """Give the newest lines of a pod's agent; of the run before if its container was restarted and the present one shows no failure."""
     chosen = agent_of(job, pod)
     statuses = mappings(mapping(pod.get("status")).get("containerStatuses"))
     restarts = next((one.get("restartCount") for one in statuses if one.get("name") == chosen), 0)
     command = ["logs", name_of(pod), *(["-c", chosen] if chosen else []), f"--tail={FAILURE_LINES}"]
-    if restarts:
-        try:
-            return kubectl.run(*command, "--previous")
-        except KubectlError:
-            pass  # the kubelet has removed it; the present log is better than none
-    return kubectl.run(*command)
+    log = kubectl.run(*command)
+    if restarts and not has_failure(log):
+        with suppress(KubectlError):  # the kubelet has removed it
+            before = kubectl.run(*command, "--previous")
+            return before if has_failure(before) else log
+    return log
 
 
 def _local_rank(job: Body, log: str, rank: int | None) -> int | None:

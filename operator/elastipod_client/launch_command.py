@@ -6,13 +6,19 @@ import re
 from typing import Any
 
 _LAUNCH = r"torch\.distributed\.launch"
-_LAUNCHES = re.compile(
-    rf"(?<![\w/.-])(?:torchrun|python3?(?:\.\d+)? -m (?:torch\.distributed\.run|{_LAUNCH}))(?![\w.-])"
-)
-_OF_LAUNCH = re.compile(rf"(-m\s{_LAUNCH}(?:\s+-\S+(?:\s+\d+)?)*?)\s+--use[-_]env(?![\w-])")
+_MODULE_OF_PYTHON = rf"python3?(?:\.\d+)?(?: -[uBO]+)* -m (?:torch\.distributed\.run|{_LAUNCH})"
+_LAUNCHES = re.compile(rf"(?<![\w/.-])(?:[\w./-]*/)?(?:torchrun|{_MODULE_OF_PYTHON})(?![\w.-])")
+_PYTHON_IN_A_SHELL = re.compile(r"(?<![\w/.-])(?:[\w./-]*/)?python3?(?:\.\d+)?\s")
+_GAP = r"(?:\s|\\\n)+"
+_WORD = r"""(?:"[^"]*"|'[^']*'|[^\s"'])+"""
+_OPTION = re.compile(rf"{_GAP}(--?[\w-]+)(=(?:{_WORD})?)?(?=\s|$)")
 _PER_NODE = re.compile(r"--nproc[-_]per[-_]node[=\s]\s*(\"[^\"]*\"|'[^']*'|\S+)")
 # What python is told and a worker of hyperpodrun is told anyway, or does not need.
 _NOT_NEEDED = re.compile(r"-[uBO]+")
+# What the operator gives by itself. In a shell its variables would be empty, and the next word would be taken for the value.
+_RENDEZVOUS = re.compile(r"--(nnodes|node[-_]rank|master[-_](addr|port)|rdzv[-_](endpoint|id|backend|conf))")
+_FLAGS = re.compile(r"-m|--(module|no[-_]python|run[-_]path|standalone|virtual[-_]local[-_]rank|use[-_]env)")
+_USE_ENV = re.compile(r"--use[-_]env")
 _PYTHON = re.compile(r"(?:.*/)?python3?(\.\d+)?")
 _SHELL = re.compile(r"(?:.*/)?(ba|da)?sh")
 
@@ -35,14 +41,16 @@ def launched(template: dict[str, Any], path: str, lost: list[str], per_node: Any
     words = [str(word) for word in [*(container.get("command") or ()), *(container.get("args") or ())]]
     found = _with_agent(words)
     if found is None:
-        lost.append(f"{path}: no torchrun and no python in its command; have the container start hyperpodrun")
+        has_python = bool(words) and _SHELL.fullmatch(words[0]) and _PYTHON_IN_A_SHELL.search(" ".join(words))
+        why = "its shell starts python itself" if has_python else "no torchrun and no python in its command"
+        lost.append(f"{path}: {why}; have the container start hyperpodrun")
         return per_node
     container.pop("args", None)
     container["command"] = found
     line = " ".join(words)
     if not _LAUNCHES.search(line):
         return per_node if per_node not in (None, "auto") else 1
-    if re.search(rf"-m {_LAUNCH}(?![\w.-])", line) and not _OF_LAUNCH.search(line):
+    if re.search(rf"-m {_LAUNCH}(?![\w.-])", line) and not _USE_ENV.search(line):
         lost.append(
             f"{path}: torch.distributed.launch gives --local-rank to the script, which is to read LOCAL_RANK from the environment instead"
         )
@@ -54,7 +62,7 @@ def _with_agent(words: list[str]) -> list[str] | None:
     if not words:
         return None
     if _SHELL.fullmatch(words[0]):
-        made = [_LAUNCHES.sub("hyperpodrun", _OF_LAUNCH.sub(r"\1", word)) for word in words]
+        made = [_launched_in_a_shell(word) for word in words]
         return made if made != words else None
     if re.fullmatch(r"(?:.*/)?torchrun", words[0]):
         return ["hyperpodrun", *words[1:]]
@@ -72,10 +80,25 @@ def _with_agent(words: list[str]) -> list[str] | None:
     return ["hyperpodrun", *rest]
 
 
+def _launched_in_a_shell(text: str) -> str:
+    """Replace each launcher of a shell's text by hyperpodrun, without the options that it does not need."""
+    made, rest = "", text
+    while match := _LAUNCHES.search(rest):
+        made, rest = f"{made}{rest[: match.start()]}hyperpodrun", rest[match.end() :]
+        while option := _OPTION.match(rest):
+            end = option.end()
+            if option[2] is None and not _FLAGS.fullmatch(option[1]) and (value := re.match(_GAP + _WORD, rest[end:])):
+                end += value.end()
+            if not (_RENDEZVOUS.fullmatch(option[1]) or _USE_ENV.fullmatch(option[1])):
+                made += rest[:end]
+            rest = rest[end:]
+    return made + rest
+
+
 def _without_use_env(words: list[str]) -> list[str]:
     """Leave out an option that only torch.distributed.launch has, before the script; after it, it is the script's own."""
     for index, word in enumerate(words):
-        if word in ("--use-env", "--use_env"):
+        if _USE_ENV.fullmatch(word):
             return words[:index] + words[index + 1 :]
         if not word.startswith("-") and not word.isdecimal():
             break

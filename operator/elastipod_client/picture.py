@@ -68,6 +68,7 @@ DEPTH_NAMES = {"memory": "in memory", "process": "new processes", "pod": "new po
 _Line = tuple[str, tuple[float, tuple[float, float]], float]
 DEPTH_LINES: dict[str, _Line] = {"memory": ("#2f7d63", (0.0, (1.0, 0.0)), 1.6)}
 OTHER_LINE: _Line = (INK, (0.0, (2.0, 2.0)), 0.8)
+MOST_SIZES = 10  # that are written at the axis of the replicas
 SHORT_SPAN = 0.004  # of the whole time: a shorter gap is drawn this wide, so that it is visible
 
 NOTE_WIDTH = 0.115  # of the whole time: the maximum width of a note
@@ -206,7 +207,8 @@ def _draw_sizes(axes: Axes, timeline: Timeline) -> None:
             Patch(color=URGENT_COLOUR, label=f"{name} trains"),
         ]
     axes.set_ylabel("replicas")
-    axes.set_yticks(range(_highest(timeline) + 1))
+    highest = _highest(timeline)
+    axes.set_yticks(range(0, highest + 1, max(1, -(-highest // MOST_SIZES))))
     _plain(axes)
     axes.legend(
         handles=handles,

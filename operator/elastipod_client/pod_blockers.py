@@ -51,7 +51,7 @@ def _not_starting(pods: Iterable[tuple[Body, ObservedPod]], now: datetime) -> li
             names[key].append(pod.name)
             since[key] = min(since.get(key, now), _problem_since(body, now))
     return [
-        blocker_of(reason, _named("pod", names[reason, message]), message, since[reason, message])
+        blocker_of(reason, named("pod", names[reason, message]), message, since[reason, message])
         for reason, message in names
     ]
 
@@ -86,7 +86,7 @@ def _sick_nodes(
     found = []
     for node, there in sorted(by_node.items()):
         body = situation.nodes.get(node)
-        where = f"node {node} ({_named('pod', [*map(name_of, there)])})"
+        where = f"node {node} ({named('pod', [*map(name_of, there)])})"
         if body is None:
             if "nodes" not in situation.unread:
                 found.append(blocker_of(Reason.NODE_DELETED, f"node {node}", f"{where} does not exist any more", None))
@@ -108,13 +108,13 @@ def _drained(node: str, pods: Iterable[Body], disruption: Disruption) -> list[Bl
             leave[reason].append(name_of(pod))
     return [
         blocker_of(
-            Reason.NODE_DRAINED, f"node {node}", f"pods must leave node {node} ({_named('pod', names)}): {reason}", None
+            Reason.NODE_DRAINED, f"node {node}", f"pods must leave node {node} ({named('pod', names)}): {reason}", None
         )
         for reason, names in leave.items()
     ]
 
 
-def _named(what: str, names: list[str]) -> str:
+def named(what: str, names: list[str]) -> str:
     """Name some objects: "pod a", "pods a, b and 2 more"."""
     shown = ", ".join(sorted(names)[:NAMED])
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
@@ -124,7 +124,7 @@ def _named(what: str, names: list[str]) -> str:
 def pods_left(situation: Situation) -> str:
     """Say which pods of a job that is being deleted still exist."""
     names = [name_of(body) for body in situation.pods]
-    return _named("pod", names) if names else ""
+    return named("pod", names) if names else ""
 
 
 def nodes_of(pods: Iterable[Mapping[str, object]]) -> list[str]:

@@ -10,6 +10,7 @@ from elastipod_operator.kube.reading import Body, condition_of, mapping, mapping
 from elastipod_operator.kube.times import time_or
 
 from .blocker import Blocker, blocker_of, kueue_advice
+from .pod_blockers import named
 from .situation import JobFacts, Situation
 
 
@@ -100,7 +101,7 @@ def usage_text(cluster_queue: Body | None) -> str:
 
 
 def _workloads(names: list[str]) -> str:
-    return f"Workload {names[0]}" if len(names) == 1 else f"each of the Workloads {', '.join(sorted(names))}"
+    return named("Workload", names) if len(names) == 1 else f"each of the {named('Workload', names)}"
 
 
 def _is(body: Body, kind: str) -> bool:

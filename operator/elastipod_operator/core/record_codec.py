@@ -65,7 +65,7 @@ def encode(record: Record) -> str:
 def decode(text: str) -> Record:
     """Read an annotation written by encode(). Raises RecordError with what is wrong with it."""
     try:
-        body = json.loads(_unpack(text) if text.startswith(PACKED) else text)
+        body = json.loads(unpacked(text) if text.startswith(PACKED) else text)
         if isinstance(body["v"], int) and body["v"] > VERSION:
             newer = NewerRecordError(
                 f"the state record has version {body['v']}; this operator reads version {VERSION} and does not manage the job"
@@ -222,7 +222,8 @@ def _decode(raw: Any, type_: Any, body: dict[str, Any], max_pods: int = MAX_PODS
     return type_(raw)
 
 
-def _unpack(text: str) -> str:
+def unpacked(text: str) -> str:
+    """Give the JSON text of a record that is packed. Raises RecordError."""
     try:
         unpacker = zlib.decompressobj()
         raw = unpacker.decompress(base64.b85decode(text[len(PACKED) :]), MAX_UNPACKED)

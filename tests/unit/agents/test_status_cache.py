@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -247,6 +248,10 @@ async def test_a_pod_that_was_lost_in_a_save_still_tells_what_it_had_completed(
     """All pods would else load the step that it has not written, again and again."""
     series = dict.fromkeys(("run", "elastipod", "long"), saved(200))
     agent.status |= {"generation": 3, "progress": series}
+
+    def has_answered(uid: str) -> bool:
+        return statuses.fact(uid).state is not None
+
     statuses.watch(POD, agent.address)
     for uid, generation, progress in (
         ("lost", 3, {"run": saved(100, data="x"), "elastipod": saved(100), "long": saved(1, data="x" * 1000)}),
@@ -257,7 +262,7 @@ async def test_a_pod_that_was_lost_in_a_save_still_tells_what_it_had_completed(
         async with serving(FakeAgent()) as other:
             other.status |= {"generation": generation, "progress": progress}
             statuses.watch(uid, other.address)
-            await until(lambda uid=uid: statuses.fact(uid).state is not None)
+            await until(partial(has_answered, uid))
             statuses.forget(uid)
             assert statuses.progress([uid]) == {}
     await until(lambda: state(statuses) is not None)

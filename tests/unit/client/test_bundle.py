@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import stat
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.client.fake_kubectl import FakeKubectl
+from tests.unit.core.builders import pid, trains
 
 from elastipod import cli
 from elastipod_client.bundle import write
 from elastipod_client.bundling import lines_about, redacted_log, redacted_object, values_of_variables
+from elastipod_operator.core.names import ANNOTATION_STATE
+from elastipod_operator.core.record_codec import PACKED, encode
+from elastipod_operator.core.record_codec import unpacked as unpacked_record
 from elastipod_operator.kube.applied import encode_applied
 
 JOBS = "hyperpodpytorchjobs.sagemaker.amazonaws.com"
@@ -54,6 +59,21 @@ def test_the_copy_of_the_spec_that_the_operator_keeps_can_be_read_and_holds_no_s
     assert (train["name"], train["args"]) == ("train", ["--hf-token", "REDACTED"])
     assert SECRET not in json.dumps(kept)
     assert kept["elastipod.io/size"] == "2/2/4"
+
+
+def test_a_record_that_is_packed_can_be_read_and_holds_no_secret() -> None:
+    """The operator packs the records of large jobs, and quotes what a worker printed."""
+    members = tuple(pid(n, n * 7 % 5) for n in range(1000))
+    record = replace(trains(1000, members=members), outcome_message=f"HTTPError: 401 for https://u:{SECRET}@hub/x")
+    state = encode(record)
+    assert state.startswith(PACKED)
+    notes = redacted_object({"metadata": {"annotations": {ANNOTATION_STATE: state}}})["metadata"]["annotations"]
+    kept = json.loads(notes[ANNOTATION_STATE])
+    assert kept["v"] == json.loads(unpacked_record(state))["v"]
+    assert "HTTPError: 401 for https://" in json.dumps(kept)
+    assert SECRET not in json.dumps(kept)
+    broken = redacted_object({"metadata": {"annotations": {ANNOTATION_STATE: f"{PACKED}no"}}})
+    assert broken["metadata"]["annotations"] == {ANNOTATION_STATE: "REDACTED"}
 
 
 def test_a_copy_of_the_spec_that_cannot_be_read_goes() -> None:

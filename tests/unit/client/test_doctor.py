@@ -314,6 +314,19 @@ def test_what_is_wrong_comes_with_what_to_do(kubectl: FakeKubectl, capsys: pytes
     assert [line.split()[1] for line in lines if line.startswith("unknown")] == ["rights"]
 
 
+def test_who_may_not_read_the_crd_still_hears_of_jobs(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a developer with rights in one namespace."""
+    silent = {"type": "PodsReady", "status": "False", "reason": "AgentSilent", "message": "x"}
+    found = job("llm")
+    found["status"] = {**found.get("status", {}), "conditions": [silent]}
+    forbidden = "Error from server (Forbidden): customresourcedefinitions is forbidden"
+    kubectl.answer({**cluster(), CRDS: forbidden, f"{CRDS} {JOBS}": forbidden, f"get {JOBS}": {"items": [found]}})
+    assert cli.main(["doctor", "-n", "team"]) == 1
+    out = capsys.readouterr().out
+    assert "AgentSilent" in out
+    assert "unknown" in out
+
+
 def test_as_json(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]) -> None:
     kubectl.answer(cluster())
     assert cli.main(["doctor", "-o", "json", "-n", "team"]) == 0

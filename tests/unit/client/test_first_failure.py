@@ -77,18 +77,47 @@ def pod(name: str, restarts: int = 0) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("restarts", [0, 2])
-def test_the_first_failure_is_that_of_the_faulty_pod(
-    kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str], restarts: int
+HEALTHY = "\n".join(f"[default1]:step {n}" for n in range(100))
+
+
+@pytest.mark.parametrize(
+    ("restarts", "now", "before", "shown"),
+    [
+        pytest.param(0, LOG, "", LOG, id="no restart"),
+        pytest.param(2, LOG, LOG.replace("'x'", "'y'"), LOG, id="a failure since the restart"),
+        pytest.param(2, HEALTHY, LOG, LOG, id="the failure that led to the restart"),
+        pytest.param(2, HEALTHY, "error: it is gone", HEALTHY, id="its log is gone"),
+    ],
+)
+def test_the_log_is_that_of_the_run_with_the_newest_failure(
+    kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str], restarts: int, now: str, before: str, shown: str
 ) -> None:
+    pods = {"items": [pod("llm-a-1", restarts)]}
+    logs = "logs llm-a-1 -c train --tail=5000"
+    kubectl.answer(
+        {
+            f"get {JOBS} llm": job("Failed", FAULTY, nprocPerNode="2"),
+            "get pods": pods,
+            logs: now,
+            f"{logs} --previous": before,
+        }
+    )
+    assert cli.main(["logs", "llm", "--first-failure"]) == 1
+    out = capsys.readouterr().out
+    assert out.endswith(f"{shown.splitlines()[-1]}\n")
+    assert ("(no traceback in the last 5000 lines of its log, which may begin after the failure" in out) is (
+        shown is HEALTHY
+    )
+
+
+def test_the_first_failure_is_that_of_the_faulty_pod(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]) -> None:
     found = job("Failed", FAULTY, nprocPerNode="2")
-    pods = {"items": [pod("llm-a-0"), pod("llm-a-1", restarts)]}
+    pods = {"items": [pod("llm-a-0"), pod("llm-a-1")]}
     kubectl.answer({f"get {JOBS} llm": found, "get pods": pods, "logs llm-a-1 -c train": LOG})
     assert cli.main(["logs", "llm", "--first-failure"]) == 1
     out = capsys.readouterr().out
     assert out.startswith(f"{told_of_rank(3)}\n\npod llm-a-1:\n")
     assert out.endswith("[default1]:KeyError: 'x'\n")
-    assert ("--previous" in kubectl.calls()[-1]) is (restarts > 0)
 
 
 def test_the_log_is_that_of_the_container_that_the_pod_was_made_with(kubectl: FakeKubectl) -> None:

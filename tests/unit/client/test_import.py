@@ -113,7 +113,7 @@ def test_the_bounds_of_an_elastic_job_and_what_its_rendezvous_said(imported: Any
 def test_a_command_in_a_shell(imported: Any) -> None:
     found = imported(IN_A_SHELL)
     (container,) = found.spec["replicaSpecs"][0]["template"]["spec"]["containers"]
-    assert container["command"] == ["bash", "-c", "pip list && hyperpodrun --nnodes 4 train.py"]
+    assert container["command"] == ["bash", "-c", "pip list && hyperpodrun train.py"]
     assert found.spec["nprocPerNode"] == "8"
     assert [line.split(": ")[1] for line in found.lost] == ["spec.pytorchReplicaSpecs.Worker.restartPolicy"]
 
@@ -416,4 +416,48 @@ def test_a_number_that_only_the_pod_knows_is_named(imported: Any, value: str, in
     assert found.lost == [
         f"j: spec.pytorchReplicaSpecs.Worker.template: --nproc-per-node is {value}, which only the pod knows; write the number there and "
         "into spec.nprocPerNode"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "made"),
+    [
+        pytest.param(
+            "torchrun --nproc_per_node=4 --nnodes $WORLD_SIZE --node_rank $RANK --master_addr $MASTER_ADDR "
+            "--master_port $MASTER_PORT train.py --lr 1 --master_port 3",
+            "hyperpodrun --nproc_per_node=4 train.py --lr 1 --master_port 3",
+            id="variables of another operator",
+        ),
+        pytest.param(
+            'set -u; torchrun --nnodes="$WORLD_SIZE" --tee 3 -m --rdzv-conf "a=1,b=2" --rdzv_id=x pkg.train --node_rank $RANK',
+            "set -u; hyperpodrun --tee 3 -m pkg.train --node_rank $RANK",
+            id="quoted, with flags between",
+        ),
+        pytest.param(
+            "cd /x && torchrun \\\n  --nnodes $N \\\n  --max_restarts 3 \\\n  t.py",
+            "cd /x && hyperpodrun \\\n  --max_restarts 3 \\\n  t.py",
+            id="over several lines",
+        ),
+        pytest.param(
+            "/opt/conda/bin/torchrun --nproc_per_node=4 t.py", "hyperpodrun --nproc_per_node=4 t.py", id="with its path"
+        ),
+        pytest.param(
+            "python3 -u -m torch.distributed.run --nproc_per_node=4 t.py",
+            "hyperpodrun --nproc_per_node=4 t.py",
+            id="unbuffered",
+        ),
+        pytest.param("torchrun t.py & torchrun --node_rank 1 u.py", "hyperpodrun t.py & hyperpodrun u.py", id="two"),
+    ],
+)
+def test_what_the_operator_sets_is_left_out_of_a_shells_line(imported: Any, line: str, made: str) -> None:
+    """Its variables are empty in pods of this operator, and the shell would give the next word to the option."""
+    found = imported(of_command("bash", "-c", line))
+    assert command_of(found) == ["bash", "-c", made]
+    assert found.lost == []
+
+
+def test_python_in_a_shell_is_named(imported: Any) -> None:
+    found = imported(of_command("bash", "-c", "pip list && python train.py"))
+    assert found.lost == [
+        "j: spec.pytorchReplicaSpecs.Worker.template: its shell starts python itself; have the container start hyperpodrun"
     ]

@@ -122,6 +122,15 @@ def test_a_generation_that_another_replaced_never_runs(
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[2:]] == ["never", "yet"]
 
 
+@pytest.mark.parametrize(("size", "shown"), [(8, 9), (11, 6), (1000, 11)])
+def test_the_axis_of_replicas_can_be_read_for_any_size(
+    kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str], size: int, shown: int
+) -> None:
+    kubectl.answer(answers([{**HISTORY[0], "from": 0, "to": size}]))
+    assert cli.main(["timeline", "llm", "-o", "svg"]) == 0
+    assert capsys.readouterr().out.count('id="ytick_') == shown
+
+
 @pytest.mark.parametrize("form", ["svg", "html"])
 @pytest.mark.parametrize("running_at", [None, "2999-01-01T00:00:06Z"])
 def test_a_clock_that_is_behind_gives_a_picture_or_a_sentence(

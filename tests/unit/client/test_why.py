@@ -153,6 +153,33 @@ def test_a_node_that_is_gone_is_told(kubectl: FakeKubectl, capsys: pytest.Captur
     assert ("node node-1 (pod llm-a-0) does not exist any more" in out) is is_lost
 
 
+def test_of_many_lost_nodes_the_first_are_told_and_the_others_counted(
+    kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A zone takes hundreds of them, and a command that starts no agent ends every pod with a sentence of its own."""
+    pods = [pod(f"llm-a-{n:02}", UID, f"node-{n:02}") for n in range(40)]
+    nodes = {f"get nodes {' '.join(f'node-{n:02}' for n in range(40))}": ""}
+    kubectl.answer({**answers(job(), pods), **nodes, "get nodes": ""})
+    assert cli.main(["why", "llm"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count("does not exist any more") == 3
+    assert "the same holds for 37 more: node node-03, node node-04, node node-05 and others." in out
+    assert len(out) < 2000
+
+
+def test_of_many_workloads_some_are_named(kubectl: FakeKubectl, capsys: pytest.CaptureFixture[str]) -> None:
+    waits = {"conditions": [{"type": "QuotaReserved", "status": "False", "message": "no room"}]}
+    workloads = [
+        {"metadata": {"name": f"share-{n:02}", "ownerReferences": [{"uid": UID}]}, "spec": {}, "status": waits}
+        for n in range(40)
+    ]
+    found = job("Queued", "Created", **{"kueue.x-k8s.io/queue-name": "q"})
+    kubectl.answer({**answers(found), "get workloads": {"items": workloads}, "get localqueues": "Error (NotFound): x"})
+    cli.main(["why", "llm"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "each of the Workloads share-00, share-01, share-02 and 37 more waits for quota: no room" in out
+
+
 @pytest.mark.parametrize(
     ("said", "tells"),
     [("", False), ("drain condition GpuUnhealthy=True", True), ("who knows what", False)],
