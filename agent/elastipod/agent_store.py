@@ -67,7 +67,7 @@ class StoreConnection:
         self._open_again = open_again
         self._renewing = threading.Lock()  # guards the next one; `close` does not wait for it
         self._successor: StoreConnection | None = None
-        self._closed = ""  # why this process closed it
+        self._closed = ""  # why nobody wants it any more
         self._received = bytearray()
         self._sending = threading.Lock()  # the order of frames is that of their seals
         self._last = 0
@@ -115,7 +115,7 @@ class StoreConnection:
     def renewed(self, limit_s: float) -> StoreConnection:
         """Give this connection, or the one that follows it where it was lost, which `close` of this one closes too. From any thread.
 
-        Raises ConnectionError when it was closed, and as `open_store`.
+        Raises ConnectionError when it was closed, or the agent has said that the generation is over, and as `open_store`.
         """
         with self._renewing:
             newest = self._successor or self
@@ -163,8 +163,9 @@ class StoreConnection:
         try:
             while ticket not in self._answers and not self._end:
                 read, *answer = self._next_frame(deadline)
-                if not read:
-                    raise ConnectionResetError(_text(answer[1:]))
+                if not read:  # all ranks are told, and are not to ask again
+                    self._closed = self._closed or _text(answer[1:])
+                    raise ConnectionResetError(self._closed)
                 with self._turn:
                     self._answers[read] = answer
                     self._turn.notify_all()

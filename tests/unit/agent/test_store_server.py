@@ -238,11 +238,23 @@ def test_a_connection_that_is_closed_while_it_is_opened_again_stays_closed(
         assert raised(lambda: opened[0].call(b"count"))
 
 
-def test_a_generation_that_is_over_is_not_met_again(served: ServedStore) -> None:
+def test_a_generation_that_is_over_is_not_met_again(served: ServedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     with connected(served) as connection:
         assert connection.call(b"count") == [b"0"]
         served.begin(2, 4)
         until(lambda: bool(raised(lambda: connection.call(b"count"))), "the end")
+        monkeypatch.setattr(
+            connection, "_open_again", None
+        )  # all ranks have been told, and would come at the same time
+        assert "generation 1 is over" in raised(lambda: connection.renewed(PATIENCE_S))
+
+
+def test_a_generation_that_ended_while_the_network_was_away_is_not_met_again(served: ServedStore) -> None:
+    with connected(served) as connection:
+        assert connection.call(b"count") == [b"0"]
+        cut_all(served)
+        until(lambda: bool(raised(lambda: connection.call(b"count"))), "the end")
+        served.begin(2, 4)
         with pytest.raises(ConnectionRefused, match="does not serve the store to this rank"):
             connection.renewed(PATIENCE_S)
 

@@ -232,10 +232,12 @@ def test_what_the_agent_says_at_its_end_is_why_the_connection_is_lost() -> None:
     played = mock.Mock(
         _answers={},
         _end="",
+        _closed="",
         _turn=threading.Condition(),
-        spec_set=("_answers", "_end", "_turn", "_next_frame", "_lose"),
+        spec_set=("_answers", "_end", "_closed", "_turn", "_next_frame", "_lose"),
     )
     played._next_frame.return_value = [b"", b"end", b"the generation", b"is over"]
     StoreConnection._read_until(played, b"7", 0.0)
     assert played._lose.mock_calls == [mock.call("the generation is over")]
+    assert played._closed == "the generation is over", "nobody is to ask again"
     assert played._answers == {}
