@@ -53,8 +53,7 @@ def _log(kubectl: Kubectl, job: Body, pod: Body) -> str:
     log = kubectl.run(*command)
     if restarts and not has_failure(log):
         with suppress(KubectlError):  # the kubelet has removed it
-            before = kubectl.run(*command, "--previous")
-            return before if has_failure(before) else log
+            return kubectl.run(*command, "--previous")
     return log
 
 
