@@ -62,9 +62,8 @@ def count_progress(record: Record, replicas: Replicas, now: datetime) -> Record:
     """
     newest, made_step, progressed = _progress(record, replicas, now)
     if record.consecutive_failures and made_step:
-        record = replace(
-            record, failures_in_place=0, faults_without_step=0, step_at_fault=max(record.step_at_fault, newest)
-        )
+        step = record.step_at_fault if newest < 0 else newest
+        record = replace(record, failures_in_place=0, faults_without_step=0, step_at_fault=step)
     if record.consecutive_failures and progressed:
         record = replace(record, consecutive_failures=0, stalled_recoveries=0, best_step=max(record.best_step, newest))
     return record
@@ -73,12 +72,13 @@ def count_progress(record: Record, replicas: Replicas, now: datetime) -> Record:
 def _progress(record: Record, replicas: Replicas, now: datetime) -> tuple[int, bool, bool]:
     """Give the newest step, -1 for none; whether the job has made any since the last fault; and whether one is newer than all before.
 
-    Steps that are computed again count as made: a job that went back to a checkpoint does not fail in place. A script that reports no
-    steps has made some if it has run for a while.
+    Steps that are computed again count as made: a job that went back to a checkpoint does not fail in place. The newest one is then
+    often older than that of the last fault. A script that reports no steps has made some if it has run for a while.
     """
     newest = max(steps_of_members(record, replicas), default=-1)
     ran_long = newest < 0 and record.running_since is not None and now - record.running_since > PROOF_OF_LIFE
-    return newest, newest > record.step_at_fault or ran_long, newest > record.best_step or ran_long
+    made_step = newest >= 0 and newest != record.step_at_fault
+    return newest, made_step or ran_long, newest > record.best_step or ran_long
 
 
 def requested_restart(record: Record, replicas: Replicas) -> RestartMode:

@@ -19,6 +19,7 @@ from tests.unit.core.builders import (
     pod,
     policy,
     ready,
+    replicas_of,
     running,
     seconds,
     trains,
@@ -34,6 +35,7 @@ from elastipod_operator.core.plan import plan
 from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import Depth, FaultyReplica, Record, RestartMode, RestartWindow, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
+from elastipod_operator.core.recovery import count_progress
 from elastipod_operator.core.snapshot import AgentState, ObservedAgent
 
 KEEPS: dict[str, Any] = {"memory_state": "replicated"}
@@ -239,6 +241,41 @@ def test_a_job_that_computes_again_what_it_lost_does_not_fail_in_place() -> None
         assert record.transition.depth is Depth.MEMORY, f"at step {step}"
         record = replace(record, transition=None, generation=record.generation + 1)
     assert record.best_step == 1000
+
+
+@pytest.mark.parametrize(
+    ("steps", "depths"),
+    [
+        pytest.param((600, 250, 240, 230), [Depth.MEMORY] * 4, id="back at a checkpoint, hundreds of steps apart"),
+        pytest.param((250, 201, 201, 201), [Depth.MEMORY, Depth.MEMORY, Depth.PROCESS, Depth.POD], id="one step each"),
+        pytest.param((250, None, None), [Depth.MEMORY, Depth.PROCESS, Depth.POD], id="no step"),
+        pytest.param((7, 7, 7, 7), [Depth.MEMORY, Depth.PROCESS, Depth.POD, Depth.JOB], id="no other step"),
+    ],
+)
+def test_a_replica_fails_again_only_where_no_step_lies_between(
+    steps: tuple[int | None, ...], depths: list[Depth]
+) -> None:
+    """From the last fault at step 1000 the job went back to an earlier checkpoint."""
+    wishes = policy(1, 4, max_retries=50)
+    record, found = trains(
+        2, best_step=1000, step_at_fault=1000, faults_without_step=1, failures_in_place=1,
+        faulty_replicas=(FaultyReplica(pid(0), 0, "node-0"),), running_since=NOW,
+    ), []  # fmt: skip
+    for step in steps:
+        failed = faulted(record.generation, step=step, restart_mode="in_process_restart", **KEEPS)
+        record, _ = stops(record, [failed, running(record.generation, step=step, **KEEPS)], wishes)
+        assert record.transition is not None
+        found.append(record.transition.depth)
+        record = replace(record, transition=None, generation=record.generation + 1)
+    assert found == depths
+
+
+def test_steps_computed_again_before_a_planned_change_are_the_last_known_after_it() -> None:
+    record = trains(2, best_step=1000, step_at_fault=1000, consecutive_failures=1, failures_in_place=2)
+    replicas = replicas_of(record, (pod(0), running(1, step=300, **KEEPS)), (pod(1), running(1, step=299, **KEEPS)))
+    counted = count_progress(record, replicas, NOW)
+    assert (counted.failures_in_place, counted.step_at_fault, counted.best_step) == (0, 300, 1000)
+    assert counted.consecutive_failures == 1, "the budgets want a step that is newer than all"
 
 
 @pytest.mark.parametrize(
