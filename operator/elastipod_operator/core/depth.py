@@ -131,9 +131,16 @@ def count_failures_in_place(record: Record, replicas: Replicas, fault: Fault, *,
         return 0
     if not fault.uses_budget:
         return before
-    failed = {one.pod.slot for one in record.faulty_replicas}
+    failed = {pod.slot for pod in record.failed_in_place}
     is_repeated = not has_made_step and any(one.pod.slot in failed for one in fault.faulty_replicas)
     return before + 1 if is_repeated else 1
+
+
+def failed_in_place(record: Record, fault: Fault, *, has_made_step: bool) -> tuple[PodId, ...]:
+    """Give the replicas of which the next fault is a repetition if it comes without a new step."""
+    if fault.uses_budget:
+        return tuple(one.pod for one in fault.faulty_replicas)
+    return () if has_made_step else record.failed_in_place
 
 
 def mode_of(depth: Depth) -> RestartMode:

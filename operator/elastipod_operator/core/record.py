@@ -232,6 +232,8 @@ class Record:
 
     failures_in_place: Annotated[int, Stored("deeper")] = 0
     """How many faults in a row the same replica had, with no new step between them, while its workers kept state in memory."""
+    failed_in_place: Annotated[tuple[PodId, ...], Stored("failing")] = ()
+    """Which replicas `failures_in_place` counts for. `faulty_replicas` has those that were lost, too."""
     faults_without_step: Annotated[int, Stored("steps", 0)] = 0
     """How many faults in a row count against the budgets, with no new step between them; each may have another replica."""
     step_at_fault: Annotated[int, Stored("steps", 1)] = -1

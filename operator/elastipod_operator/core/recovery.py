@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .backoff import backoff
-from .depth import count_failures_in_place, deepened, depth_of_recovery, mode_of
+from .depth import count_failures_in_place, deepened, depth_of_recovery, failed_in_place, mode_of
 from .faults import PROOF_OF_LIFE, STOP_TIME, Fault
 from .first_step import steps_of_members
 from .record import Depth, Record, RestartMode, RestartWindow, Transition, TransitionKind
@@ -52,6 +52,7 @@ def begin_recovery(
         consecutive_failures=failures, best_step=max(record.best_step, newest),
         stalled_recoveries=stalled, faults_without_step=without_step, step_at_fault=record.step_at_fault if newest < 0 else newest,
         faulty_replicas=fault.faulty_replicas, is_full_restart=False, failures_in_place=in_place,
+        failed_in_place=failed_in_place(record, fault, has_made_step=made_step),
     )  # fmt: skip
 
 
@@ -63,7 +64,7 @@ def count_progress(record: Record, replicas: Replicas, now: datetime) -> Record:
     newest, made_step, progressed = _progress(record, replicas, now)
     if record.consecutive_failures and made_step:
         step = record.step_at_fault if newest < 0 else newest
-        record = replace(record, failures_in_place=0, faults_without_step=0, step_at_fault=step)
+        record = replace(record, failures_in_place=0, failed_in_place=(), faults_without_step=0, step_at_fault=step)
     if record.consecutive_failures and progressed:
         record = replace(record, consecutive_failures=0, stalled_recoveries=0, best_step=max(record.best_step, newest))
     return record

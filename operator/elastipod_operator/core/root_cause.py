@@ -25,11 +25,12 @@ def attribute_to_own_end(record: Record, member: PodId, replica: Replica | None)
         return record
     cause, message = end
     blamed = replace(transition, cause=cause, message=message)
-    return replace(record, transition=blamed, faulty_replicas=(_culprit(record, member, replica),))
+    culprit = _culprit(record, member, replica)
+    return replace(record, transition=blamed, faulty_replicas=(culprit,), failed_in_place=(member,))
 
 
 def attribute_to_outside(record: Record, member: PodId, replica: Replica | None) -> Record:
-    """Make a lost node or a deleted pod the root cause of the workers' fault, and refund the restart."""
+    """Make a lost node or a deleted pod the root cause of the workers' fault, and refund what it cost: no replica has failed."""
     transition = record.transition
     if (
         transition is None
@@ -52,10 +53,12 @@ def attribute_to_outside(record: Record, member: PodId, replica: Replica | None)
     else:
         return record
     blamed = replace(transition, cause=cause, message=message, uses_budget=False)
+    in_place = max(0, record.failures_in_place - 1)
     return replace(
         record, transition=blamed, retries=max(0, record.retries - 1), window=uncounted(record.window),
         stalled_recoveries=max(0, record.stalled_recoveries - 1), faults_without_step=max(0, record.faults_without_step - 1),
         faulty_replicas=(_culprit(record, member, replica),),
+        failures_in_place=in_place, failed_in_place=record.failed_in_place if in_place else (),
     )  # fmt: skip
 
 

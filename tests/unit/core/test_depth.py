@@ -10,6 +10,7 @@ from tests.nonempty import every
 from tests.unit.core.builders import (
     LONG_AGO,
     NOW,
+    Seen,
     acts,
     agent,
     faulted,
@@ -22,6 +23,7 @@ from tests.unit.core.builders import (
     replicas_of,
     running,
     seconds,
+    silent,
     trains,
     transition,
 )
@@ -36,7 +38,7 @@ from elastipod_operator.core.reasons import Reason
 from elastipod_operator.core.record import Depth, FaultyReplica, Record, RestartMode, RestartWindow, TransitionKind
 from elastipod_operator.core.record_codec import decode, encode
 from elastipod_operator.core.recovery import count_progress
-from elastipod_operator.core.snapshot import AgentState, ObservedAgent
+from elastipod_operator.core.snapshot import AgentState, ObservedAgent, ObservedNode
 
 KEEPS: dict[str, Any] = {"memory_state": "replicated"}
 SHARDS: dict[str, Any] = {"memory_state": "sharded"}
@@ -149,7 +151,7 @@ def crash(
         trains(2),
         failures_in_place=failures,
         step_at_fault=7 if failures else -1,
-        faulty_replicas=(FaultyReplica(pid(0), 0, "node-0"),) if failures else (),
+        failed_in_place=(pid(0),) if failures else (),
     )
     asked = {"restart_mode": "in_process_restart"} | changes
     agents = [faulted(step=step, **KEEPS, **asked), running(1, step=step, **KEEPS)]
@@ -200,7 +202,7 @@ def test_a_job_without_progress_ends_only_after_each_depth_was_tried(
     wishes = policy(1, 4, **limits)
     before = replace(
         trains(2), failures_in_place=failures, best_step=7, step_at_fault=7, stalled_recoveries=stalled, faults_without_step=stalled + 1,
-        faulty_replicas=(FaultyReplica(pid(0), 0, "node-0"),),
+        failed_in_place=(pid(0),),
     )  # fmt: skip
     record, _ = stops(before, [faulted(step=7, **KEEPS), running(1, step=7, **KEEPS)], wishes)
     then = plan(observed(job(record, wishes), [(pod(0), ready(1)), (pod(1), ready(1))]))
@@ -258,8 +260,8 @@ def test_a_replica_fails_again_only_where_no_step_lies_between(
     """From the last fault at step 1000 the job went back to an earlier checkpoint."""
     wishes = policy(1, 4, max_retries=50)
     record, found = trains(
-        2, best_step=1000, step_at_fault=1000, faults_without_step=1, failures_in_place=1,
-        faulty_replicas=(FaultyReplica(pid(0), 0, "node-0"),), running_since=NOW,
+        2, best_step=1000, step_at_fault=1000, faults_without_step=1, failures_in_place=1, failed_in_place=(pid(0),),
+        running_since=NOW,
     ), []  # fmt: skip
     for step in steps:
         failed = faulted(record.generation, step=step, restart_mode="in_process_restart", **KEEPS)
@@ -317,6 +319,47 @@ def test_the_loss_of_a_node_counts_as_no_fault_before_a_new_step() -> None:
     assert depths == [Depth.MEMORY, Depth.MEMORY, Depth.PROCESS]
 
 
+@pytest.mark.parametrize(
+    ("step_at_loss", "culprit", "depth", "failures"),
+    [
+        pytest.param(7, 1, Depth.MEMORY, 1, id="the first fault of its replacement"),
+        pytest.param(7, 0, Depth.PROCESS, 2, id="the second one of another replica"),
+        pytest.param(9, 0, Depth.MEMORY, 1, id="which made steps before the loss"),
+        pytest.param(9, 1, Depth.MEMORY, 1, id="or with its replacement"),
+    ],
+)
+def test_a_lost_pod_has_not_failed(step_at_loss: int, culprit: int, depth: Depth, failures: int) -> None:
+    wishes = policy(1, 4, max_retries=50)
+    record, _ = crash(0)
+    record = replace(record, transition=None, generation=2)
+    record = plan(observed(job(record, wishes), [(pod(0), running(2, step=step_at_loss, **KEEPS))])).record
+    assert record.transition is not None
+    assert (record.transition.cause, record.transition.depth) == (Reason.POD_LOST, Depth.MEMORY)
+    record = replace(record, transition=None, generation=3, running_since=NOW)
+    agents = [running(3, step=step_at_loss, **KEEPS), running(3, step=step_at_loss, **KEEPS)]
+    agents[culprit] = faulted(3, step=step_at_loss, restart_mode="in_process_restart", **KEEPS)
+    record, _ = stops(record, agents, wishes)
+    assert record.transition is not None
+    assert (record.transition.depth, record.failures_in_place) == (depth, failures)
+
+
+def test_a_node_that_is_found_to_be_lost_takes_back_that_a_replica_failed() -> None:
+    """Its neighbour's worker failed first, because the connection broke."""
+    wishes, before = policy(1, 4, max_retries=50), trains(3, best_step=7, step_at_fault=7)
+    agents = [faulted(step=7, restart_mode="in_process_restart", **KEEPS), *[running(step=7, **KEEPS)] * 2]
+    begun, _ = stops(before, agents, wishes)
+    assert (begun.failures_in_place, begun.failed_in_place) == (1, (pid(0),))
+    seen: list[Seen] = [(pod(n), ready(1, num_kept=1, **KEEPS) if n != 1 else silent()) for n in range(3)]
+    lost = plan(observed(job(begun, wishes), seen, [ObservedNode(name="node-1", out_of_service=True)])).record
+    assert (lost.failures_in_place, lost.failed_in_place, lost.faults_without_step) == (0, (), 0)
+    again = replace(lost, transition=None, generation=3, members=(pid(0), pid(1, 1), pid(2)), lost=())
+    agents = [running(3, step=7, **KEEPS), faulted(3, step=7, restart_mode="in_process_restart", **KEEPS)]
+    seen = [(pod(m), one) for m, one in zip(again.members, [*agents, running(3, step=7, **KEEPS)], strict=True)]
+    failed = plan(observed(job(again, wishes), seen)).record
+    assert failed.transition is not None
+    assert (failed.transition.depth, failed.failures_in_place) == (Depth.MEMORY, 1)
+
+
 @pytest.mark.parametrize("stalled", range(5))
 def test_workers_that_were_started_to_be_kept_and_hold_nothing_go_no_deeper_by_themselves(stalled: int) -> None:
     """`--inprocess-restart` without State: what is told of a change is what the agents do."""
@@ -335,14 +378,12 @@ def test_a_new_step_another_replica_or_a_lost_pod_go_in_memory_again() -> None:
     record, _ = crash(3, step=8)
     assert record.transition is not None
     assert (record.transition.depth, record.failures_in_place) == (Depth.MEMORY, 1), "there was a new step"
-    before = replace(
-        trains(2), failures_in_place=3, step_at_fault=7, faulty_replicas=(FaultyReplica(pid(1), 1, "node-1"),)
-    )
+    before = replace(trains(2), failures_in_place=3, step_at_fault=7, failed_in_place=(pid(1),))
     agents = [faulted(step=7, restart_mode="in_process_restart", **KEEPS), running(1, step=7, **KEEPS)]
     record, _ = stops(before, agents, policy(1, 4, max_retries=50))
     assert record.transition is not None
     assert (record.transition.depth, record.failures_in_place) == (Depth.MEMORY, 1), "another replica"
-    before = replace(before, faulty_replicas=(FaultyReplica(pid(0), 0, "node-0"),))
+    before = replace(before, failed_in_place=(pid(0),))
     todo = plan(observed(job(before, policy(1, 4, max_retries=50)), [(pod(1), running(1, step=7, **KEEPS))]))
     assert todo.record.transition is not None
     assert (todo.record.transition.depth, todo.record.failures_in_place) == (Depth.MEMORY, 3), "a lost pod"
@@ -351,7 +392,7 @@ def test_a_new_step_another_replica_or_a_lost_pod_go_in_memory_again() -> None:
 def test_the_ladder_ends_before_the_full_job_when_its_budget_is_used_up() -> None:
     wishes = policy(1, 4, max_retries=50, max_full_restarts=1)
     before = replace(
-        trains(2), failures_in_place=5, step_at_fault=7, faulty_replicas=(FaultyReplica(pid(0), 0, "node-0"),),
+        trains(2), failures_in_place=5, step_at_fault=7, failed_in_place=(pid(0),),
         window=RestartWindow(0, NOW, 0, 1),
     )  # fmt: skip
     agents = [faulted(step=7, **KEEPS), running(1, step=7, **KEEPS)]

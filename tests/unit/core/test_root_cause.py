@@ -29,6 +29,8 @@ BOOKED = trains(
     transition=COUNTED,
     retries=2,
     stalled_recoveries=2,
+    failures_in_place=2,
+    failed_in_place=(pid(1),),
     window=RestartWindow(1, LONG_AGO, 2, 0),
     faulty_replicas=(FaultyReplica(pid(1), 1, "b"),),
 )
@@ -56,6 +58,7 @@ def test_whom_to_blame(mine: Seen | None, nodes: list[ObservedNode], cause: str 
     assert after.transition.message
     assert (after.retries, after.stalled_recoveries, after.window) == (1, 1, RestartWindow(1, LONG_AGO, 1, 0))
     assert after.faulty_replicas == (FaultyReplica(pid(0), 0, "node-0" if mine else ""),)
+    assert (after.failures_in_place, after.failed_in_place) == (1, (pid(1),)), "it has failed before"
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,8 @@ def record(rng: Random) -> Record:
         consecutive_failures=1,
         best_step=10,
         stalled_recoveries=1,
+        failures_in_place=1,
+        failed_in_place=(PodId("workers", 0, 0),),
         faults_without_step=1,
         step_at_fault=9,
         window=RestartWindow(1, ago, 1, 0),
