@@ -14,6 +14,7 @@ from tests.sim.scripted_queue_schedules import QUEUE_SCHEDULES
 from elastipod_operator.core import plan, quota, quota_requests
 from elastipod_operator.core.actions import SetPodsReady
 from elastipod_operator.core.context import PlanDraft
+from elastipod_operator.core.replica import Replica
 from elastipod_operator.core.snapshot import ObservedWorkload
 from elastipod_operator.kube import placement, queue_lookups, workload_status, workloads
 from elastipod_operator.kube.workload_status import release_patch
@@ -26,7 +27,7 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
 def give_quota_back_before_pods_are_gone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(quota_requests, "_pods_on", lambda *_: [])
+    patch.setattr(quota_requests, "pods_by_workload", lambda _, workloads, __: {w.name: [] for w in workloads})
     patch.setattr(quota_release, "pods_on", lambda *_: [])
 
 
@@ -34,8 +35,12 @@ def believe_a_late_watch_about_pods(patch: pytest.MonkeyPatch) -> None:
     """Without the look at the API server, and with pods taken for gone that are being deleted."""
     real = quota_release.pods_on
     patch.setattr(quota_release, "pods_on", lambda *given: [pod for pod in real(*given) if pod.kill_at is None])
-    pods_on = quota_requests._pods_on
-    patch.setattr(quota_requests, "_pods_on", lambda *given: [r for r in pods_on(*given) if r.pod.kill_at is None])
+    using = quota.pods_by_workload
+
+    def those_that_stay(*given: Any) -> dict[str, list[Replica]]:
+        return {name: [r for r in pods if r.pod.kill_at is None] for name, pods in using(*given).items()}
+
+    patch.setattr(quota_requests, "pods_by_workload", those_that_stay)
 
 
 def ask_for_increments_at_the_priority_of_the_base(patch: pytest.MonkeyPatch) -> None:

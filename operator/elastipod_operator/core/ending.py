@@ -73,7 +73,7 @@ def _has_finished(record: Record, replica: Replica) -> bool:
     """Whether a replica has finished. A new operator that has not heard its agent yet trusts the outcome."""
     if _container_has_ended(replica) or replica.agent.state in (AgentState.COMPLETED, AgentState.SHUTDOWN):
         return True
-    return replica.agent.state is None and record.outcome == "Completed" and replica.id in record.members
+    return replica.agent.state is None and record.outcome == "Completed" and replica.id in record.member_set
 
 
 def _has_run(replica: Replica) -> bool:

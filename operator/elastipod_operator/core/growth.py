@@ -65,7 +65,9 @@ def growth_window(record: Record, context: Context, members: list[Replica]) -> t
     assert due is not None
     if context.now < due:
         return replace(record, window_since=opened), earliest(due, warm_at)
-    newcomers = [r for r in usable([*members, *quick], record, context.grant)[:possible] if r.id not in record.members]
+    newcomers = [
+        r for r in usable([*members, *quick], record, context.grant)[:possible] if r.id not in record.member_set
+    ]
     prepared_by = preparation_limit(newcomers, record, context, due)
     if prepared_by is not None:
         return replace(record, window_since=opened), earliest(prepared_by, warm_at)

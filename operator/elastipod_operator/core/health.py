@@ -96,7 +96,7 @@ def _would_grow(replica: Replica, record: Record | None) -> bool:
 
     A start or a recovery uses the pods that exist, and a spare keeps its node.
     """
-    if record is None or not record.members or replica.id in record.members:
+    if record is None or not record.members or replica.id in record.member_set:
         return False
     if record.transition is not None and record.transition.kind is not TransitionKind.RESIZE:
         return False

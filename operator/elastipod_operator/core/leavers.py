@@ -68,18 +68,12 @@ def told_to_leave(replica: Replica, record: Record, context: Context) -> bool | 
         return True
     transition = record.transition
     assert transition is not None
-    return None if transition.leavers is None else replica.id in transition.leavers
+    return None if transition.leavers is None else replica.id in transition.leaver_set
 
 
 def is_told_for_a_checkpoint(replica: Replica, record: Record, context: Context) -> bool:
     """Whether a member was told that it leaves although it may stay, because all members save a checkpoint (`told_as_leavers`)."""
-    transition = record.transition
-    assert transition is not None
-    return (
-        transition.leavers == record.members
-        and replica.agent.memory_state == REPLICATED
-        and _may_stay(replica, context)
-    )
+    return record.all_leave and replica.agent.memory_state == REPLICATED and _may_stay(replica, context)
 
 
 def next_members(record: Record, context: Context, ready: list[Replica], size: int) -> list[Replica]:
@@ -111,7 +105,7 @@ def _next_members(record: Record, context: Context, ready: list[Replica], size: 
         return _led_by(holders, _that_may_begin(record, context, ready), size, record, context) or wanted
     if transition.leavers is None:
         return ready[:size]
-    stayed = [m for m in record.members if m not in transition.leavers]
+    stayed = record.member_set - transition.leaver_set
     told = [r for r in holders if r.id in stayed]
     may_undo = transition.depth is Depth.MEMORY and record.resizes_undone < MAX_RESIZES_UNDONE
     if may_undo and len(told) < len(stayed) and len(holders) > len(told):
@@ -126,7 +120,7 @@ def undoes_resize(transition: Transition, chosen: list[Replica], wanted: list[Re
     brought_back = {replica.id for replica in chosen}.difference(replica.id for replica in wanted)
     if transition.kind is TransitionKind.RECOVERY:
         return bool(brought_back)
-    return not brought_back.isdisjoint(transition.leavers or ())
+    return not brought_back.isdisjoint(transition.leaver_set)
 
 
 def members_with_shards(record: Record, replicas: Replicas) -> list[Replica]:
@@ -163,7 +157,7 @@ def _may_come_back(record: Record, transition: Transition, replicas: Replicas) -
     """Whether the next generation may need members that were to leave, for what they hold."""
     if _brings_shards_back(record, transition, replicas):
         return True
-    left = frozenset(transition.leavers or ())
+    left = transition.leaver_set
     others = [r for r in replicas.candidates() if r.id not in left]
     return _left_out_holder(record, replicas, others) is not None
 
@@ -177,7 +171,7 @@ def _left_out_holder(record: Record, replicas: Replicas, chosen: list[Replica]) 
     transition = record.transition
     if transition is None or transition.depth is not Depth.MEMORY or any(map(_waits_with_state, chosen)):
         return None
-    left, members = frozenset(transition.leavers or ()), frozenset(record.members).difference(record.lost)
+    left, members = transition.leaver_set, record.member_set - record.lost_set
     holders = [r for r in replicas.candidates() if r.id in members and _waits_with_state(r)]
     return min(holders, key=lambda r: r.id in left, default=None)
 
@@ -211,8 +205,8 @@ def _led_by(holders: list[Replica], ready: list[Replica], size: int, record: Rec
     transition = record.transition
     if transition is None or not (holders or size):
         return []
-    held, left = {r.id for r in holders}, frozenset(transition.leavers or ())
-    stayed = frozenset(record.members) - left
+    held, left = {r.id for r in holders}, transition.leaver_set
+    stayed = record.member_set - left
     others = [r for r in ready if r.id not in held]
     others.sort(key=lambda r: (r.health is Health.DISRUPTED, r.id not in stayed, r.id in left))
     others = _within_limits(others, holders, record, context)

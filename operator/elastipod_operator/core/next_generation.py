@@ -44,11 +44,11 @@ def decide_early(record: Record, context: Context, leavers: Collection[PodId]) -
 
     leavers: members that do not train any more. The agents of all others must be able to begin the generation by themselves.
     """
-    replicas, known = context.replicas, frozenset(record.members)
-    staying = [replicas.get(m) for m in record.members if m not in leavers]
+    replicas, known, leave = context.replicas, record.member_set, frozenset(leavers)
+    staying = [replicas.get(m) for m in record.members if m not in leave]
     if not staying or not all(r is not None and _can_begin(r, record) for r in staying):
         return None
-    newcomers = [r for r in replicas.candidates() if r.id not in known and r.id not in record.lost]
+    newcomers = [r for r in replicas.candidates() if r.id not in known and r.id not in record.lost_set]
     if any(r.agent.warming for r in newcomers):  # growth leaves them out, other changes do not
         return None
     ready = usable([*(r for r in staying if r is not None), *newcomers], record, context.grant)
@@ -148,7 +148,7 @@ def without_void_next(record: Record, context: Context) -> Record:
 
 def _can_train(replica: Replica, record: Record) -> bool:
     agent = replica.agent
-    is_lost = replica.health in (Health.LOST, Health.ENDED) or replica.id in record.lost or replica.cannot_run_again
+    is_lost = replica.health in (Health.LOST, Health.ENDED) or replica.id in record.lost_set or replica.cannot_run_again
     has_failed = has_begun_next(replica, record) and agent.state is not AgentState.RUNNING
     return not (is_lost or has_failed or agent.terminating)
 

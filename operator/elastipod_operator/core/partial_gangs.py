@@ -128,12 +128,12 @@ def restrict_slots(wanted: list[Slot], record: Record, replicas: Replicas, grant
         return wanted
     members = {member.slot for member in record.members} if record.transition is None else set()
     whole = count_placed_pods(record, replicas, grant).whole if record.transition is None else 0
-    spares = [s for s in wanted if s in spare_slots(grant, wanted) and s not in members]  # no gang waits for spares
+    spares = spare_slots(grant, wanted) - members  # no gang waits for them
     others = [s for s in wanted if s not in members and s not in spares]
     others.sort(key=lambda s: not is_placed(replicas.newest.get(s)))
     demand = 1 if now >= gang.since + DEMAND_PAUSE else 0
     return [
         *(s for s in wanted if s in members),
         *others[: whole - len(members) + demand if members else demand],
-        *(s for s in spares if is_placed(replicas.newest.get(s))),
+        *(s for s in wanted if s in spares and is_placed(replicas.newest.get(s))),
     ]

@@ -227,7 +227,9 @@ def supply(draft: PlanDraft, context: Context) -> PlanDraft:
 
 def _wanted(record: Record, context: Context) -> list[Slot]:
     wanted = wanted_slots(context.grant, record, context.replicas)
-    wanted += [slot for slot in slots_for_shards(record, context) if slot not in wanted]
+    known = frozenset(wanted)
+    wanted += [slot for slot in slots_for_shards(record, context) if slot not in known]
     if context.quota is None:
         return restrict_slots(wanted, record, context.replicas, context.grant, context.now)
-    return [slot for slot in wanted if slot not in slots_backing_off(record, context.quota, context.now)]
+    backing_off = slots_backing_off(record, context.quota, context.now)
+    return [slot for slot in wanted if slot not in backing_off]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from .queue_facts import ClusterQueueFact, QueueFact
-from .quota import Quota, is_on
+from .quota import Quota, pods_by_workload
 from .reasons import AnyReason, Reason
 from .replica import Health, Replica, Replicas
 from .snapshot import ObservedJob, ObservedWorkload, Policy, Snapshot
@@ -61,17 +61,14 @@ def overdue_evictions(
         return [], None
     evicted = [(at, w) for w in quota.present.values() if (at := eviction_due_at(w, policy)) is not None]
     next_at = min((at for at, _ in evicted if at > snapshot.now), default=None)
-    return [
-        (Reason.EVICTION_OVERDUE, _late(w, snapshot, replicas, quota)) for at, w in evicted if at <= snapshot.now
-    ], next_at
+    overdue = [w for at, w in evicted if at <= snapshot.now]
+    using = pods_by_workload(replicas, overdue, quota.requests)
+    return [(Reason.EVICTION_OVERDUE, _late(w, using[w.name], snapshot)) for w in overdue], next_at
 
 
-def _late(workload: ObservedWorkload, snapshot: Snapshot, replicas: Replicas, quota: Quota) -> str:
+def _late(workload: ObservedWorkload, using: list[Replica], snapshot: Snapshot) -> str:
     assert workload.evicted_at is not None
-    pods = sorted(
-        (r for r in replicas.by_id.values() if not r.cannot_run_again and is_on(r.pod, workload, quota.requests)),
-        key=lambda r: r.id,
-    )
+    pods = sorted(using, key=lambda replica: replica.id)
     since = f"{workload.evicted_at.astimezone(UTC):%H:%M:%S} UTC"
     text = f"Kueue has waited for the quota of Workload {workload.name} since {since} ({workload.eviction_reason})"
     if not pods:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -18,6 +18,7 @@ from .grant import Grant, SuspendedBy, grant_all
 from .names import Slot
 from .reasons import Reason, ReasonAndMessage
 from .record import Record, TransitionKind
+from .replica import Replica, Replicas
 from .sizes import Allowed
 from .snapshot import ObservedPod, ObservedWorkload, Policy, Snapshot, SpecLimits
 from .wording import counted
@@ -196,6 +197,26 @@ def is_on(pod: ObservedPod, workload: ObservedWorkload, requests: Sequence[Quota
     return pod.workload == workload.name or pod.id.slot in slots
 
 
+def pods_by_workload(
+    replicas: Replicas, workloads: Iterable[ObservedWorkload], requests: Sequence[QuotaRequest]
+) -> dict[str, list[Replica]]:
+    """Give the pods that still use the quota of each of these Workloads, by its name (see `is_on`)."""
+    using: dict[str, list[Replica]] = {workload.name: [] for workload in workloads}
+    named: dict[int, list[str]] = {}
+    for workload in workloads:
+        named.setdefault(workload.number, []).append(workload.name)
+    stands_for = {
+        slot: names for number, names in named.items() if number < len(requests) for slot in requests[number].slots
+    }
+    for replica in replicas.by_id.values():
+        if replica.cannot_run_again:
+            continue
+        created_for = [replica.pod.workload] if replica.pod.workload in using else []
+        for name in dict.fromkeys((*created_for, *stands_for.get(replica.id.slot, ()))):
+            using[name].append(replica)
+    return using
+
+
 def fits(workload: ObservedWorkload, request: QuotaRequest) -> bool:
     """Whether a Workload still matches the request; it cannot be changed, only returned."""
     return sorted(workload.counts) == sorted(request.counts) and not workload.is_outdated
@@ -223,13 +244,14 @@ def _useless(
     """
     assert snapshot.job.policy is not None
     allowed = snapshot.job.policy.sizes.allowed
+    awaited = replacements_awaited_until(snapshot, record, (requests[number] for number in granted if number))
     found = dict.fromkeys(
-        (number for number in granted if number and _is_left_by_fault(snapshot, record, requests[number])),
+        (number for number, until in awaited.items() if until <= snapshot.now),
         "replacements of lost pods cannot be scheduled",
     )
     if record.requeue_backoff is not None and snapshot.now < record.requeue_backoff.until:
         stays = (pod.id.slot for pod in snapshot.pods if pod.kill_at is None and not pod.ended)
-        in_use = {member.slot for member in record.members}.union(stays)
+        in_use = record.member_slots.union(stays)
         idle = (number for number in granted if number and in_use.isdisjoint(requests[number].slots))
         found.update(dict.fromkeys(idle, "increments were returned a short time ago"))
     left = [number for number in sorted(granted) if number not in found]
@@ -241,19 +263,22 @@ def _useless(
     return found
 
 
-def replacements_awaited_until(snapshot: Snapshot, record: Record, request: QuotaRequest) -> datetime | None:
-    """Give until when replacements for an increment without pods may wait for nodes; None if none wait."""
+def replacements_awaited_until(
+    snapshot: Snapshot, record: Record, requests: Iterable[QuotaRequest]
+) -> dict[int, datetime]:
+    """Give those of these increments without pods whose replacements wait for nodes, by number, and until when they may."""
     if not record.shrank_after_fault or record.transition is not None:
-        return None
-    if not {member.slot for member in record.members}.isdisjoint(request.slots):
-        return None
-    waiting = [pod.created_at for pod in snapshot.pods if pod.id.slot in request.slots and not (pod.node or pod.ended)]
-    return min(waiting) + REPLACEMENT_PATIENCE if waiting else None
-
-
-def _is_left_by_fault(snapshot: Snapshot, record: Record, request: QuotaRequest) -> bool:
-    until = replacements_awaited_until(snapshot, record, request)
-    return until is not None and until <= snapshot.now
+        return {}
+    since: dict[Slot, datetime] = {}
+    for pod in snapshot.pods:
+        if not (pod.node or pod.ended):
+            since[pod.id.slot] = min(since.get(pod.id.slot, pod.created_at), pod.created_at)
+    found: dict[int, datetime] = {}
+    for request in requests:
+        waiting = [since[slot] for slot in request.slots if slot in since]
+        if waiting and record.member_slots.isdisjoint(request.slots):
+            found[request.number] = min(waiting) + REPLACEMENT_PATIENCE
+    return found
 
 
 def _suspended(

@@ -29,7 +29,15 @@ from .growth_mode import GrowthMode
 from .names import Slot
 from .payback import growth_hold
 from .pod_removal import remove
-from .quota import Quota, QuotaRequest, effective_quota_requests, filled, fits, is_on, replacements_awaited_until
+from .quota import (
+    Quota,
+    QuotaRequest,
+    effective_quota_requests,
+    filled,
+    fits,
+    pods_by_workload,
+    replacements_awaited_until,
+)
 from .reasons import Reason
 from .record import Record, RequeueBackoff
 from .replica import Health, Replica, Replicas
@@ -63,8 +71,8 @@ def with_quota_requests(draft: PlanDraft, snapshot: Snapshot, replicas: Replicas
     record, drops, events = _deletions(record, snapshot, replicas, quota, policy)
     asks, wake = _creations(record, snapshot, replicas, quota, policy)
     marks = _readiness(replicas, quota, policy)
-    waits = (replacements_awaited_until(snapshot, record, quota.requests[number]) for number in quota.granted if number)
-    wake = earliest(draft.wake_at, wake, *waits)
+    increments = (quota.requests[number] for number in quota.granted if number)
+    wake = earliest(draft.wake_at, wake, *replacements_awaited_until(snapshot, record, increments).values())
     draft = replace(draft, record=record, events=(*draft.events, *events), wake_at=wake)
     return draft.with_actions(*drops, *_priority_updates(quota), *asks, *marks)
 
@@ -77,10 +85,10 @@ def _with_unusable_spec(record: Record, snapshot: Snapshot, replicas: Replicas) 
     if record.outcome:
         return _finish(record, replicas, Quota("", (), {w.number: w for w in snapshot.workloads}, {}, {}))
     actions: list[Action] = []
-    for workload in snapshot.workloads:
-        if not workload.eviction_reason or workload.is_deleting:
-            continue
-        pods = _pods_on(workload, (), replicas)
+    evicted = [w for w in snapshot.workloads if w.eviction_reason and not w.is_deleting]
+    using = pods_by_workload(replicas, evicted, ())
+    for workload in evicted:
+        pods = using[workload.name]
         for replica in pods:
             actions += remove(replica, f"Kueue evicts the job: {workload.eviction_message}")
         if not pods:
@@ -101,10 +109,11 @@ def with_quota_returns(draft: PlanDraft, snapshot: Snapshot, replicas: Replicas)
         return draft
     base = next((w for w in snapshot.workloads if w.number == 0), None)
     requests = effective_quota_requests(snapshot.job.policy, base) if snapshot.job.policy is not None else ()
+    using = pods_by_workload(replicas, left, requests)
     drops = [
         DeleteWorkload(w.name, w.uid, "the job is deleted")
         for w in sorted(left, key=lambda w: (w.number == 0, w.number))
-        if not (w.reserved and _pods_on(w, requests, replicas))
+        if not (w.reserved and using[w.name])
     ]
     if draft.actions != (SetFinalizer(False),):
         return draft.with_actions(*drops)
@@ -144,12 +153,12 @@ def _finish(record: Record, replicas: Replicas, quota: Quota) -> list[Action]:
     """Finish the Workloads. A pending increment is deleted at once, because Kueue could admit it meanwhile."""
     succeeded = record.outcome == "Completed"
     actions: list[Action] = []
-    for number, workload in quota.present.items():
-        if workload.finished or workload.is_deleting:
-            continue
+    left = {n: w for n, w in quota.present.items() if not (w.finished or w.is_deleting)}
+    using = pods_by_workload(replicas, left.values(), quota.requests)
+    for number, workload in left.items():
         if number and not workload.reserved:
             actions.append(DeleteWorkload(workload.name, workload.uid, "the job has ended"))
-        elif not _pods_on(workload, quota.requests, replicas):
+        elif not using[workload.name]:
             actions.append(FinishWorkload(workload.name, workload.uid, succeeded, record.outcome_message))
     return actions
 
@@ -166,11 +175,12 @@ def _deletions(
         if n and (w.eviction_reason or n in quota.useless) and not w.is_deleting
     ]
     # Increments go before their base is returned: Kueue may place the base elsewhere, and they are pinned to its old nodes.
-    for number, workload in sorted(quota.present.items(), key=lambda item: (item[0] == 0, item[0])):
-        why = _why_unwanted(number, workload, record, snapshot, quota, policy)
-        if not why or workload.is_deleting:
-            continue
-        is_empty = not (workload.reserved and _pods_on(workload, quota.requests, replicas))
+    ordered = sorted(quota.present.items(), key=lambda item: (item[0] == 0, item[0]))
+    reasons = ((n, w, _why_unwanted(n, w, record, snapshot, quota, policy)) for n, w in ordered)
+    unwanted = [(n, w, why) for n, w, why in reasons if why and not w.is_deleting]
+    using = pods_by_workload(replicas, [w for _, w, _ in unwanted], quota.requests)
+    for number, workload, why in unwanted:
+        is_empty = not (workload.reserved and using[workload.name])
         if number in quota.useless or (number and workload.eviction_reason and is_empty):
             record, event = _back_off(record, shed, policy, snapshot)
             events += [event] if event is not None else []
@@ -212,17 +222,12 @@ def _why_unwanted(
 
 
 def _is_in_use(request: QuotaRequest, record: Record) -> bool:
-    return record.transition is None and not {m.slot for m in record.members}.isdisjoint(request.slots)
+    return record.transition is None and not record.member_slots.isdisjoint(request.slots)
 
 
 def _increments_left(quota: Quota) -> list[ObservedWorkload]:
     """Give the increments that hold quota or may be granted it."""
     return [w for number, w in quota.present.items() if number and not (w.is_deleting or w.finished)]
-
-
-def _pods_on(workload: ObservedWorkload, requests: Sequence[QuotaRequest], replicas: Replicas) -> list[Replica]:
-    """Give the pods that still use a Workload's quota."""
-    return [r for r in replicas.by_id.values() if not r.cannot_run_again and is_on(r.pod, workload, requests)]
 
 
 def _back_off(

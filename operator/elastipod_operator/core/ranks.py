@@ -49,7 +49,7 @@ def in_vacated_ranks(chosen: list[Replica], record: Record) -> list[Replica]:
     lives_on = any(_is_bound_to_rank(there[member]) for member in record.members if member in there)
     if len(chosen) != len(record.members) or not lives_on:
         return chosen
-    newcomers = [replica for replica in chosen if replica.id not in record.members]
+    newcomers = [replica for replica in chosen if replica.id not in record.member_set]
     placed: list[Replica] = []
     for member in record.members:
         if member not in there:

@@ -73,7 +73,7 @@ class NextGeneration:
         return {member: rank for rank, member in enumerate(self.members)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Transition:
     """A change of generation in progress: recorded before the first /stop, removed when the next start is recorded."""
 
@@ -108,6 +108,11 @@ class Transition:
     """What follows the drain, if that was decided before the workers stop; None where it is decided afterwards."""
     is_shortened: Annotated[bool, Stored("shortened")] = False
     """`deadline` is earlier than in the first /stop."""
+
+    @cached_property
+    def leaver_set(self) -> frozenset[PodId]:
+        """`leavers` to look replicas up in; empty where they are not decided yet."""
+        return frozenset(self.leavers or ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +190,7 @@ class RequeueBackoff:
     until: Annotated[datetime, Stored(time_rule=BACK_OFF)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """What the operator has decided and must not forget. Generation 0 without members: the job has never started."""
 
@@ -267,6 +272,24 @@ class Record:
     outcome_message: Annotated[str, Stored("outcome", 2, max_length=2 * MAX_TEXT)] = ""
     owner: Annotated[str, Stored("uid")] = ""
     """UID of the job; empty in records of earlier operators."""
+
+    # Every replica is looked up in these several times in a pass.
+    @cached_property
+    def member_set(self) -> frozenset[PodId]:
+        return frozenset(self.members)
+
+    @cached_property
+    def member_slots(self) -> frozenset[Slot]:
+        return frozenset(member.slot for member in self.members)
+
+    @cached_property
+    def lost_set(self) -> frozenset[PodId]:
+        return frozenset(self.lost)
+
+    @cached_property
+    def all_leave(self) -> bool:
+        """Whether all members are told that they leave."""
+        return self.transition is not None and self.transition.leavers == self.members
 
     @property
     def is_empty(self) -> bool:

@@ -64,7 +64,8 @@ def requested_pods(wanted: list[Slot], spares: Collection[Slot], record: Record,
     only_spare: frozenset[Slot] = frozenset()
     if mode is GrowthMode.SPARE_CAPACITY_ONLY:
         only_spare = frozenset(chosen[max(start - len(held), lacks, 0) :])
-    slots = [slot for slot in wanted if slot in {*known, *chosen, *spares}]
+    requested = {*known, *chosen, *spares}
+    slots = [slot for slot in wanted if slot in requested]
     return RequestedPods(slots, only_spare, len(chosen) == len(others), read_again_at)
 
 

@@ -37,7 +37,8 @@ def stop_members(record: Record, context: Context) -> tuple[Record, list[Action]
     policy, replicas, now = context.policy, context.replicas, context.now
     actions: list[Action] = []
     wakes: list[datetime] = []
-    members = frozenset(record.members)
+    members = record.member_set
+    given_up: list[PodId] = []
     for member in record.members:
         record = attribute_to_own_end(
             attribute_to_outside(record, member, replicas.get(member)), member, replicas.get(member)
@@ -57,8 +58,8 @@ def stop_members(record: Record, context: Context) -> tuple[Record, list[Action]
             give_up_at += SUCCESSORS_WITHIN
         is_given_up = now >= give_up_at and (must_go or not replicas.all_silent)
         if replica.health is Health.LOST or is_given_up:
-            if replica.id not in record.lost:
-                record = replace(record, lost=(*record.lost, replica.id))
+            if replica.id not in record.lost_set:
+                given_up.append(replica.id)
                 actions += remove(replica, "its agent did not stop its workers in time")
             continue
         hard_at = _hard_stop_at(replica, record, context, due)
@@ -66,6 +67,8 @@ def stop_members(record: Record, context: Context) -> tuple[Record, list[Action]
         wakes.append(max(next_step or now, now + RECHECK_AFTER))
         may_save = now < hard_at and runs_this_generation(replica, record, members)
         actions += _stops(replica, record, due, now, told_to_leave(replica, record, context), may_save=may_save)
+    if given_up:
+        record = replace(record, lost=(*record.lost, *given_up))
     return record, actions, earliest(*wakes)
 
 
@@ -75,7 +78,7 @@ def _may_wait_for_successors(replica: Replica, record: Record) -> bool:
     assert transition is not None
     is_in_memory = transition.kind is TransitionKind.RECOVERY and transition.depth is Depth.MEMORY
     builds = replica.agent.state is AgentState.STOPPING and replica.health is not Health.SILENT
-    return is_in_memory and builds and replica.id in record.members
+    return is_in_memory and builds and replica.id in record.member_set
 
 
 def _must_end_kept(replica: Replica, record: Record) -> bool:
@@ -84,7 +87,7 @@ def _must_end_kept(replica: Replica, record: Record) -> bool:
     assert transition is not None
     is_deep = transition.kind is TransitionKind.RECOVERY and transition.depth is not Depth.MEMORY
     waits = replica.agent.state is AgentState.READY and bool(replica.agent.num_kept)  # new processes hold nothing
-    return is_deep and waits and replica.agent.memory_state != "" and replica.id in record.members
+    return is_deep and waits and replica.agent.memory_state != "" and replica.id in record.member_set
 
 
 def is_hard_stop_due(record: Record, now: datetime) -> bool:
@@ -109,7 +112,7 @@ def hard_stop(replica: Replica, record: Record) -> StopWorkers:
     reach = transition.reach if transition is not None else RestartMode.IN_PROCESS
     # A member that took the /start of an older generation late may hold the only state that the present one is to begin with.
     depth = transition.depth if transition is not None else record.phase_times.depth
-    keeps = depth == Depth.MEMORY and (transition is not None or replica.id in record.members)
+    keeps = depth == Depth.MEMORY and (transition is not None or replica.id in record.member_set)
     return StopWorkers(replica.pod.name, named, graceful=False, timeout_s=0, reach=reach, keeps=keeps)
 
 
@@ -170,6 +173,6 @@ def _is_told_again(replica: Replica, record: Record, leaves: bool | None) -> boo
     """
     transition, agent = record.transition, replica.agent
     assert transition is not None
-    is_to_go = bool(leaves) and transition.leavers is not None and replica.id not in transition.leavers
+    is_to_go = bool(leaves) and transition.leavers is not None and replica.id not in transition.leaver_set
     follows_another = agent.can_begin_next and agent.next_generation != next_number(replica, record)
     return agent.generation is not None and (transition.is_shortened or is_to_go or follows_another)

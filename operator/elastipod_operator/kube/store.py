@@ -238,10 +238,12 @@ class Store:
     def nodes_of(self, job: Job) -> dict[str, ObservedNode]:
         """Give the nodes of a job's pods by name. A taint that all of its pods there tolerate is no disruption."""
         found = {pod.node: self.nodes[pod.node] for pod in job.pods.values() if pod.node in self.nodes}
-        for name in found.keys() & self._disruptions.keys():
-            there = (pod for pod in job.pods.values() if pod.node == name and not pod.ended)
-            reason = _reason_to_leave(self._disruptions[name], there)
-            found[name] = replace(found[name], disruption=reason)
+        living: dict[str, list[ObservedPod]] = {name: [] for name in found.keys() & self._disruptions.keys()}
+        for pod in job.pods.values():
+            if pod.node in living and not pod.ended:
+                living[pod.node].append(pod)
+        for name, there in living.items():
+            found[name] = replace(found[name], disruption=_reason_to_leave(self._disruptions[name], there))
         return found
 
     def closed_nodes(self) -> dict[str, str]:

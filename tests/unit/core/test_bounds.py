@@ -10,8 +10,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from tests.counted_calls import calls_in
 from tests.unit.core.builders import acts, job, observed, policy, transition
-from tests.unit.core.test_plan_scale import calls_in
 
 from elastipod_operator.core.actions import CreatePod
 from elastipod_operator.core.growth_mode import GrowthMode

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.core.builders import NOW, pid, trains, transition
+from tests.unit.core.checked_values import NOTHING
 
 from elastipod_operator.core.history import MAX_HISTORY, HistoryEntry, decode_history, encode_history, mark_running
 from elastipod_operator.core.names import PodId, Slot
@@ -41,7 +42,7 @@ transitions = st.builds(
     Transition,
     kind=st.sampled_from(TransitionKind),
     cause=st.text(max_size=20),
-    message=st.text(max_size=60),
+    message=st.text(max_size=60).filter(lambda words: not NOTHING.search(words)),
     from_size=counts,
     target_size=counts,
     began_at=times,

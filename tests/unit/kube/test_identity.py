@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from datetime import timedelta
 from random import Random
@@ -54,7 +55,7 @@ def written(owner: str, record: Record = ENDED) -> Body:
 
 
 def fields(one: Any) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in one.__slots__}
+    return {each.name: getattr(one, each.name) for each in dataclasses.fields(one)}
 
 
 def copied(body: Body) -> Body:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.counted_calls import Word, calls_in
 from tests.unit.kube.bodies import JOB_UID, container, job_body, node_body, pod_body
 
 from elastipod_operator.kube.store import Store, version_of
@@ -208,6 +210,24 @@ def test_a_pod_that_tolerates_a_taint_stays(store: Store, toleration: dict[str, 
     store.put_pod(body)
     store.put_node(node_body(taints=[TAINT]))
     assert disruptions(store) == {"node-1": "" if may_stay else "taint pool:NoExecute"}
+
+
+def test_twice_the_tainted_nodes_cost_twice_the_work() -> None:
+    def cost(size: int) -> int:
+        store = Store()
+        store.put_job(job_body())
+        for n in range(size):
+            store.put_node(node_body(f"node-{n}", taints=[TAINT]))
+            body = pod_body(n, node=f"node-{n}")
+            body["spec"]["tolerations"] = [{"operator": "Exists"}]
+            store.put_pod(body)
+        known = store.jobs[JOB_UID]
+        for pod in list(known.pods.values()):
+            known.pods[pod.uid] = replace(pod, node=Word(pod.node))
+        assert set(disruptions(store).values()) == {""}
+        return calls_in(lambda: store.nodes_of(known))
+
+    assert cost(200) < 2.2 * cost(100)
 
 
 def test_a_node_is_left_when_one_of_its_pods_must_leave(store: Store) -> None:

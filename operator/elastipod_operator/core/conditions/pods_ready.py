@@ -71,7 +71,7 @@ def _replaced_at(replicas: Replicas) -> str:
 
 def _recreated_at(replica: Replica, record: Record, context: Context) -> str:
     """Say when a pod that has ended is replaced, while its replacement waits for the back-off."""
-    due = replacement_due(replica, record, context.policy, is_member=replica.id in record.members)
+    due = replacement_due(replica, record, context.policy, is_member=replica.id in record.member_set)
     is_wanted = not context.grant.is_suspended and replica.id.slot in wanted_slots(
         context.grant, record, context.replicas
     )
