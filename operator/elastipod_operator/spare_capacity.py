@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from . import clock
+from .core.avoided_nodes import avoided
 from .core.growth_mode import GrowthMode
 from .core.requested_pods import READ_EVERY
 from .core.snapshot import SpareCapacity
@@ -64,40 +65,45 @@ class SpareCapacityReader:
     async def observe(self, job: Job, capacity_freed_at: datetime | None) -> None:
         """Begin to read the nodes for a job that trains below its maximum; at its end the job is woken.
 
-        Nothing is begun if they were read a moment ago and nothing became free since. A job without members waits for a result
-        for a short time, so that it starts at the size for which there is room. So does a job whose pods wait for nodes, after a
-        change of the leader: they would be deleted for lack of room that nobody has looked for.
+        Nothing is begun if they were read a moment ago, nothing became free since and the same nodes are avoided. A job without
+        members waits for a result for a short time, so that it starts at the size for which there is room. So does a job whose pods
+        wait for nodes, after a change of the leader: they would be deleted for lack of room that nobody has looked for.
         """
         policy, record, uid = job.fact.policy, job.fact.record, job.fact.uid
         if policy is None or policy.growth is not GrowthMode.SPARE_CAPACITY_ONLY or record is None or record.outcome:
             self.forget(uid)
             return
         known, now = self._found.get(uid), clock.now()
-        is_fresh = known is not None and now - known.read_at < READ_EVERY
+        avoids = avoided(record, policy, now)
+        is_fresh = known is not None and now - known.read_at < READ_EVERY and known.avoids == avoids
         if uid in self._reading or (known is not None and is_fresh and not _is_after(capacity_freed_at, known.read_at)):
             return
         placed = frozenset(pod.name for pod in job.pods.values() if pod.node and not pod.ended)
         most = policy.sizes.maximum + sum(spec.spares for spec in policy.specs) - len(placed)
         if most <= 0:
-            self._found[uid] = SpareCapacity(read_at=now, placed=placed)
+            self._found[uid] = SpareCapacity(read_at=now, placed=placed, avoids=avoids)
             return
-        if known is not None:
-            self._found[uid] = replace(known, read_at=now)  # so that the next pass is not due before the result
-        reading = asyncio.create_task(self._keep(job, most, placed, now), name=f"room for job {uid}")
+        blank = SpareCapacity(read_at=now, placed=placed, avoids=avoids)
+        if known is not None:  # so that the next pass is not due before the result
+            self._found[uid] = replace(known, read_at=now, avoids=avoids)
+        reading = asyncio.create_task(self._keep(job, most, blank), name=f"room for job {uid}")
         self._reading[uid] = reading
         if not is_fresh and (not record.members or (known is None and _awaits_node(job))):
             await asyncio.wait({reading}, timeout=FIRST_WAIT_S)
 
-    async def _keep(self, job: Job, most: int, placed: frozenset[str], now: datetime) -> None:
-        """Read the nodes for a job and keep the result. After a failure, what was read before is kept with the reason."""
-        uid, before = job.fact.uid, self._found.get(job.fact.uid) or SpareCapacity(read_at=now, placed=placed)
+    async def _keep(self, job: Job, most: int, blank: SpareCapacity) -> None:
+        """Read the nodes for a job and keep the result. After a failure, what was read before is kept with the reason.
+
+        blank: the result without any room.
+        """
+        uid, before = job.fact.uid, self._found.get(job.fact.uid) or blank
         try:
             async with asyncio.timeout(READ_LIMIT_S):
-                found = SpareCapacity(read_at=now, places=await self._read(job, most), placed=placed)
+                found = replace(blank, places=await self._read(job, most, blank.avoids))
         except CALL_ERRORS as error:
             found = replace(before, problem=f"the nodes cannot be read: {type(error).__name__} {error}")
             if isinstance(error, ApiError) and error.status == 403:
-                found = SpareCapacity(read_at=now, placed=placed, problem=NOT_ALLOWED)
+                found = replace(blank, problem=NOT_ALLOWED)
         except Exception as error:
             # The outer edge of this task: no node may keep the job from being decided about.
             log_operator_error("task", error, job)
@@ -106,12 +112,13 @@ class SpareCapacityReader:
         del self._reading[uid]
         self._wake(uid)
 
-    async def _read(self, job: Job, most: int) -> dict[str, int]:
+    async def _read(self, job: Job, most: int, avoids: Sequence[str]) -> dict[str, int]:
         """Give the places for up to `most` pods by the host name of their node. The last spec is the one that grows."""
         spec = mappings(effective_spec(job.body).get("replicaSpecs"))[-1]
         template = mapping(mapping(spec.get("template")).get("spec"))
         answer = await self._api.call("GET", "/api/v1/nodes", query=[("resourceVersion", "0")])
-        nodes = sorted((node for node in mappings(answer.get("items")) if may_host(template, node)), key=name_of)
+        there = (node for node in mappings(answer.get("items")) if may_host(template, node, avoids))
+        nodes = sorted(there, key=name_of)
         first = self._reads * NODES_AT_A_TIME % max(1, len(nodes))
         self._reads += 1
         nodes = [*nodes[first:], *nodes[:first]][:NODES_AT_A_TIME]

@@ -135,10 +135,13 @@ def _outdated_placement(replicas: Replicas, limits: CreationLimits) -> set[Slot]
 
 
 def _is_restricted_in_vain(slot: Slot, replica: Replica, limits: CreationLimits) -> bool:
-    """Whether none of the nodes that the pod is restricted to has room now, or whether it need not be restricted any more."""
+    """Whether none of the nodes that the pod is restricted to has room now, or whether it need not be restricted any more.
+
+    Nodes that it avoids are none, as far as their host names are those of the nodes; the others are left out when room is read.
+    """
     if slot not in limits.only_spare:
         return bool(replica.pod.only_on)
-    return {*replica.pod.only_on}.isdisjoint(limits.only_on)
+    return {*replica.pod.only_on}.difference(replica.pod.avoids).isdisjoint(limits.only_on)
 
 
 def _still_on_quota(replicas: Replicas, misplaced: set[Slot]) -> dict[Slot, Replica]:

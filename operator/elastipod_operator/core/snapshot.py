@@ -380,13 +380,14 @@ class SpareCapacity:
     """Room for more pods of a job on nodes that exist, as far as requests, labels and taints tell.
 
     places: pods that fit, by the host name of the node. placed: the job's pods that had a node at that time, by name. problem: why
-    the nodes could not be read, in one sentence; empty if they could.
+    the nodes could not be read, in one sentence; empty if they could. avoids: nodes that were left out because of repeated faults.
     """
 
     read_at: datetime
     places: Mapping[str, int] = field(default_factory=dict)
     placed: frozenset[str] = frozenset()
     problem: str = ""
+    avoids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

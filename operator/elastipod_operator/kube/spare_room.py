@@ -26,7 +26,7 @@ LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 def may_host(template: Body, node: Body, avoids: Sequence[str] = ()) -> bool:
     """Whether the scheduler may place pods of a template's spec on a node at all."""
     seen, tolerations = observe_node(node, None, LONG_AGO), mappings(template.get("tolerations"))
-    if not seen.ready or seen.cordoned or seen.name in avoids or not labels_of(node).get(HOSTNAME):
+    if not seen.ready or seen.cordoned or seen.closed or seen.name in avoids or not labels_of(node).get(HOSTNAME):
         return False
     if disruption_of(node).reason_for(tolerations):  # pods would have to leave again
         return False

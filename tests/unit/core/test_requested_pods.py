@@ -27,7 +27,7 @@ from elastipod_operator.core.actions import CreatePod, DeletePod, Plan
 from elastipod_operator.core.growth_mode import GrowthMode
 from elastipod_operator.core.plan import plan
 from elastipod_operator.core.reasons import Reason
-from elastipod_operator.core.record import Record
+from elastipod_operator.core.record import NodeFaults, Record
 from elastipod_operator.core.requested_pods import READ_EVERY
 from elastipod_operator.core.sizes import Sizes
 from elastipod_operator.core.snapshot import ObservedNode, Policy, SpareCapacity, SpecLimits
@@ -140,6 +140,16 @@ def test_a_pod_whose_room_is_gone_is_taken_back() -> None:
     assert {a.name for a in acts(gone, DeletePod)} == {pid(2).name("job"), pid(3).name("job")}
     moved = decided(SPARE, *pending, room=has_room({"b": 2}))
     assert [(a.pod, a.only_on) for a in acts(moved, CreatePod)] == [(pid(2, 1), ("b",)), (pid(3, 1), ("b",))]
+
+
+def test_a_pod_that_is_restricted_to_a_node_that_it_avoids_is_taken_back() -> None:
+    """What was read before the node was avoided still has room there."""
+    wishes = replace(SPARE, max_offenders=1, eval_period=timedelta(hours=1))
+    record = trains(node_faults=(NodeFaults("a", 2, NOW - seconds(60)),))
+    stuck = [waits(n, only_on=("a",), avoids=("a",)) for n in (2, 3)]
+    todo = plan(observed(job(record, wishes), [*MEMBERS, *stuck], spare_capacity=has_room({"a": 1, "b": 1})))
+    assert [(a.pod, a.avoids) for a in acts(todo, CreatePod)] == [(pid(2, 1), ("a",)), (pid(3, 1), ("a",))]
+    assert every("b" in a.only_on for a in acts(todo, CreatePod))
 
 
 def test_a_member_that_is_lost_is_replaced_on_spare_capacity_only() -> None:

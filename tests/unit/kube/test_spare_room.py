@@ -101,6 +101,12 @@ def test_avoided_nodes_are_none() -> None:
     assert not may_host(template(), node(), ("n1",))
 
 
+def test_nor_are_those_that_new_pods_avoid_for_what_they_announce() -> None:
+    announces = node()
+    announces["metadata"]["annotations"] = {"quarantineHealthEvent": "{}"}
+    assert not may_host(template(), announces)
+
+
 @pytest.mark.parametrize(
     ("pod", "others", "most", "fit"),
     [

@@ -13,7 +13,7 @@ from tests.unit.kube.bodies import JOB_UID, job_body, node_body, pod_body
 
 from elastipod_operator import clock, spare_capacity
 from elastipod_operator.core.names import ANNOTATION_STATE, PodId
-from elastipod_operator.core.record import Record
+from elastipod_operator.core.record import NodeFaults, Record
 from elastipod_operator.core.record_codec import encode
 from elastipod_operator.core.requested_pods import READ_EVERY
 from elastipod_operator.kube.api import ApiError
@@ -74,11 +74,14 @@ def one_pod_node(name: str) -> Body:
     return body
 
 
-def job_of(growth: str = "SpareCapacityOnly", most: int = 4, pods: int = 2, **record: Any) -> Job:
+def job_of(
+    growth: str = "SpareCapacityOnly", most: int = 4, pods: int = 2, run_policy: Body | None = None, **record: Any
+) -> Job:
     store = Store()
     elastic = {"minReplicas": 1, "maxReplicas": most}
     annotations = {ANNOTATION_STATE: encode(Record(generation=1, **record))}
-    body = job_body({"elasticPolicy": elastic, "elastipod": {"growth": growth}}, annotations=annotations)
+    spec = {"elasticPolicy": elastic, "elastipod": {"growth": growth}, "runPolicy": run_policy or {}}
+    body = job_body(spec, annotations=annotations)
     body["spec"]["replicaSpecs"][0]["maxReplicas"] = most
     store.put_job(body)
     for ordinal in range(pods):
@@ -104,6 +107,33 @@ async def test_room_is_found_on_the_nodes_without_a_pod(moved: dict[str, timedel
     assert found.placed == {"job-workers-0", "job-workers-1"}
     reader.forget(JOB_UID)
     assert reader.of(job) is None
+
+
+OFFENDERS = {"restartPolicy": {"maxNumRepeatOffendersToAvoid": 1, "evalPeriodSeconds": 3600}}
+FAULTS = (NodeFaults("n-000", 2, NOW - timedelta(minutes=5)), NodeFaults("n-001", 1, NOW - timedelta(minutes=4)))
+
+
+async def test_room_on_a_node_that_new_pods_avoid_is_none(moved: dict[str, timedelta]) -> None:
+    """Nor does it end the search: another node may have room."""
+    calls, job = Calls(), job_of(most=3, run_policy=OFFENDERS, node_faults=FAULTS)
+    reader = SpareCapacityReader(calls, WOKEN.append)
+    await looked(reader, job)
+    found = reader.of(job)
+    assert found is not None
+    assert dict(found.places) == {"n-001": 1}
+
+
+async def test_it_is_read_at_once_when_other_nodes_are_avoided(moved: dict[str, timedelta]) -> None:
+    calls = Calls()
+    reader = SpareCapacityReader(calls, WOKEN.append)
+    for job, looks in (
+        (job_of(run_policy=OFFENDERS), 1),
+        (job_of(run_policy=OFFENDERS, node_faults=FAULTS), 2),
+        (job_of(run_policy=OFFENDERS, node_faults=FAULTS), 2),
+        (job_of(run_policy=OFFENDERS), 3),
+    ):
+        await looked(reader, job)
+        assert calls.asked.count("/api/v1/nodes") == looks
 
 
 async def test_it_is_read_again_after_a_while_or_when_something_became_free(moved: dict[str, timedelta]) -> None:
