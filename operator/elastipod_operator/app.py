@@ -45,14 +45,16 @@ async def watch(options: Options, api: Api, stop: asyncio.Event) -> None:
         keys = JobKeys(read_install_keys(options.install_key_file))
         namespaces = NamespaceCheck(api, options.namespaces)
         await namespaces.first()
-        reconciler = Reconciler(api, store, agents_over(session), Events(api), keys)
+        handover = JobHandover(api, options.scope.holds)
+        reconciler = Reconciler(
+            api, store, agents_over(session), Events(api), keys, runs=options.scope.holds, hand_over=handover.begin
+        )
         # Nodes come first: a pod on an unknown node would look like a pod on a deleted node.
         for node in await _all_nodes(api):
             store.put_node(node)
         quota = WorkloadWatch(QueueApi(api), store, reconciler.wake, reconciler.retry_queues, reconciler.queues_needed)
         missed = MissedNodeDeletions(store, QueueApi(api).read_node, reconciler.wake)
-        handover = JobHandover(api, options.scope.holds)
-        events = WatchEvents(store, reconciler, options.scope.holds, handover.begin)
+        events = WatchEvents(store, reconciler)
         watches = [
             asyncio.create_task(run_kopf(options, handlers(events, missed), stop)),
             asyncio.create_task(missed.run()),

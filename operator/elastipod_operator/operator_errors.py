@@ -12,10 +12,11 @@ from pathlib import Path
 from . import metrics
 from .core.actions import JobEvent
 from .core.conditions.operator_error import OPERATOR_ERROR, with_operator_error
+from .job_intake import JobIntake
 from .job_writes import JobWrites
 from .kube.api_ports import EventSink, JobCalls
 from .kube.changes import status_with_conditions
-from .kube.store import Job, Store
+from .kube.store import Job
 from .kube.writes import log_fields
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def log_operator_error(what: str, error: BaseException, job: Job | None = None) 
 
 
 async def report_operator_error(
-    text: str, job: Job, now: datetime, *, api: JobCalls, store: Store, events: EventSink, writes: JobWrites
+    text: str, job: Job, now: datetime, *, api: JobCalls, jobs: JobIntake, events: EventSink, writes: JobWrites
 ) -> None:
     """Put a failed pass into the status of its job, with an Event when it is new. Raises as Api does."""
     conditions = with_operator_error(job.fact.conditions, text, now)
@@ -58,4 +59,4 @@ async def report_operator_error(
         return
     events.record(job.fact, [JobEvent(OPERATOR_ERROR, text)])
     status = status_with_conditions(job, conditions)
-    store.put_job(await writes.write("status", job.fact, api.apply_status(job.fact, status)))
+    jobs.take(await writes.write("status", job.fact, api.apply_status(job.fact, status)))

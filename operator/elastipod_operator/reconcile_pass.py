@@ -21,6 +21,7 @@ from .core.record import Record
 from .core.snapshot import Snapshot
 from .core.time_order import earliest
 from .job_agents import JobAgents
+from .job_intake import JobIntake
 from .job_metrics import JobMetrics
 from .job_task import Decision, JobTask, actions_of
 from .job_writes import JobWrites
@@ -45,6 +46,7 @@ class ReconcilePass:
 
     api: JobCalls
     store: Store
+    jobs: JobIntake
     agents: JobAgents
     queues: Queues
     spare_capacity: SpareCapacityReader
@@ -147,7 +149,7 @@ class ReconcilePass:
         before = job.fact.record or Record()
         call = self.api.patch_metadata(job.fact, version, metadata)
         body = await self.writes.write("record", job.fact, call)
-        self.store.put_job(body)
+        self.jobs.take(body)
         self.metrics.record_written(job.fact.uid, before, todo)
         for entry in todo.history:
             log.info(
@@ -176,7 +178,7 @@ class ReconcilePass:
             version = str(job.body["metadata"]["resourceVersion"])
             with suppress(*CALL_ERRORS):
                 call = self.api.patch_metadata(job.fact, version, {"annotations": changes})
-                self.store.put_job(await timed_write("progress", call))
+                self.jobs.take(await timed_write("progress", call))
         return now + interval
 
     # -- 4. act
@@ -230,7 +232,7 @@ class ReconcilePass:
             return
         before = job.fact
         call = self.api.apply_status(job.fact, status)
-        self.store.put_job(await self.writes.write("status", job.fact, call))
+        self.jobs.take(await self.writes.write("status", job.fact, call))
         if replace(job.fact, conditions=before.conditions, scaling=before.scaling) != before:
             self.wake(job.fact.uid)  # the response contains an edit, which the watch will not show as new
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 
 from . import clock, metrics
 from .agents.agent_ports import ConnectAgents
+from .core.snapshot import ObservedJob
 from .decision_limiter import DecisionLimiter
 from .job_agents import JobAgents
+from .job_intake import Body, JobIntake
 from .job_metrics import JobMetrics
 from .job_task import JobTask
 from .job_writes import JobWrites
@@ -40,14 +42,23 @@ NO_KEYS = JobKeys()
 class Reconciler:
     """Runs a reconcile pass for a job whenever something about it changes or its next pass is due.
 
-    All I/O goes through its arguments. Time comes from `clock` and from the running event loop.
+    All I/O goes through its arguments. Time comes from `clock` and from the running event loop. runs, hand_over: as in `JobIntake`.
     """
 
     def __init__(
-        self, api: JobCalls, store: Store, agents: ConnectAgents, events: EventSink, keys: JobKeys = NO_KEYS
+        self,
+        api: JobCalls,
+        store: Store,
+        agents: ConnectAgents,
+        events: EventSink,
+        keys: JobKeys = NO_KEYS,
+        *,
+        runs: Callable[[Body], bool] = lambda _job: True,
+        hand_over: Callable[[ObservedJob, Body], None] = lambda _job, _body: None,
     ) -> None:
         self._api = api
         self._store = store
+        self.jobs = JobIntake(store, self.forget, runs, hand_over)
         self._events = events
         self._agents = JobAgents(agents, self.wake, keys)
         self._job_tasks: dict[str, JobTask] = {}
@@ -60,7 +71,7 @@ class Reconciler:
         self._job_writes = JobWrites(events)
         self._spare_capacity = SpareCapacityReader(api, self.wake)
         self._reconcile = ReconcilePass(
-            api=api, store=store, agents=self._agents, queues=self._queues, events=events, writes=self._job_writes,
+            api=api, store=store, jobs=self.jobs, agents=self._agents, queues=self._queues, events=events, writes=self._job_writes,
             spare_capacity=self._spare_capacity, metrics=self._metrics, list_pods=self._list_pods, wake=self.wake,
             forget_job=self._forget_deleted,
         )  # fmt: skip
@@ -92,12 +103,13 @@ class Reconciler:
         asyncio.get_running_loop().call_later(LAST_RETRY_S, self.wake, uid)
 
     def forget(self, uid: str) -> None:
-        """Drop everything about a job that was deleted."""
+        """Drop everything about a job that was deleted, or that another controller runs."""
         job_task = self._job_tasks.pop(uid, None)
         job = self._store.jobs.get(uid)
         for pod_uid in job.pods if job else ():
             self._agents.forget(pod_uid)
         self._store.drop_job(uid)
+        self.jobs.drop(uid)
         self._metrics.forget(uid)
         self._queues.forget(uid)
         self._spare_capacity.forget(uid)
@@ -192,7 +204,7 @@ class Reconciler:
             job_task.operator_error = operator_error_text(error)
             await report_operator_error(
                 job_task.operator_error, job, clock.now(),
-                api=self._api, store=self._store, events=self._events, writes=self._job_writes,
+                api=self._api, jobs=self.jobs, events=self._events, writes=self._job_writes,
             )  # fmt: skip
         except CALL_ERRORS as second:
             log.warning(
@@ -222,11 +234,13 @@ class Reconciler:
             else:
                 log.warning("cannot read the job: %s %s", type(second).__name__, second, extra=log_fields(job.fact))
             return
-        self._store.put_job(body)
         uid = body["metadata"]["uid"]
         if uid != job.fact.uid:  # recreated under the same name, perhaps before the watch shows it
             self._forget_deleted(job)
+            self.jobs.take(body)
             self.wake(uid)
+        elif uid in self._store.jobs:  # the watch may have shown meanwhile that it is gone, or given away
+            self.jobs.take(body)
 
     def _forget_deleted(self, job: Job) -> None:
         """Forget a job whose deletion the watch may have missed."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from .core.snapshot import ObservedJob
 from .kube.reading import name_of, uid_of
 from .kube.store import Store
 from .reconciler import Reconciler
@@ -14,32 +13,18 @@ Body = Mapping[str, Any]
 
 
 class WatchEvents:
-    """Takes the events of the watches. is_gone: the object was deleted.
+    """Takes the events of the watches. is_gone: the object was deleted."""
 
-    runs: whether this operator runs a job. hand_over: called with a job that it has run so far, and its object.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        reconciler: Reconciler,
-        runs: Callable[[Body], bool] = lambda _job: True,
-        hand_over: Callable[[ObservedJob, Body], None] = lambda _job, _body: None,
-    ) -> None:
+    def __init__(self, store: Store, reconciler: Reconciler) -> None:
         self._store = store
         self._reconciler = reconciler
-        self._runs = runs
-        self._hand_over = hand_over
 
     def job(self, body: Body, *, is_gone: bool) -> None:
         """Take an event of a job."""
         uid = uid_of(body)
-        if is_gone or not self._runs(body):
-            known = self._store.jobs.get(uid)
+        if is_gone:
             self._reconciler.forget(uid)
-            if known is not None and not is_gone:
-                self._hand_over(known.fact, body)
-        elif self._store.put_job(body):
+        elif self._reconciler.jobs.take(body):
             self._reconciler.wake(uid)
 
     def pod(self, body: Body, *, is_gone: bool) -> None:

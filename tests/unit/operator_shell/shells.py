@@ -50,11 +50,11 @@ class Shell:
 
 
 @contextlib.asynccontextmanager
-async def open_shell(api: Api, server: ApiServer) -> AsyncIterator[Shell]:
-    """A shell that knows no job."""
+async def open_shell(api: Api, server: ApiServer, **let_go: Any) -> AsyncIterator[Shell]:
+    """A shell that knows no job. let_go: which jobs it runs, and who takes over the others."""
     store = Store()
     async with open_session() as session:
-        reconciler = Reconciler(api, store, agents_over(session), Events(api))
+        reconciler = Reconciler(api, store, agents_over(session), Events(api), **let_go)
         yield Shell(reconciler, store, server)
         await reconciler.close()
 

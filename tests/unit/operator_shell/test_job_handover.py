@@ -14,6 +14,7 @@ from tests.unit.operator_shell.virtual_time import run_in_virtual_time
 from elastipod_operator.core.names import ANNOTATION_CONTROLLER, ANNOTATION_STATE, FINALIZER
 from elastipod_operator.core.snapshot import ObservedJob
 from elastipod_operator.job_handover import JobHandover
+from elastipod_operator.job_intake import JobIntake
 from elastipod_operator.kube.api import ApiError
 from elastipod_operator.kube.scope import Scope
 from elastipod_operator.kube.store import Store
@@ -23,15 +24,12 @@ OURS, THEIRS = "mine", "theirs"
 
 
 class Reconciler:
-    """Forgets jobs, as the real one does."""
+    """Takes and forgets jobs, as the real one does."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, handover: JobHandover, scope: Scope) -> None:
+        self.jobs = JobIntake(store, store.drop_job, scope.holds, handover.begin)
 
     def wake(self, uid: str) -> None: ...
-
-    def forget(self, uid: str) -> None:
-        self._store.drop_job(uid)
 
 
 class Jobs:
@@ -44,7 +42,7 @@ class Jobs:
         self.num_patches = 0
         store, scope = Store(), Scope("release", controller=OURS)
         self.handover = JobHandover(self, scope.holds)
-        self.events = WatchEvents(store, Reconciler(store), scope.holds, self.handover.begin)  # type: ignore[arg-type]
+        self.events = WatchEvents(store, Reconciler(store, self.handover, scope))  # type: ignore[arg-type]
 
     @property
     def finalizers(self) -> list[str]:
