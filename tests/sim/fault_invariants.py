@@ -9,7 +9,7 @@ from tests.sim.invariant_state import JOB_NAME, WRITING_TIME, InvariantState, Vi
 from tests.sim.kernel import EPOCH
 
 from elastipod_operator.core.avoided_nodes import avoided
-from elastipod_operator.core.escalation import NO_PROGRESS_LIMIT
+from elastipod_operator.core.depth import NO_PROGRESS_LIMIT
 from elastipod_operator.core.record import Record, TransitionKind
 from elastipod_operator.core.snapshot import Policy
 

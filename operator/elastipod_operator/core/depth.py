@@ -14,6 +14,8 @@ from .snapshot import REPLICATED, AgentState, Policy
 
 # By the number of faults in a row without a new step, as `repeated_faults` counts them.
 LADDER = (Depth.MEMORY, Depth.PROCESS, Depth.POD, Depth.JOB)
+# A job that reached no newer step in this many consecutive recoveries does not progress.
+NO_PROGRESS_LIMIT = 3
 _MODES = {
     Depth.MEMORY: RestartMode.IN_PROCESS,
     Depth.PROCESS: RestartMode.PROCESSES,
@@ -104,7 +106,7 @@ def depth_of_recovery(
 
 
 def _after_repeated_failures(record: Record, policy: Policy, fault: Fault) -> DepthChoice:
-    times = repeated_faults(record) if fault.uses_budget else 1
+    times = repeated_faults(record, policy) if fault.uses_budget else 1
     limit = policy.max_full_restarts
     ladder = LADDER if limit is None or record.window.full_restarts < limit else LADDER[:-1]
     depth = ladder[min(times, len(ladder)) - 1]
@@ -115,13 +117,18 @@ def _after_repeated_failures(record: Record, policy: Policy, fault: Fault) -> De
     return DepthChoice(depth, DepthReason.REPEATED_FAILURES, f"{times} recoveries in a row reached no new step")
 
 
-def repeated_faults(record: Record) -> int:
+def repeated_faults(record: Record, policy: Policy) -> int:
     """Count the faults in a row that say that a deeper restart may help: of one replica, or of any that brought no new step.
 
-    Where another replica has failed each time, the first two of them say no more than one does. 1 also for workers that keep no state
-    in memory, whose restarts go no deeper by themselves.
+    Where another replica has failed each time, the first two of them say no more than one does. A job that computes lost steps again
+    makes steps between its faults; it goes deeper where it would end because none of them is newer than all before. 1 also for workers
+    that keep no state in memory, whose restarts go no deeper by themselves.
     """
-    return max(record.failures_in_place, record.faults_without_step - 1) if record.failures_in_place else 1
+    if not record.failures_in_place:
+        return 1
+    would_end = policy.max_retries is None and record.best_step >= 0 and record.stalled_recoveries >= NO_PROGRESS_LIMIT
+    stalled = record.stalled_recoveries if would_end else 0
+    return max(record.failures_in_place, record.faults_without_step - 1, stalled)
 
 
 def count_failures_in_place(record: Record, replicas: Replicas, fault: Fault, *, has_made_step: bool) -> int:

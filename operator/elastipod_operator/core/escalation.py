@@ -7,7 +7,7 @@ from datetime import datetime
 
 from .actions import Action, JobEvent
 from .avoided_nodes import avoided, count_node_fault
-from .depth import LADDER, repeated_faults
+from .depth import LADDER, NO_PROGRESS_LIMIT, repeated_faults
 from .incarnations import record_incarnations
 from .pod_removal import remove
 from .reasons import NO_REASON, AnyReason, Reason, ReasonAndMessage
@@ -16,9 +16,6 @@ from .replica import Health, Replicas
 from .snapshot import Policy
 from .time_order import earliest
 from .wording import counted
-
-# A job that reached no newer step in this many consecutive recoveries does not progress.
-NO_PROGRESS_LIMIT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +94,7 @@ def _why_it_ends(record: Record, policy: Policy) -> ReasonAndMessage | None:
     assert transition is not None
     if policy.max_retries is not None and record.retries > policy.max_retries:
         return transition.cause, f"spec.runPolicy.jobMaxRetryCount {policy.max_retries} is used up"
-    is_stuck = record.best_step >= 0 and does_not_progress(record) and not _tries_new_pods(record, transition)
+    is_stuck = record.best_step >= 0 and does_not_progress(record) and not _tries_new_pods(record, transition, policy)
     if policy.max_retries is None and is_stuck:
         text = f"the last {record.stalled_recoveries} recoveries reached no step after {record.best_step}"
         return Reason.NO_PROGRESS, f"{text}; set spec.runPolicy.jobMaxRetryCount to allow more attempts"
@@ -108,9 +105,9 @@ def _why_it_ends(record: Record, policy: Policy) -> ReasonAndMessage | None:
     return None
 
 
-def _tries_new_pods(record: Record, transition: Transition) -> bool:
+def _tries_new_pods(record: Record, transition: Transition, policy: Policy) -> bool:
     """Whether repeated faults bring new pods to a depth that was not tried yet, which may be what helps."""
-    counts = (record.failures_in_place, repeated_faults(record))
+    counts = (record.failures_in_place, repeated_faults(record, policy))
     is_untried = any(0 < times <= len(LADDER) and transition.depth is LADDER[times - 1] for times in counts)
     return is_untried and transition.depth in (Depth.POD, Depth.JOB)
 

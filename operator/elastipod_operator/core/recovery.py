@@ -34,7 +34,10 @@ def begin_recovery(
     without_step = (0 if made_step else record.faults_without_step) + fault.uses_budget
     stalled = 0 if progressed else record.stalled_recoveries + fault.uses_budget
     asked = requested_restart(record, replicas)
-    counted = replace(record, failures_in_place=in_place, faults_without_step=without_step)
+    counted = replace(
+        record, failures_in_place=in_place, faults_without_step=without_step, stalled_recoveries=stalled,
+        best_step=max(record.best_step, newest),
+    )  # fmt: skip
     choice = depth_of_recovery(counted, replicas, policy, fault, asked)
     reach = _farthest(asked, MINIMUM_RESTART[policy.new_processes], mode_of(choice.depth if in_place else Depth.MEMORY))
     transition = Transition(

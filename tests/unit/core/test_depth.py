@@ -272,6 +272,25 @@ def test_a_replica_fails_again_only_where_no_step_lies_between(
     assert found == depths
 
 
+def test_a_job_that_only_computes_again_what_it_lost_gets_new_pods_before_it_ends() -> None:
+    """It makes steps between its faults, and none that is newer than all before."""
+    wishes, found = policy(1, 4), []
+    record = trains(
+        2, best_step=1000, step_at_fault=1000, failures_in_place=1, failed_in_place=(pid(0),), running_since=NOW
+    )
+    for step in (300, 250, 400, 350, 300):
+        failed = faulted(record.generation, step=step, restart_mode="in_process_restart", **KEEPS)
+        record, _ = stops(record, [failed, running(record.generation, step=step, **KEEPS)], wishes)
+        assert record.transition is not None
+        idle = [(pod(n), ready(record.generation)) for n in range(2)]
+        ended = plan(observed(job(record, wishes), idle)).record.outcome_reason
+        found.append((record.transition.depth, ended))
+        record = replace(record, transition=None, generation=record.generation + 1, members=(pid(0), pid(1)), lost=())
+    assert found == [
+        (Depth.MEMORY, ""), (Depth.MEMORY, ""), (Depth.POD, ""), (Depth.JOB, ""), (Depth.JOB, "NoProgress")
+    ]  # fmt: skip
+
+
 def test_steps_computed_again_before_a_planned_change_are_the_last_known_after_it() -> None:
     record = trains(2, best_step=1000, step_at_fault=1000, consecutive_failures=1, failures_in_place=2)
     replicas = replicas_of(record, (pod(0), running(1, step=300, **KEEPS)), (pod(1), running(1, step=299, **KEEPS)))
@@ -312,7 +331,7 @@ def test_the_loss_of_a_node_counts_as_no_fault_before_a_new_step() -> None:
     for number in range(3):
         agents = [running(record.generation, step=7, **KEEPS) for _ in range(3)]
         agents[number] = faulted(record.generation, step=7, restart_mode="in_process_restart", **KEEPS)
-        record, _ = stops(record, agents, policy(2, 4))
+        record, _ = stops(record, agents, policy(2, 4, max_retries=50))
         assert record.transition is not None
         depths.append(record.transition.depth)
         record = replace(record, transition=None, generation=record.generation + 1)

@@ -6,9 +6,9 @@ from collections import Counter
 from datetime import datetime
 
 from ..context import Context
-from ..depth import keeps_nothing
+from ..depth import NO_PROGRESS_LIMIT, keeps_nothing
 from ..ending import blocked_deletion
-from ..escalation import NO_PROGRESS_LIMIT, does_not_progress
+from ..escalation import does_not_progress
 from ..queue_warnings import Warnings, overdue_evictions, queue_warnings
 from ..quota import Quota, QuotaRequest
 from ..quota_requests import quota_returned_until
