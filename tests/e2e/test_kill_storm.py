@@ -141,7 +141,7 @@ def test_a_stopped_process_that_was_forked_ahead_becomes_no_worker(tmp_path: Pat
         (process,) = until(pod.ahead, "the process forked ahead")
         suspend(process)
         assert run.generation(1)["status"] == "completed"
-        assert run.starts() == (1, 0)
+        assert run.starts() == (1, 0), run.events("workers start cold")
         until_gone([process])
 
 
